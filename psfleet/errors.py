@@ -1,0 +1,96 @@
+"""Every error that psfleet raises on purpose.
+
+PsfleetError
+├── UsageError            (also ValueError)    an argument is wrong; nothing was changed
+│   ├── ShapeError                             an array has the wrong shape or dtype
+│   ├── IdError                                an id is not a whole number of 64 bits
+│   ├── UnknownTable                           no table of that name or key
+│   ├── TableConflict                          the table exists with another definition
+│   └── ConfigError                            a setting is unknown, missing or contradictory
+├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
+├── ProtocolError                              a message came out of order
+│   ├── Gap                                    a sequence number was skipped
+│   ├── Fenced                                 this life of the worker is over
+│   └── NotReady                               the server does not know the caller yet
+├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
+├── ServerUnavailable     (also ConnectionError) a server does not answer
+└── CheckpointError                            a snapshot is missing, incomplete or damaged
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "Fenced",
+    "FrameError",
+    "Gap",
+    "IdError",
+    "NotReady",
+    "ProtocolError",
+    "PsfleetError",
+    "ServerUnavailable",
+    "ShapeError",
+    "TableConflict",
+    "UnknownTable",
+    "UsageError",
+]
+
+
+class PsfleetError(Exception):
+    """Base of every error raised on purpose; its text is one sentence for a person."""
+
+
+class UsageError(PsfleetError, ValueError):
+    """An argument is wrong. Nothing was changed."""
+
+
+class ShapeError(UsageError):
+    """An array has the wrong shape or dtype."""
+
+
+class IdError(UsageError):
+    """An id is not a whole number of 64 bits."""
+
+
+class UnknownTable(UsageError):
+    """No table of that name or key exists."""
+
+
+class TableConflict(UsageError):
+    """A table of that name exists with another definition."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, missing or contradicts another."""
+
+
+class FrameError(PsfleetError, ValueError):
+    """Bytes from the wire or from disk are not what they claim to be."""
+
+
+class ProtocolError(PsfleetError):
+    """A message came out of order or from the wrong sender."""
+
+
+class Gap(ProtocolError):
+    """A sequence number was skipped: an earlier push never arrived."""
+
+
+class Fenced(ProtocolError):
+    """This life (incarnation) of the worker has ended; it must register again."""
+
+
+class NotReady(ProtocolError):
+    """The server does not know the caller yet; try again shortly."""
+
+
+class DeadlineExceeded(PsfleetError, TimeoutError):
+    """A wait ended without its event; the text says what it waited for."""
+
+
+class ServerUnavailable(PsfleetError, ConnectionError):
+    """A server does not answer."""
+
+
+class CheckpointError(PsfleetError):
+    """A snapshot is missing, incomplete or damaged."""

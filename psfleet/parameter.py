@@ -1,0 +1,71 @@
+"""A trainable array as the graph, the optimizers and a plain script see it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.errors import ShapeError
+from psfleet.tables.spec import Initializer
+
+__all__ = ["Parameter", "SparseGrad"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGrad:
+    """A gradient that is zero but for some rows.
+
+    Attributes:
+        ids: int64 [n]: the rows, repeats allowed.
+        rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
+    """
+
+    ids: NDArray[np.int64]
+    rows: Floats
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
+            raise ShapeError(f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
+                             "they must be [n] and [n, dim]")
+
+
+class Parameter:
+    """A named float32 array (or an id -> row table) that an optimizer updates.
+
+    Until an optimizer binds it, the value lives here. Once bound, it lives in a table of the
+    runtime; `numpy()` then fetches it when it may have changed.
+
+    Attributes:
+        name: Unique in the fleet: it names the table.
+        shape: Of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
+        sparse: Rows live in a sparse table and gradients are SparseGrad.
+        distributed: Sparse only: ids are any int64 and rows appear when first updated.
+        initializer, seed: The first values. `value` overrides them for dense parameters.
+        trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
+            learning_rate is a factor on the optimizer's rate.
+        grad: Gradient of the last backward pass: an array, a SparseGrad or None.
+    """
+
+    def __init__(self, name: str, value: ArrayLike | None = None, *,
+                 shape: tuple[int, ...] | None = None, sparse: bool = False,
+                 distributed: bool = False, initializer: Initializer | None = None, seed: int = 0,
+                 trainable: bool = True, learning_rate: float = 1.0, regularizer: Any = None,
+                 need_clip: bool = True) -> None:
+        if value is None and shape is None:
+            raise ShapeError(f"parameter {name!r} needs a value or a shape")
+        self.name = name
+        self._value = None if value is None else np.array(value, dtype=np.float32)
+        self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
+        self.sparse = sparse
+        self.distributed = distributed
+        self.initializer = initializer or Initializer()
+        self.seed = seed
+        self.trainable = trainable
+        self.learning_rate = learning_rate
+        self.regularizer = regularizer
+        self.need_clip = need_clip
+        self.grad: Floats | SparseGrad | None = None
+        self.binding: Any = None  # set by the optimizer that owns the table: psfleet.optimizer.binding

@@ -1,0 +1,48 @@
+"""Adam (Kingma and Ba, 2015, algorithm 1)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["Adam"]
+
+
+def adam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    m = h[1] * m + h[2] * g
+    v = h[3] * v + h[4] * (g * g)
+    return w - h[0] * (m / (math.sqrt(v) + h[5])), m, v
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """w -= lr * m^ / (sqrt(v^) + epsilon), with m^ and v^ the bias-corrected moments.
+
+    The two corrections are folded into the rate and into epsilon, as in the paper's section 2:
+    m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + e) = s / (1 - b1^t) * m / (sqrt(v) + e * s) with
+    s = sqrt(1 - b2^t).
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    name: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        check_range("Adam", "beta1", self.beta1, 0, 1, high_open=True)
+        check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
+        check_range("Adam", "epsilon", self.epsilon, 0, math.inf, high_open=True)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment1"), Slot("moment2"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return adam
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        root = math.sqrt(1 - self.beta2**step)
+        rate = learning_rate * root / (1 - self.beta1**step)
+        return (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon * root)

@@ -1,0 +1,79 @@
+"""What an update rule is: hyperparameters, state slots and one scalar function."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from psfleet.errors import ConfigError
+
+__all__ = ["Rule", "Slot", "check_range"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One state value that a rule keeps beside each weight."""
+
+    name: str
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer's arithmetic for one weight. Knows nothing of tables, threads or the wire.
+
+    A subclass is a frozen dataclass whose fields are the hyperparameters, all numbers or bools so
+    that a rule travels as a name and a list of numbers. The learning rate is not one of them: it
+    comes with each push.
+
+    The scalar function returned by `scalar()` is a module-level function
+    `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
+    so it may name only its arguments and `math`. `h` is the tuple made by `scalars()`, all float32:
+    a literal in the function would widen the arithmetic to float64.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The state slots, in the order in which the scalar function takes and returns them."""
+        return ()
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        """The scalar function for these hyperparameters."""
+        raise NotImplementedError
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        """Numbers that are the same for a whole batch, computed in double precision.
+
+        Args:
+            learning_rate: Of this push, already scaled for the parameter.
+            step: How many updates the table has had, this one included; the first is 1.
+        """
+        raise NotImplementedError
+
+    def hyperparameters(self) -> dict[str, float]:
+        """The fields as plain numbers, the form in which a rule travels."""
+        return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_hyperparameters(cls, values: dict[str, float]) -> "Rule":
+        """The rule with these fields, each brought back to the field's own type."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ConfigError(f"rule {cls.name!r} has no hyperparameter {unknown[0]!r}; "
+                              f"it has {', '.join(known) or 'none'}")
+        kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
+        return cls(**{name: kinds[name](value) for name, value in values.items()})
+
+
+def check_range(owner: str, name: str, value: float, low: float, high: float, *,
+                low_open: bool = False, high_open: bool = False) -> None:
+    """Refuse a hyperparameter outside [low, high]; open ends exclude the bound itself."""
+    inside = math.isfinite(value) and low <= value <= high
+    inside = inside and not (low_open and value == low) and not (high_open and value == high)
+    if not inside:
+        left, right = "(" if low_open else "[", ")" if high_open else "]"
+        raise ConfigError(f"{owner}: {name} is {value!r}, it must be in {left}{low:g}, {high:g}{right}")

@@ -1,0 +1,26 @@
+"""Stochastic gradient descent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule
+
+__all__ = ["SGD"]
+
+
+def sgd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    return (w - h[0] * g,)
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """w -= learning_rate * g."""
+
+    name: ClassVar[str] = "sgd"
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return sgd
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate,)

@@ -1,0 +1,156 @@
+"""The only door from the library to a fleet: what a trainer script can ask of its parameters.
+
+Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
+`psfleet_worker.runtime` (the servers of a cluster). They give the same bits.
+"""
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "load_runtime"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What to pull from one table.
+
+    Attributes:
+        table: The table's key.
+        ids: Sparse: any number of ids, repeats allowed, any shape. Dense: None.
+    """
+
+    table: int
+    ids: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One table's part of a push.
+
+    Attributes:
+        table: The table's key.
+        values: Sparse: float32 [n, dim], row i belongs to ids[i]. Dense: float32 of the table's shape.
+        ids: Sparse: int64 [n], repeats allowed (their rows are summed in order). Dense: None.
+        learning_rate: The rate of this push.
+    """
+
+    table: int
+    values: Floats
+    ids: Ids | None = None
+    learning_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class TableState:
+    """The whole content of one table, weights and optimizer state.
+
+    Attributes:
+        step: How many updates the table has had.
+        values: Weights first, then one array per state slot, in the rule's order. Dense: the table's
+            shape. Sparse: [n, dim], rows in ascending order of id.
+        ids: Sparse: int64 [n], ascending. Dense: None.
+    """
+
+    step: int
+    values: list[Floats]
+    ids: Ids | None = None
+
+
+class Ticket(Protocol):
+    """A push under way."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once every server has acknowledged the push.
+
+        Async mode: it is applied. Sync mode: it is held for its round, which closes when all workers
+        have pushed and this one pulls or flushes.
+
+        Raises:
+            DeadlineExceeded: Not acknowledged within `timeout` seconds (None: the runtime's own).
+        """
+
+
+class Runtime(Protocol):
+    """Parameters of a fleet as one worker sees them. Not thread-safe: one thread trains."""
+
+    @property
+    def worker_index(self) -> int: ...
+    @property
+    def worker_num(self) -> int: ...
+    @property
+    def server_num(self) -> int: ...
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """Make sure the table exists and return its key.
+
+        The first worker's `value` (dense only) becomes the content; later ones are ignored.
+
+        Raises:
+            TableConflict: A table of that name has another definition.
+        """
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """Current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
+
+        Sync mode: waits for the round of this worker's last push to close, and commits it.
+        A row that no push has touched has its initial value; pulling does not create it.
+        """
+
+    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
+             loss: float | None = None) -> Ticket:
+        """Send the gradients of one step. At most one gradient per table.
+
+        Args:
+            gradients: One per table; in sync mode they make up this worker's part of the round.
+            samples: How many samples the step has used, for the progress display.
+            loss: The step's loss, for the progress display.
+        """
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push of this worker is applied on every server."""
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every worker is here."""
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """Combine equal-shaped arrays of all workers, in worker order: sum, max or min."""
+
+    def read_table(self, table: int) -> TableState:
+        """The whole content of a table, optimizer state included."""
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """Set weights, state and step; sparse: of the rows given, leaving the others."""
+
+    def save(self, path: str) -> None:
+        """Write every table to the folder `path`; it appears whole or not at all."""
+
+    def load(self, path: str) -> None:
+        """Set every table from a folder written by `save`, by any number of servers."""
+
+    def specs(self) -> dict[int, TableSpec]:
+        """The tables this worker knows, by key."""
+
+    def stats(self) -> list[dict[str, Any]]:
+        """One entry per server: tables (name, rows, bytes, step), pushes, samples, loss."""
+
+    def close(self) -> None:
+        """Flush, leave the fleet and let go of every resource. Safe to call twice."""
+
+
+def load_runtime(name: str, *arguments: Any) -> Runtime:
+    """The runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
+    for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
+        runtime: Runtime = entry.load()(*arguments)
+        return runtime
+    raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")

@@ -1,0 +1,99 @@
+"""The definition of a table: everything that must be equal wherever a part of it lives."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.rules.base import Rule
+
+__all__ = ["BLOCK", "MAX_DIM", "Decay", "Initializer", "TableSpec", "key_of"]
+
+MAX_DIM = 1024
+BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
+
+
+def key_of(name: str) -> int:
+    """The 64-bit number that stands for a table's name on the wire and in row initialisation.
+
+    It is a hash of the name, so every process knows it without asking anyone.
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """How values start: a pure function of (seed, table, id, position), the same on every server.
+
+    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `constant`: `low`.
+    """
+
+    kind: Literal["uniform", "normal", "constant"] = "uniform"
+    low: float = -0.01
+    high: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("uniform", "normal", "constant"):
+            raise ConfigError(f"initializer {self.kind!r} is unknown; use uniform, normal or constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """Regularization that the server adds to the gradient: g + l2 * w + l1 * sign(w)."""
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of weights and the rule that updates it.
+
+    Attributes:
+        name: Unique in the fleet.
+        kind: `dense` (one array, cut into blocks over the servers) or `sparse` (rows by id).
+        shape: Dense: the array's shape. Sparse: (dim,).
+        rule: The update rule.
+        decay: Regularization, applied on the server after the worker's clipping.
+        initializer: Sparse: the first value of a row. A dense table's value comes with its creation.
+        seed: Seed of the row initialisation.
+        every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
+            row with a zero gradient, as the dense rule would.
+    """
+
+    name: str
+    kind: Literal["dense", "sparse"]
+    shape: tuple[int, ...]
+    rule: Rule
+    decay: Decay = field(default_factory=Decay)
+    initializer: Initializer = field(default_factory=Initializer)
+    seed: int = 0
+    every_row: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a table needs a name; it is ''")
+        if any(n < 0 for n in self.shape):
+            raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
+        if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
+            raise ShapeError(f"table {self.name!r}: dim is {self.shape}, it must be 1 to {MAX_DIM}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
+
+    @property
+    def key(self) -> int:
+        """The table's number on the wire."""
+        return key_of(self.name)
+
+    @property
+    def size(self) -> int:
+        """Number of values of a dense table; of one row of a sparse one."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def dim(self) -> int:
+        """Width of a sparse row."""
+        return self.shape[0]
