@@ -1,15 +1,17 @@
 """A trainable array as the graph, the optimizers and a plain script see it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ShapeError
+from psfleet.kernels.initial import initial_array, initial_rows
 from psfleet.tables.spec import Initializer
 
-__all__ = ["Parameter", "SparseGrad"]
+__all__ = ["Binding", "Parameter", "SparseGrad", "fetch"]
 
 Floats = NDArray[np.float32]
 
@@ -68,4 +70,47 @@ class Parameter:
         self.regularizer = regularizer
         self.need_clip = need_clip
         self.grad: Floats | SparseGrad | None = None
-        self.binding: Any = None  # set by the optimizer that owns the table: psfleet.optimizer.binding
+        self.binding: Binding | None = None
+
+    def numpy(self) -> Floats:
+        """The current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
+        if self.sparse:
+            if self.shape[0] < 0:
+                raise ShapeError(f"parameter {self.name!r} has rows for any id; use lookup(ids)")
+            return self.lookup(np.arange(self.shape[0], dtype=np.int64))
+        if self.binding is not None:
+            return self.binding.value(self)
+        if self._value is None:
+            self._value = initial_array(self.shape, self.initializer, self.seed, self.name)
+        return self._value
+
+    def lookup(self, ids: NDArray[np.int64]) -> Floats:
+        """Rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        if self.binding is not None:
+            return self.binding.lookup(self, ids)
+        if self._value is not None:
+            return self._value[ids]
+        return initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name)
+
+
+class Binding(Protocol):
+    """Where a bound parameter's value lives. Set on the parameter by the optimizer that owns it."""
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value."""
+
+    def lookup(self, parameter: Parameter, ids: NDArray[np.int64]) -> Floats:
+        """Current rows of a sparse parameter."""
+
+    def prefetch(self, dense: Sequence[Parameter],
+                 sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]) -> None:
+        """Bring everything that a step needs in one call; `value` and `lookup` then find it here."""
+
+
+def fetch(dense: Sequence[Parameter],
+          sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]) -> None:
+    """Bring the values that a step is going to use, with one call for each binding."""
+    bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
+    for binding in bindings.values():
+        binding.prefetch([p for p in dense if p.binding is binding],
+                         [(p, ids) for p, ids in sparse if p.binding is binding])

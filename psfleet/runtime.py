@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "load_runtime"]
+__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "active", "load_runtime", "use"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -154,3 +154,21 @@ def load_runtime(name: str, *arguments: Any) -> Runtime:
         runtime: Runtime = entry.load()(*arguments)
         return runtime
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")
+
+
+_active: Runtime | None = None
+
+
+def active() -> Runtime:
+    """The runtime of this process: the fleet's after `fleet.init()`, an embedded one before it."""
+    global _active
+    if _active is None:
+        _active = load_runtime("embedded")
+    return _active
+
+
+def use(runtime: Runtime | None) -> Runtime | None:
+    """Make `runtime` the active one and return the one before it. None: none until it is asked for."""
+    global _active
+    _active, before = runtime, _active
+    return before

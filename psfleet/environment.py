@@ -1,0 +1,113 @@
+"""The one place that reads the environment: which role this process has in which fleet.
+
+Names of the reference framework are accepted as synonyms; where both are set, PSFLEET_* wins.
+
+| variable | synonym | meaning |
+|---|---|---|
+| PSFLEET_ROLE | TRAINING_ROLE (PSERVER, TRAINER) | server or worker |
+| PSFLEET_RANK | PADDLE_TRAINER_ID, PADDLE_PSERVER_ID | index within the role, from 0 |
+| PSFLEET_SERVERS | PADDLE_PSERVERS_IP_PORT_LIST | endpoints, comma-separated, in order of index |
+| PSFLEET_WORKERS | PADDLE_TRAINERS_NUM | number of workers |
+| PSFLEET_WORKER_ENDPOINTS | PADDLE_TRAINER_ENDPOINTS | their addresses, for information |
+| PSFLEET_STRATEGY | | JSON that overrides the script's DistributedStrategy |
+| PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
+
+An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from psfleet.errors import ConfigError
+
+__all__ = ["Environment", "check_endpoint", "read_environment"]
+
+_ROLES = {"server": "server", "worker": "worker", "pserver": "server", "trainer": "worker"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment says. `role` None: no fleet, train embedded."""
+
+    role: Literal["server", "worker"] | None = None
+    rank: int = 0
+    servers: tuple[str, ...] = ()
+    workers: int = 1
+    worker_endpoints: tuple[str, ...] = ()
+    strategy: str = ""
+    ready_file: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role is None:
+            return
+        if not self.servers:
+            raise ConfigError(f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
+                              "list the servers' endpoints, separated by commas")
+        if self.workers < 1:
+            raise ConfigError(f"PSFLEET_WORKERS is {self.workers}, a fleet needs at least 1 worker")
+        seats = len(self.servers) if self.role == "server" else self.workers
+        if not 0 <= self.rank < seats:
+            raise ConfigError(f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s "
+                              f"0 to {seats - 1}")
+
+
+def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
+    """The role and the fleet that `variables` describe.
+
+    Raises:
+        ConfigError: A value is missing, not a number or out of range.
+    """
+    spoken = variables.get("PSFLEET_ROLE") or variables.get("TRAINING_ROLE") or ""
+    if not spoken:
+        return Environment(strategy=variables.get("PSFLEET_STRATEGY", ""))
+    role = _ROLES.get(spoken.lower())
+    if role is None:
+        raise ConfigError(f"PSFLEET_ROLE is {spoken!r}; it must be server or worker")
+    rank_synonym = "PADDLE_TRAINER_ID" if role == "worker" else "PADDLE_PSERVER_ID"
+    servers = _list(variables, "PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST")
+    for endpoint in servers:
+        check_endpoint(endpoint)
+    return Environment(
+        role="server" if role == "server" else "worker",
+        rank=_number(variables, "PSFLEET_RANK", rank_synonym, _own_rank(variables, role, servers)),
+        servers=servers,
+        workers=_number(variables, "PSFLEET_WORKERS", "PADDLE_TRAINERS_NUM", 1),
+        worker_endpoints=_list(variables, "PSFLEET_WORKER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS"),
+        strategy=variables.get("PSFLEET_STRATEGY", ""),
+        ready_file=variables.get("PSFLEET_READY_FILE", ""),
+    )
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse what is neither `unix:/path` nor `host:port`."""
+    if endpoint.startswith("unix:/"):
+        return
+    host, colon, port = endpoint.rpartition(":")
+    if not (colon and host and port.isdigit() and int(port) < 65536):
+        raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
+
+
+def _own_rank(variables: Mapping[str, str], role: str, servers: tuple[str, ...]) -> int:
+    """The reference tells a server its own address, not its index."""
+    own = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
+    return servers.index(own) if role == "server" and own in servers else 0
+
+
+def _list(variables: Mapping[str, str], *names: str) -> tuple[str, ...]:
+    for name in names:
+        if variables.get(name):
+            return tuple(part.strip() for part in variables[name].split(",") if part.strip())
+    return ()
+
+
+def _number(variables: Mapping[str, str], name: str, synonym: str, default: int) -> int:
+    for key in (name, synonym):
+        text = variables.get(key, "")
+        if text:
+            try:
+                return int(text)
+            except ValueError:
+                raise ConfigError(f"{key} is {text!r}; it must be a whole number") from None
+    return default
