@@ -34,6 +34,7 @@ class Rule:
     """
 
     name: ClassVar[str]
+    unit: ClassVar[str] = "element"  # "parameter": the update needs a norm over the whole array
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -1,0 +1,282 @@
+"""One shard: its tables and the order in which pushes reach them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    Gap,
+    NotReady,
+    PsfleetError,
+    ShapeError,
+    TableConflict,
+    UnknownTable,
+)
+from psfleet.kernels.dedup import merge_pushes
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import (
+    Answer,
+    Call,
+    Event,
+    Expire,
+    Instruction,
+    Join,
+    Leave,
+    Mode,
+    Pull,
+    Push,
+    Refuse,
+    Serve,
+)
+from psfleet.shard.layout import dense_range
+from psfleet.shard.rounds import Rounds
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Counters", "Shard"]
+
+Floats = NDArray[np.float32]
+Table = DenseTable | SparseTable
+
+
+@dataclass
+class Counters:
+    """What the shard has seen, for displays. Not part of its state."""
+
+    pushes: int = 0
+    repeats: int = 0
+    samples: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+class Shard:
+    """The deterministic state machine behind a server, and behind the embedded runtime.
+
+    `handle` must be called by one thread at a time. `read` may run beside it.
+    """
+
+    def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
+        self.index = index
+        self.servers = servers
+        self.workers = workers
+        self.mode: Mode | None = None
+        self.tables: dict[int, Table] = {}
+        self.lives: dict[int, int] = {}  # worker -> incarnation
+        self.sequences: dict[int, int] = {}  # worker -> last applied push of its life (async)
+        self.rounds = Rounds(workers)
+        self.counters = Counters()
+        self._parked: dict[Call, Pull] = {}
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats) -> bool:
+        """Make a table unless it is there; `value` is this server's slice (dense) or empty.
+
+        Raises:
+            TableConflict: It is there with another definition.
+        """
+        there = self.tables.get(spec.key)
+        if there is not None:
+            if there.spec != spec:
+                raise TableConflict(f"table {spec.name!r} exists as {there.spec}; asked for {spec}")
+            return False
+        self.tables[spec.key] = SparseTable(spec) if spec.kind == "sparse" else self._dense(spec, value)
+        return True
+
+    def _dense(self, spec: TableSpec, value: Floats) -> DenseTable:
+        low, high = dense_range(spec, self.index, self.servers)
+        if value.shape != (high - low,):
+            raise ShapeError(f"table {spec.name!r}: server {self.index} holds {high - low} values, "
+                             f"the first value has {value.shape}")
+        return DenseTable(spec, value)
+
+    def table(self, key: int) -> Table:
+        """The table of that key."""
+        found = self.tables.get(key)
+        if found is None:
+            raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
+        return found
+
+    def read(self, reads: Iterable[Read]) -> list[Floats]:
+        """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
+        return [self._read(read) for read in reads]
+
+    def _read(self, read: Read) -> Floats:
+        table = self.table(read.table)
+        if isinstance(table, DenseTable):
+            out = np.empty(table.count, np.float32)
+            table.pull_into(out)
+            return out
+        if read.ids is None:
+            raise ShapeError(f"table {table.spec.name!r} is sparse; a pull from it needs ids")
+        out = np.empty((len(read.ids), table.spec.dim), np.float32)
+        table.pull_into(read.ids, out)
+        return out
+
+    # -- events --------------------------------------------------------------------------------
+
+    def handle(self, event: Event, call: Call) -> list[Instruction]:
+        """Take one event; an error becomes a refusal of its call and changes nothing."""
+        try:
+            match event:
+                case Push():
+                    return self._push(event, call)
+                case Pull():
+                    return self._pull(event, call)
+                case Join():
+                    return self._join(event, call)
+                case Leave():
+                    return self._leave(event, call)
+                case Expire():
+                    return self._expire(call)
+        except PsfleetError as error:
+            return [Refuse(call, error)]
+
+    def _join(self, event: Join, call: Call) -> list[Instruction]:
+        if not 0 <= event.worker < self.workers:
+            raise ConfigError(f"worker {event.worker} wants to join, "
+                              f"but the fleet has workers 0 to {self.workers - 1}")
+        if self.mode not in (None, event.mode):
+            raise ConfigError(f"worker {event.worker} asks for mode {event.mode!r}, "
+                              f"but the fleet runs in mode {self.mode!r}")
+        known = self.lives.get(event.worker, 0)
+        if event.incarnation < known:
+            raise Fenced(f"life {event.incarnation} of worker {event.worker} is over; "
+                         f"life {known} has begun")
+        self.mode = event.mode
+        if event.incarnation > known:
+            self.lives[event.worker] = event.incarnation
+            self.sequences[event.worker] = 0
+            self.rounds.forget(event.worker)
+        last = self.rounds.closed if self.mode == "sync" else self.sequences[event.worker]
+        return [Answer(call, number=last)]
+
+    def _leave(self, event: Leave, call: Call) -> list[Instruction]:
+        self._admit(event.worker, event.incarnation)
+        if event.rest:
+            self.rounds.rest(event.worker)
+        else:
+            self.rounds.leave(event.worker)
+        return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
+
+    def _push(self, push: Push, call: Call) -> list[Instruction]:
+        self._admit(push.worker, push.incarnation)
+        for gradient in push.gradients:
+            self._check(gradient)
+        if self.mode == "sync":
+            fresh = self.rounds.hold(push)
+        else:
+            fresh = self._next_in_sequence(push)
+            if fresh:
+                self._apply([push])
+        self._count(push, fresh)
+        return [Answer(call, "held" if self.mode == "sync" else "applied"), *self._advance()]
+
+    def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
+        self._admit(pull.worker, pull.incarnation)
+        for read in pull.reads:
+            self.table(read.table)
+        if pull.commit:
+            self.rounds.commit(pull.worker, pull.commit)
+        self._parked[call] = pull
+        return self._advance()
+
+    def _expire(self, call: Call) -> list[Instruction]:
+        pull = self._parked.pop(call, None)
+        if pull is None:
+            return []
+        waiting = ", ".join(f"worker {seat}" for seat in self.rounds.awaited())
+        return [Refuse(call, DeadlineExceeded(
+            f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"))]
+
+    def _admit(self, worker: int, incarnation: int) -> None:
+        known = self.lives.get(worker)
+        if known is None or incarnation > known:
+            raise NotReady(f"life {incarnation} of worker {worker} has not joined server {self.index}")
+        if incarnation < known:
+            raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
+
+    def _check(self, gradient: Gradient) -> None:
+        table = self.table(gradient.table)
+        name, shape = table.spec.name, gradient.values.shape
+        if isinstance(table, DenseTable):
+            if gradient.ids is not None or shape != (table.count,):
+                raise ShapeError(f"table {name!r}: server {self.index} holds {table.count} values, "
+                                 f"the gradient has shape {shape}")
+        elif gradient.ids is None or shape != (len(gradient.ids), table.spec.dim):
+            raise ShapeError(f"table {name!r} has rows of {table.spec.dim}, "
+                             f"the gradient has shape {shape} and "
+                             f"{'no' if gradient.ids is None else len(gradient.ids)} ids")
+
+    def _next_in_sequence(self, push: Push) -> bool:
+        last = self.sequences[push.worker]
+        if push.sequence > last + 1:
+            raise Gap(f"worker {push.worker} sent push {push.sequence}, "
+                      f"but push {last + 1} has not arrived")
+        if push.sequence <= last:
+            return False
+        self.sequences[push.worker] = push.sequence
+        return True
+
+    def _advance(self) -> list[Instruction]:
+        """Close what can be closed and serve every pull that waits for nothing more."""
+        while pushes := self.rounds.close():
+            self._apply(pushes)
+        ready = [call for call, pull in self._parked.items() if pull.commit <= self.rounds.closed]
+        return [Serve(call, self._parked.pop(call).reads) for call in ready]
+
+    # -- updates -------------------------------------------------------------------------------
+
+    def _apply(self, pushes: Sequence[Push]) -> None:
+        """One update of every table that the pushes name: the mean over the pushes, in seat order."""
+        by_table: dict[int, list[Gradient]] = {}
+        for push in pushes:
+            for gradient in push.gradients:
+                by_table.setdefault(gradient.table, []).append(gradient)
+        for key, gradients in by_table.items():
+            self._update(self.tables[key], gradients, 1.0 / len(pushes))
+
+    def _update(self, table: Table, gradients: list[Gradient], scale: float) -> None:
+        rate = gradients[0].learning_rate
+        if isinstance(table, DenseTable):
+            table.push(_mean([gradient.values for gradient in gradients], scale), rate)
+        elif len(gradients) == 1 and scale == 1.0:
+            assert gradients[0].ids is not None
+            table.push(gradients[0].ids, gradients[0].values, rate)
+        else:
+            parts = [(gradient.ids, gradient.values) for gradient in gradients
+                     if gradient.ids is not None]
+            ids, rows = merge_pushes(parts, scale)
+            table.push(ids, rows, rate)
+
+    def _count(self, push: Push, fresh: bool) -> None:
+        counters = self.counters
+        if not fresh:
+            counters.repeats += 1
+            return
+        counters.pushes += 1
+        counters.samples[push.worker] = counters.samples.get(push.worker, 0) + push.samples
+        if push.loss is not None:
+            counters.losses[push.worker] = push.loss
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        self.rounds.validate()
+        assert all(pull.commit > self.rounds.closed for pull in self._parked.values())
+        assert set(self.sequences) == set(self.lives)
+
+
+def _mean(values: list[Floats], scale: float) -> Floats:
+    """The values summed in list order, times scale."""
+    total = values[0]
+    if len(values) > 1:
+        total = values[0] + values[1]
+        for value in values[2:]:
+            total += value
+    return total if scale == 1.0 else total * np.float32(scale)
