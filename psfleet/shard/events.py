@@ -31,14 +31,15 @@ class Join:
 class Leave:
     """A worker pushes no more after push `last`.
 
-    With `rest` it comes back once every other worker rests or has left too: that is how workers with
-    unequal amounts of data meet at a barrier without holding back anyone's round.
+    With `rest` = n, the n-th rest of this life, it comes back once every other worker rests or has
+    left too: that is how workers with unequal amounts of data meet at a barrier without holding back
+    anyone's round.
     """
 
     worker: int
     incarnation: int
     last: int
-    rest: bool = False
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

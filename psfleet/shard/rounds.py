@@ -22,6 +22,7 @@ class Rounds:
         held: Pushes of the open round, by seat.
         committed: Highest round that each seat has committed.
         resting, left: Seats that are no members for now, or for good.
+        rests: Number of the last rest of each seat, so that a repeated one has no effect.
     """
 
     seats: int
@@ -29,6 +30,7 @@ class Rounds:
     held: dict[int, Push] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=dict)
     resting: set[int] = field(default_factory=set)
+    rests: dict[int, int] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
 
     def hold(self, push: Push) -> bool:
@@ -52,11 +54,15 @@ class Rounds:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
         self.committed[worker] = max(number, self.committed.get(worker, 0))
 
-    def rest(self, worker: int) -> None:
-        """The worker sits out until everybody does."""
-        if worker not in self.held:
+    def rest(self, worker: int, number: int) -> None:
+        """The worker sits out until everybody does. It has committed all its pushes."""
+        if worker in self.held:
+            raise ProtocolError(f"worker {worker} rests before its push of round "
+                                f"{self.closed + 1} is committed; flush first")
+        if number > self.rests.get(worker, 0):
+            self.rests[worker] = number
             self.resting.add(worker)
-        self._all_back()
+            self._all_back()
 
     def leave(self, worker: int) -> None:
         """The worker is gone for good."""
@@ -67,6 +73,7 @@ class Rounds:
         """A new life of the worker begins: what its earlier life left open does not count."""
         self.held.pop(worker, None)
         self.committed.pop(worker, None)
+        self.rests.pop(worker, None)
         self.resting.discard(worker)
         self.left.discard(worker)
 

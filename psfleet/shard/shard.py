@@ -160,7 +160,7 @@ class Shard:
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self._admit(event.worker, event.incarnation)
         if event.rest:
-            self.rounds.rest(event.worker)
+            self.rounds.rest(event.worker, event.rest)
         else:
             self.rounds.leave(event.worker)
         return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
