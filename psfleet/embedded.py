@@ -1,0 +1,151 @@
+"""The fleet of one process: a shard right here, no network, no other process."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint import load_shard, save_fleet
+from psfleet.errors import PsfleetError, UsageError
+from psfleet.kernels.dedup import dedup
+from psfleet.routing import check_gradient, check_ids, check_spec_value
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.shard.events import Answer, Join, Push, Refuse
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["EmbeddedRuntime"]
+
+Floats = NDArray[np.float32]
+
+
+class _Done:
+    """The ticket of a push that is applied when it returns."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+
+class EmbeddedRuntime:
+    """Implements psfleet.runtime.Runtime on a shard in this process; bit-equal to one server.
+
+    Every push is applied before `push` returns, which for a single worker is what both sync and
+    async mode do.
+    """
+
+    worker_index = 0
+    worker_num = 1
+    server_num = 0
+
+    def __init__(self) -> None:
+        self._shard = Shard()
+        self._specs: dict[int, TableSpec] = {}
+        self._pushes = 0
+        self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        flat = check_spec_value(spec, value)
+        self._shard.create(spec, flat)
+        self._specs[spec.key] = spec
+        return spec.key
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return [self._pull(read) for read in reads]
+
+    def _pull(self, read: Read) -> Floats:
+        spec = self._shard.table(read.table).spec
+        if spec.kind == "dense":
+            return self._shard.read([read])[0].reshape(spec.shape)
+        ids = check_ids(spec, read.ids)
+        unique = dedup(ids.reshape(-1), 1)
+        rows = self._shard.read([Read(read.table, unique.unique[0])])
+        return unique.expand(rows).reshape(*ids.shape, spec.dim)
+
+    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
+             loss: float | None = None) -> _Done:
+        """See Runtime.push."""
+        parts = tuple(self._part(gradient) for gradient in gradients)
+        push = Push(0, 1, self._pushes + 1, parts, samples, loss)
+        self._expect(self._shard.handle(push, "push"))
+        self._pushes += 1
+        return _Done()
+
+    def _part(self, gradient: Gradient) -> Gradient:
+        spec = self._shard.table(gradient.table).spec
+        values, ids = check_gradient(spec, gradient)
+        if ids is not None:
+            unique = dedup(ids, 1)
+            ids, values = unique.unique[0], unique.merge(values)[0]
+        return Gradient(gradient.table, values, ids, gradient.learning_rate)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return at once: pushes are applied when they return."""
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return at once: there is one worker."""
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """The array itself: there is one worker."""
+        if mode not in ("sum", "max", "min"):
+            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        return np.array(value)
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        held = self._shard.table(table)
+        if isinstance(held, DenseTable):
+            return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
+        ids, rows = held.state(0, len(held))
+        dim = held.spec.dim
+        return TableState(held.step, [np.ascontiguousarray(rows[:, i:i + dim])
+                                      for i in range(0, rows.shape[1], dim)], ids)
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        held = self._shard.table(table)
+        if isinstance(held, DenseTable):
+            held.restore(state.step, [v.reshape(-1) for v in state.values])
+            return
+        held.restore(check_ids(held.spec, state.ids), np.concatenate(state.values, axis=1))
+        held.restore_step(state.step)
+
+    def save(self, path: str) -> None:
+        """See Runtime.save."""
+        save_fleet(path, [self._shard])
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        load_shard(path, self._shard)
+        self._specs = {key: table.spec for key, table in self._shard.tables.items()}
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return dict(self._specs)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        counters = self._shard.counters
+        return [{
+            "server": 0, "pid": os.getpid(), "pushes": counters.pushes,
+            "samples": sum(counters.samples.values()), "losses": dict(counters.losses),
+            "tables": [{"name": t.spec.name, "kind": t.spec.kind, "bytes": t.bytes, "step": t.step,
+                        "count": t.count if isinstance(t, DenseTable) else len(t)}
+                       for t in self._shard.tables.values()],
+        }]
+
+    def close(self) -> None:
+        """Let go of the tables."""
+        self._shard.tables.clear()
+
+    @staticmethod
+    def _expect(instructions: Sequence[Any]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Refuse):
+                raise instruction.error
+            if not isinstance(instruction, Answer):
+                raise PsfleetError(f"unexpected instruction {instruction!r}")

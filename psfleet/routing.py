@@ -1,0 +1,75 @@
+"""What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import IdError, ShapeError
+from psfleet.runtime import Gradient
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["as_ids", "check_gradient", "check_ids", "check_spec_value"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_EMPTY = np.zeros(0, np.float32)
+
+
+def as_ids(ids: Any, owner: str) -> Ids:
+    """The ids as int64, in any shape.
+
+    Raises:
+        IdError: They are not whole numbers, or unsigned ones beyond int64.
+    """
+    array = np.asarray(ids)
+    if array.dtype == np.int64:
+        return array
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind in "iu":
+        if array.dtype == np.uint64 and int(array.max()) >= 2**63:
+            raise IdError(f"{owner}: id {int(array.max())} is beyond int64; view the array as int64")
+        return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        bad = array[~(np.isfinite(array) & (array == np.floor(array)))]
+        if bad.size:
+            raise IdError(f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64")
+    raise IdError(f"{owner}: ids have dtype {array.dtype}; convert them to int64")
+
+
+def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
+    """The ids of a pull from a sparse table, as int64 in any shape."""
+    if ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
+    return as_ids(ids, f"table {spec.name!r}")
+
+
+def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
+    """The gradient's values (dense: flattened; sparse: [n, dim]) and its ids, contiguous."""
+    values = np.ascontiguousarray(gradient.values, np.float32)
+    if spec.kind == "dense":
+        if gradient.ids is not None or values.shape != spec.shape:
+            raise ShapeError(f"table {spec.name!r} has shape {spec.shape}, "
+                             f"the gradient has {values.shape}")
+        return values.reshape(-1), None
+    if gradient.ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
+    ids = as_ids(gradient.ids, f"table {spec.name!r}")
+    if ids.ndim != 1 or values.shape != (len(ids), spec.dim):
+        raise ShapeError(f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
+                         f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]")
+    return values, ids
+
+
+def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
+    """A dense table's first value, flattened; nothing for a sparse table."""
+    if spec.kind == "sparse":
+        if value is not None:
+            raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")
+        return _EMPTY
+    if value is None or value.shape != spec.shape:
+        raise ShapeError(f"table {spec.name!r} has shape {spec.shape}; "
+                         f"its first value has {None if value is None else value.shape}")
+    return np.ascontiguousarray(value, np.float32).reshape(-1)
