@@ -5,7 +5,7 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 """
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "active", "load_runtime", "use"]
+__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "active", "is_active",
+           "load_runtime", "provide", "use"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -157,18 +158,33 @@ def load_runtime(name: str, *arguments: Any) -> Runtime:
 
 
 _active: Runtime | None = None
+_make: Callable[[], Runtime] = lambda: load_runtime("embedded")
 
 
 def active() -> Runtime:
-    """The runtime of this process: the fleet's after `fleet.init()`, an embedded one before it."""
+    """The runtime of this process, made when it is first asked for.
+
+    Embedded, unless `fleet.init()` has found a cluster.
+    """
     global _active
     if _active is None:
-        _active = load_runtime("embedded")
+        _active = _make()
     return _active
 
 
+def is_active() -> bool:
+    """Whether a runtime has been made and not been let go."""
+    return _active is not None
+
+
+def provide(make: Callable[[], Runtime] | None) -> None:
+    """Say how the next active runtime is made; None: embedded."""
+    global _make
+    _make = make or (lambda: load_runtime("embedded"))
+
+
 def use(runtime: Runtime | None) -> Runtime | None:
-    """Make `runtime` the active one and return the one before it. None: none until it is asked for."""
+    """Make `runtime` the active one and return the one before it. None: made when next asked for."""
     global _active
     _active, before = runtime, _active
     return before

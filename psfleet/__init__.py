@@ -1,0 +1,75 @@
+"""psfleet: parameter-server training for models with large embedding tables.
+
+Names are loaded when they are first used, so that a server process never loads the optimizers or
+the graph, and `import psfleet` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psfleet import fleet, fluid, initializer, layers, metrics, optimizer
+    from psfleet.client import Client, DenseTable, SparseTable, connect
+    from psfleet.errors import PsfleetError
+    from psfleet.parameter import Parameter, SparseGrad
+    from psfleet.program.executor import Executor
+    from psfleet.program.program import (
+        Program,
+        default_main_program,
+        default_startup_program,
+        program_guard,
+    )
+    from psfleet.program.variable import Variable, to_variable
+
+__all__ = [
+    "Client",
+    "DenseTable",
+    "Executor",
+    "Parameter",
+    "Program",
+    "PsfleetError",
+    "SparseGrad",
+    "SparseTable",
+    "Variable",
+    "connect",
+    "default_main_program",
+    "default_startup_program",
+    "fleet",
+    "fluid",
+    "initializer",
+    "layers",
+    "metrics",
+    "optimizer",
+    "program_guard",
+    "to_variable",
+]
+
+_HOMES = {
+    "Client": "psfleet.client",
+    "DenseTable": "psfleet.client",
+    "Executor": "psfleet.program.executor",
+    "Parameter": "psfleet.parameter",
+    "Program": "psfleet.program.program",
+    "PsfleetError": "psfleet.errors",
+    "SparseGrad": "psfleet.parameter",
+    "SparseTable": "psfleet.client",
+    "Variable": "psfleet.program.variable",
+    "connect": "psfleet.client",
+    "default_main_program": "psfleet.program.program",
+    "default_startup_program": "psfleet.program.program",
+    "program_guard": "psfleet.program.program",
+    "to_variable": "psfleet.program.variable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'psfleet' has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        return importlib.import_module(f"psfleet.{name}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,335 @@
+"""The fleet as a trainer script sees it: roles, barriers, the distributed optimizer, saving.
+
+    from psfleet import fleet
+    fleet.init()
+
+The module's functions are the methods of one Fleet; a process that wants two makes its own.
+Without a cluster in the environment every function works on the embedded runtime of this process.
+"""
+
+import atexit
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet import runtime as runtimes
+from psfleet.environment import Environment, read_environment
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.distributed import DistributedOptimizer
+from psfleet.program.inference import save_inference
+from psfleet.strategy import DistributedStrategy, resolve
+
+__all__ = [
+    "DistributedStrategy", "Fleet", "PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker", "Util",
+    "barrier_worker", "distributed_optimizer", "init", "init_server", "init_worker",
+    "is_first_worker", "is_server", "is_worker", "load_model", "print_table_stat", "run_server",
+    "save_inference_model", "save_persistables", "server_endpoints", "server_index", "server_num",
+    "shard", "stop_worker", "util", "worker_endpoints", "worker_index", "worker_num",
+]
+
+T = TypeVar("T")
+
+
+class Role:
+    """Names of the roles, for UserDefinedRoleMaker."""
+
+    WORKER = "worker"
+    SERVER = "server"
+
+
+class PaddleCloudRoleMaker:
+    """Takes the role from the environment: what `init()` does without a role maker."""
+
+    def __init__(self, is_collective: bool = False) -> None:
+        self.environment = read_environment()
+
+
+class UserDefinedRoleMaker:
+    """Takes the role from its arguments."""
+
+    def __init__(self, current_id: int = 0, role: str = Role.WORKER, worker_num: int = 1,
+                 server_endpoints: Sequence[str] = (), worker_endpoints: Sequence[str] = ()) -> None:
+        if role not in (Role.WORKER, Role.SERVER):
+            raise ConfigError(f"role is {role!r}; it must be Role.WORKER or Role.SERVER")
+        self.environment = Environment(
+            "server" if role == Role.SERVER else "worker", current_id, tuple(server_endpoints),
+            worker_num, tuple(worker_endpoints))
+
+
+class Util:
+    """Small helpers across workers, as `fleet.util`."""
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+
+    def all_reduce(self, input: ArrayLike, mode: str = "sum",
+                   comm_world: str = "worker") -> NDArray[Any]:
+        """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
+        if comm_world != "worker":
+            raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
+        return runtimes.active().all_reduce(np.asarray(input), mode)
+
+    def barrier(self, comm_world: str = "worker") -> None:
+        """Wait until every worker is here."""
+        self._fleet.barrier_worker()
+
+    def get_file_shard(self, files: Sequence[str]) -> list[str]:
+        """This worker's part of a list of files: contiguous, and of equal length but for one."""
+        if isinstance(files, str):
+            raise UsageError(f"files is the string {files!r}; it must be a list of file names")
+        index, workers = self._fleet.worker_index(), self._fleet.worker_num()
+        length, longer = divmod(len(files), workers)
+        start = index * length + min(index, longer)
+        return list(files[start:start + length + (index < longer)])
+
+    def print_on_rank(self, message: str, rank_id: int) -> None:
+        """Print on one worker only."""
+        if self._fleet.worker_index() == rank_id:
+            print(message, flush=True)
+
+
+class Fleet:
+    """One process's view of the fleet: its role, and the way to everybody's parameters."""
+
+    def __init__(self) -> None:
+        self._environment = Environment()
+        self._strategy: DistributedStrategy | None = None
+        self._load_path: str | None = None
+        self.util = Util(self)
+
+    # -- role ----------------------------------------------------------------------------------
+
+    def init(self, role_maker: Any = None, is_collective: bool = False,
+             strategy: DistributedStrategy | None = None) -> None:
+        """Learn the role and the fleet; connects when a parameter is first needed.
+
+        Args:
+            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or None: from the environment.
+            is_collective: Accepted for the reference's sake; must be False.
+            strategy: As for `distributed_optimizer`.
+        """
+        if is_collective:
+            raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
+        self._environment = role_maker.environment if role_maker else read_environment()
+        self._strategy = strategy
+        before = runtimes.use(None)
+        if before is not None:
+            before.close()
+        runtimes.provide(self._connect if self._environment.role == "worker" else None)
+        atexit.unregister(self._leave)
+        atexit.register(self._leave)
+
+    def _connect(self) -> runtimes.Runtime:
+        mode = resolve(self._strategy, self._environment.strategy)
+        return runtimes.load_runtime("cluster", self._environment, mode)
+
+    def is_server(self) -> bool:
+        """Whether this process is a server."""
+        return self._environment.role == "server"
+
+    def is_worker(self) -> bool:
+        """Whether this process trains."""
+        return not self.is_server()
+
+    def is_first_worker(self) -> bool:
+        """Whether this process is worker 0."""
+        return self.is_worker() and self.worker_index() == 0
+
+    def worker_index(self) -> int:
+        """This worker's index, from 0."""
+        return self._environment.rank
+
+    def server_index(self) -> int:
+        """This server's index, from 0."""
+        return self._environment.rank
+
+    def worker_num(self) -> int:
+        """How many workers train."""
+        return self._environment.workers
+
+    def server_num(self) -> int:
+        """How many servers there are; 0 embedded."""
+        return len(self._environment.servers)
+
+    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """The servers' endpoints, as a list or joined by commas."""
+        return _listed(self._environment.servers, to_string)
+
+    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """The workers' addresses as far as the environment names them."""
+        return _listed(self._environment.worker_endpoints, to_string)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def init_worker(self) -> None:
+        """Connect to the servers now rather than with the first parameter."""
+        runtimes.active()
+
+    def init_server(self, dirname: str | None = None) -> None:
+        """Prepare a server; `dirname` is a checkpoint to start from."""
+        self._load_path = dirname
+
+    def run_server(self) -> None:
+        """Serve until every worker has left, then return."""
+        if not self.is_server():
+            raise ConfigError("run_server() was called in a process whose role is not server")
+        for entry in importlib.metadata.entry_points(group="psfleet.servers", name="shard"):
+            entry.load()(self._environment, self._load_path)
+            return
+        raise ConfigError("the server program is not installed; reinstall psfleet")
+
+    def stop_worker(self) -> None:
+        """Flush this worker's pushes and leave the fleet. Safe to call twice."""
+        before = runtimes.use(None)
+        if before is not None:
+            before.close()
+
+    def _leave(self) -> None:
+        # A script that failed must not be taken for one that has finished: its seat stays taken,
+        # and the launcher or the deadline of the others reports the failure.
+        if not hasattr(sys, "last_value"):
+            self.stop_worker()
+
+    def barrier_worker(self) -> None:
+        """Flush, then wait until every worker is here."""
+        runtimes.active().barrier()
+
+    # -- training ------------------------------------------------------------------------------
+
+    def distributed_optimizer(self, optimizer: Any,
+                              strategy: DistributedStrategy | None = None) -> DistributedOptimizer:
+        """Wrap a local optimizer so that its parameters live on the fleet's servers."""
+        if strategy is not None:
+            self._check_unconnected(strategy)
+            self._strategy = strategy
+        return DistributedOptimizer(optimizer, strategy or self._strategy)
+
+    def _check_unconnected(self, strategy: DistributedStrategy) -> None:
+        now = resolve(self._strategy, self._environment.strategy)
+        wanted = resolve(strategy, self._environment.strategy)
+        if runtimes.is_active() and self._environment.role and now != wanted:
+            raise ConfigError(f"the fleet is connected in mode {now!r}; pass the strategy for mode "
+                              f"{wanted!r} before the first parameter is used")
+
+    def shard(self, batches: Iterable[T]) -> Iterator[T]:
+        """This worker's part of the batches: every worker_num-th, starting with its index.
+
+        When they are used up it waits for the other workers, so that workers with unequal numbers of
+        batches end the loop together.
+        """
+        index, workers = self.worker_index(), self.worker_num()
+        for number, batch in enumerate(batches):
+            if number % workers == index:
+                yield batch
+        self.barrier_worker()
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
+        """Write every table, optimizer state included, to a folder: weights and all to go on from.
+
+        Worker 0 saves, for the others the call does nothing. Called as `save_persistables(dirname)` or
+        with the reference's `(executor, dirname)`.
+
+        Args:
+            mode: 0, everything; other modes of the reference are refused.
+        """
+        path = _dirname("save_persistables", arguments)
+        if mode != 0:
+            raise ConfigError(f"save_persistables mode is {mode!r}; only 0 (everything) is available")
+        if self.is_first_worker():
+            runtimes.active().flush()
+            runtimes.active().save(path)
+
+    def load_model(self, *arguments: Any, mode: int = 0) -> None:
+        """Set every table from a folder written by `save_persistables`, by any number of servers.
+
+        Worker 0 loads; the others wait for it. All workers must call it.
+        """
+        path = _dirname("load_model", arguments)
+        if mode != 0:
+            raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
+        runtimes.active().barrier()
+        if self.is_first_worker():
+            runtimes.active().load(path)
+        runtimes.active().barrier()
+
+    def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
+        """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
+
+        Called as `(dirname, feeded_var_names, target_vars)` or with the reference's executor first.
+        Worker 0 saves, for the others the call does nothing.
+        """
+        if arguments and not isinstance(arguments[0], str | os.PathLike):
+            arguments = arguments[1:]
+        if len(arguments) != 3:
+            raise UsageError("save_inference_model needs dirname, feeded_var_names and target_vars; "
+                             f"it got {len(arguments)} of them")
+        path, feeds, targets = arguments
+        if self.is_first_worker():
+            runtimes.active().flush()
+            save_inference(str(Path(path)), list(feeds), list(targets), main_program)
+
+    def print_table_stat(self, table: str | None = None) -> None:
+        """Print rows, bytes and updates of one table or of all, summed over the servers."""
+        for name, entry in self.table_stat().items():
+            if table in (None, name):
+                print(f"table {name}: {entry['count']:,} {entry['unit']} on {entry['servers']} server(s), "
+                      f"{entry['bytes'] / 2**20:,.1f} MiB, {entry['step']:,} updates", flush=True)
+
+    def table_stat(self) -> dict[str, dict[str, Any]]:
+        """Rows or values, bytes and updates by table, summed over the servers."""
+        totals: dict[str, dict[str, Any]] = {}
+        for server in runtimes.active().stats():
+            for table in server["tables"]:
+                unit = "rows" if table["kind"] == "sparse" else "values"
+                entry = totals.setdefault(table["name"], {
+                    "count": 0, "bytes": 0, "step": 0, "servers": 0, "unit": unit})
+                entry["count"] += table["count"]
+                entry["bytes"] += table["bytes"]
+                entry["step"] = max(entry["step"], table["step"])
+                entry["servers"] += 1
+        return totals
+
+
+def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:
+    return ",".join(endpoints) if to_string else list(endpoints)
+
+
+def _dirname(function: str, arguments: Sequence[Any]) -> str:
+    """The folder among (dirname) or (executor, dirname[, program])."""
+    for argument in arguments[:2]:
+        if isinstance(argument, str | os.PathLike):
+            return os.fspath(argument)
+    raise UsageError(f"{function} needs a folder; it got {arguments!r}")
+
+
+_fleet = Fleet()
+util = _fleet.util
+init = _fleet.init
+is_server = _fleet.is_server
+is_worker = _fleet.is_worker
+is_first_worker = _fleet.is_first_worker
+worker_index = _fleet.worker_index
+server_index = _fleet.server_index
+worker_num = _fleet.worker_num
+server_num = _fleet.server_num
+server_endpoints = _fleet.server_endpoints
+worker_endpoints = _fleet.worker_endpoints
+init_worker = _fleet.init_worker
+init_server = _fleet.init_server
+run_server = _fleet.run_server
+stop_worker = _fleet.stop_worker
+barrier_worker = _fleet.barrier_worker
+distributed_optimizer = _fleet.distributed_optimizer
+shard = _fleet.shard
+save_persistables = _fleet.save_persistables
+load_model = _fleet.load_model
+save_inference_model = _fleet.save_inference_model
+print_table_stat = _fleet.print_table_stat
