@@ -1,0 +1,163 @@
+"""Just tables: push and pull from a plain script, embedded or on the cluster the environment names.
+
+    with psfleet.connect() as ps:
+        users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
+        rows = users.pull(ids)
+        users.push(ids, grads).wait()
+"""
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet import runtime as runtimes
+from psfleet.environment import Environment, read_environment
+from psfleet.errors import ConfigError
+from psfleet.optimizer.base import Optimizer
+from psfleet.routing import as_ids
+from psfleet.runtime import Gradient, Read, Runtime, Ticket
+from psfleet.shard.events import Mode
+from psfleet.strategy import DistributedStrategy, resolve
+from psfleet.tables.spec import Initializer, TableSpec
+
+__all__ = ["Client", "DenseTable", "SparseTable", "connect"]
+
+Floats = NDArray[np.float32]
+
+
+class SparseTable:
+    """Rows by id. Made by `Client.sparse_table`."""
+
+    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
+        self._runtime = runtime
+        self.spec = spec
+        self.optimizer = optimizer
+
+    def pull(self, ids: ArrayLike) -> Floats:
+        """Current rows: float32 [*ids.shape, dim].
+
+        Args:
+            ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
+                gets its deterministic first value and no row is made for it.
+        """
+        checked = as_ids(ids, f"table {self.spec.name!r}")
+        return self._runtime.pull([Read(self.spec.key, checked)])[0]
+
+    def push(self, ids: ArrayLike, grads: ArrayLike) -> Ticket:
+        """Send gradients, to be applied with the optimizer's current learning rate.
+
+        Args:
+            ids: int64 [n]; the gradients of repeated ids are summed in order.
+            grads: float32 [n, dim].
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+        """
+        checked = as_ids(ids, f"table {self.spec.name!r}")
+        gradient = Gradient(self.spec.key, np.asarray(grads, np.float32), checked,
+                            self.optimizer.get_lr())
+        return self._runtime.push([gradient])
+
+
+class DenseTable:
+    """One array. Made by `Client.dense_table`."""
+
+    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
+        self._runtime = runtime
+        self.spec = spec
+        self.optimizer = optimizer
+
+    def pull(self) -> Floats:
+        """The current value: float32 of the table's shape."""
+        return self._runtime.pull([Read(self.spec.key)])[0]
+
+    def push(self, grad: ArrayLike) -> Ticket:
+        """Send a gradient of the table's shape; see SparseTable.push."""
+        gradient = Gradient(self.spec.key, np.asarray(grad, np.float32), None,
+                            self.optimizer.get_lr())
+        return self._runtime.push([gradient])
+
+
+class Client:
+    """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def sparse_table(self, name: str, dim: int, optimizer: Optimizer,
+                     initializer: Initializer | None = None, seed: int = 0) -> SparseTable:
+        """The table of that name, made if no worker has made it yet.
+
+        Args:
+            name: Unique in the fleet.
+            dim: Width of a row, 1 to 1024.
+            optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
+            initializer: First value of a row; default uniform in [-0.01, 0.01).
+            seed: Of the initializer.
+
+        Raises:
+            TableConflict: The table exists with another definition.
+        """
+        spec = TableSpec(name, "sparse", (dim,), optimizer.rule(), optimizer.decay(),
+                         initializer or Initializer(), seed)
+        self.runtime.create(spec)
+        return SparseTable(self.runtime, spec, optimizer)
+
+    def dense_table(self, name: str, value: ArrayLike, optimizer: Optimizer) -> DenseTable:
+        """The table of that name; if no worker has made it yet, it starts with `value`."""
+        array = np.asarray(value, np.float32)
+        spec = TableSpec(name, "dense", array.shape, optimizer.rule(), optimizer.decay())
+        self.runtime.create(spec, array)
+        return DenseTable(self.runtime, spec, optimizer)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push so far is applied."""
+        self.runtime.flush(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every worker is here."""
+        self.runtime.barrier(timeout)
+
+    @property
+    def worker_index(self) -> int:
+        """This worker's index, from 0."""
+        return self.runtime.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """How many workers there are."""
+        return self.runtime.worker_num
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Tables, pushes and bytes, one entry per server."""
+        return self.runtime.stats()
+
+    def close(self) -> None:
+        """Flush and leave the fleet. Safe to call twice."""
+        self.runtime.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(environment: Environment | None = None, mode: Mode = "async") -> Client:
+    """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
+
+    Args:
+        environment: Instead of the process's own.
+        mode: "async" or "sync", unless the launcher has decided. In sync mode each push of every
+            worker makes a round.
+    """
+    environment = environment or read_environment()
+    if environment.role == "server":
+        raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
+    if environment.role is None:
+        return Client(runtimes.load_runtime("embedded"))
+    strategy = DistributedStrategy(a_sync=mode == "async")
+    return Client(runtimes.load_runtime("cluster", environment, resolve(strategy, environment.strategy)))

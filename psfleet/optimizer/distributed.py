@@ -1,0 +1,79 @@
+"""DistributedOptimizer: a local optimizer whose parameters live on the fleet's servers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from psfleet.errors import UsageError
+from psfleet.strategy import DistributedStrategy
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer:
+    """Wraps an optimizer for a fleet. Made by `fleet.distributed_optimizer`.
+
+    Every other method and attribute (`step`, `get_lr`, `state_dict`, ...) is the wrapped optimizer's.
+
+    Args:
+        optimizer: The local optimizer.
+        strategy: How the fleet trains; None: sync mode.
+    """
+
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            raise UsageError("the optimizer is distributed already; wrap it once")
+        self.optimizer = optimizer
+        self.strategy = strategy or DistributedStrategy()
+
+    def backward(self, loss: Any, startup_program: Any = None, parameter_list: Any = None,
+                 no_grad_set: Any = None, callbacks: Any = None) -> list[tuple[Any, Any]]:
+        """First part of minimize: differentiate.
+
+        Returns:
+            (parameter, gradient) pairs.
+        """
+        pairs: list[tuple[Any, Any]] = self.optimizer.backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks)
+        return pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Second part of minimize: push the gradients to the servers, which update.
+
+        Returns:
+            The update operations.
+        """
+        operations: list[Any] = self.optimizer.apply_gradients(params_grads)
+        return operations
+
+    def minimize(self, losses: Any, scopes: Any = None, startup_programs: Any = None,
+                 parameter_list: Any = None,
+                 no_grad_set: Any = None) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Differentiate the loss and update the parameters on the servers.
+
+        Args:
+            losses: One loss variable, or a list with one.
+            scopes: Accepted for the reference's sake; psfleet has one scope.
+            startup_programs: One program or a list with one.
+            parameter_list: Parameters to update; None: all that are trainable.
+            no_grad_set: Variables to leave alone.
+
+        Returns:
+            (optimize_ops, params_grads).
+        """
+        result: tuple[list[Any], list[tuple[Any, Any]]] = self.optimizer.minimize(
+            _only(losses, "losses"), _only(startup_programs, "startup_programs"), parameter_list,
+            no_grad_set)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+
+def _only(value: Any, name: str) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) != 1:
+        raise UsageError(f"{name} has {len(value)} entries; psfleet minimizes one loss at a time, add them up")
+    return value[0]

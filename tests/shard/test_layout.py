@@ -1,0 +1,26 @@
+"""How dense tables are dealt to servers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psfleet.rules.sgd import SGD
+from psfleet.shard.layout import dense_ranges
+from psfleet.tables.spec import BLOCK, TableSpec
+
+
+@given(size=st.integers(0, 40 * BLOCK), servers=st.integers(1, 9), name=st.text(min_size=1))
+def test_ranges_partition_the_array(size: int, servers: int, name: str) -> None:
+    """Every value belongs to exactly one server, in contiguous runs of whole blocks."""
+    spec = TableSpec(name, "dense", (size,), SGD())
+    ranges = sorted(r for r in dense_ranges(spec, servers) if r[0] < r[1])
+    assert [low for low, _ in ranges] == [0, *(high for _, high in ranges)][:len(ranges)]
+    assert sum(high - low for low, high in ranges) == size
+    assert all(low % BLOCK == 0 for low, _ in ranges)
+
+
+@given(blocks=st.integers(1, 60), servers=st.integers(1, 9))
+def test_ranges_are_balanced(blocks: int, servers: int) -> None:
+    """No server holds more than one block above another."""
+    spec = TableSpec("w", "dense", (blocks * BLOCK,), SGD())
+    counts = [(high - low) // BLOCK for low, high in dense_ranges(spec, servers)]
+    assert max(counts) - min(counts) <= 1

@@ -1,0 +1,200 @@
+"""Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from psfleet.errors import DeadlineExceeded, Fenced, Gap, NotReady, ProtocolError, ShapeError
+from psfleet.rules.adam import Adam
+from psfleet.rules.sgd import SGD
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import (
+    Answer,
+    Event,
+    Expire,
+    Instruction,
+    Join,
+    Leave,
+    Pull,
+    Push,
+    Refuse,
+    Serve,
+)
+from psfleet.shard.shard import Shard
+from psfleet.tables.spec import TableSpec
+
+DENSE = TableSpec("w", "dense", (3,), SGD())
+SPARSE = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
+
+
+@pytest.fixture
+def shards() -> Iterator[list[Shard]]:
+    """Shards made by a test; each is validated when the test ends."""
+    made: list[Shard] = []
+    yield made
+    for shard in made:
+        shard.validate()
+
+
+def make(shards: list[Shard], workers: int, mode: str = "sync") -> Shard:
+    shard = Shard(workers=workers)
+    shards.append(shard)
+    shard.create(DENSE, np.zeros(3, np.float32))
+    shard.create(SPARSE, np.zeros(0, np.float32))
+    for worker in range(workers):
+        shard.handle(Join(worker, 1, mode), "join")  # type: ignore[arg-type]
+    return shard
+
+
+def dense_push(worker: int, sequence: int, value: float, incarnation: int = 1) -> Push:
+    gradient = Gradient(DENSE.key, np.full(3, value, np.float32), None, 1.0)
+    return Push(worker, incarnation, sequence, (gradient,))
+
+
+def weights(shard: Shard) -> list[float]:
+    return [float(x) for x in shard.read([Read(DENSE.key)])[0]]
+
+
+def outcome(instructions: list[Instruction]) -> object:
+    first = instructions[0]
+    return type(first.error) if isinstance(first, Refuse) else getattr(first, "outcome", type(first))
+
+
+def test_round_closes_when_every_member_has_committed(shards: list[Shard]) -> None:
+    """Held pushes change nothing; the last commit closes the round and serves every pull."""
+    shard = make(shards, 2)
+    assert outcome(shard.handle(dense_push(0, 1, 1.0), "a")) == "held"
+    assert outcome(shard.handle(dense_push(1, 1, 3.0), "b")) == "held"
+    assert shard.handle(Pull(0, 1, (), commit=1), "p0") == []
+    assert weights(shard) == [0, 0, 0]
+    served = shard.handle(Pull(1, 1, (), commit=1), "p1")
+    assert {s.call for s in served if isinstance(s, Serve)} == {"p0", "p1"}
+    assert weights(shard) == [-2, -2, -2]
+
+
+def test_repeated_push_is_answered_without_effect(shards: list[Shard]) -> None:
+    """Async: a push that arrives twice is applied once and answered twice."""
+    shard = make(shards, 1, "async")
+    for _ in range(2):
+        assert outcome(shard.handle(dense_push(0, 1, 1.0), "a")) == "applied"
+    assert weights(shard) == [-1, -1, -1]
+    assert shard.counters.repeats == 1
+
+
+def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
+    """Sync: the late copy of a push whose round is closed changes nothing."""
+    shard = make(shards, 1)
+    shard.handle(dense_push(0, 1, 1.0), "a")
+    shard.handle(Pull(0, 1, (), commit=1), "p")
+    assert outcome(shard.handle(dense_push(0, 1, 1.0), "again")) == "held"
+    assert weights(shard) == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
+    """A push whose predecessor never came is refused by name and changes nothing."""
+    shard = make(shards, 1, mode)
+    assert outcome(shard.handle(dense_push(0, 2, 1.0), "a")) is Gap
+    assert weights(shard) == [0, 0, 0]
+
+
+def test_earlier_life_is_fenced(shards: list[Shard]) -> None:
+    """After a new life has joined, the old one can neither push nor pull; an unknown one must join."""
+    shard = make(shards, 1, "async")
+    shard.handle(Join(0, 2, "async"), "join")
+    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=1), "a")) is Fenced
+    assert outcome(shard.handle(Pull(0, 1, ()), "p")) is Fenced
+    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=3), "a")) is NotReady
+    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")) == "applied"
+
+
+def test_new_life_takes_the_seat_in_the_open_round(shards: list[Shard]) -> None:
+    """Sync: what a dead life left open does not count; its successor pushes the same round."""
+    shard = make(shards, 2)
+    shard.handle(dense_push(0, 1, 8.0), "lost")
+    shard.handle(Join(0, 2, "sync"), "join")
+    shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")
+    shard.handle(dense_push(1, 1, 1.0), "b")
+    shard.handle(Pull(0, 2, (), commit=1), "p")
+    shard.handle(Pull(1, 1, (), commit=1), "q")
+    assert weights(shard) == [-1, -1, -1]
+
+
+def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
+    """A pull whose round does not close says whom it waits for; the round may still close later."""
+    shard = make(shards, 2)
+    shard.handle(dense_push(0, 1, 1.0), "a")
+    shard.handle(Pull(0, 1, (), commit=1), "p")
+    [refused] = shard.handle(Expire(), "p")
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, DeadlineExceeded)
+    assert "worker 1" in str(refused.error)
+    shard.handle(dense_push(1, 1, 1.0), "b")
+    served = shard.handle(Pull(1, 1, (), commit=1), "q")
+    assert [s.call for s in served if isinstance(s, Serve)] == ["q"]
+
+
+def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
+    """A worker without data rests; rounds close without it; when all rest, all are members again."""
+    shard = make(shards, 2)
+    assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == Answer("r1", number=2)
+    shard.handle(dense_push(0, 1, 1.0), "a")
+    assert shard.handle(Pull(0, 1, (), commit=1), "p") == [Serve("p", ())]
+    shard.handle(Leave(0, 1, 1, rest=1), "r0")
+    shard.handle(Leave(1, 1, 0, rest=1), "repeated")
+    shard.handle(dense_push(0, 2, 1.0), "a")
+    assert shard.handle(Pull(0, 1, (), commit=2), "p") == []
+    assert shard.handle(Leave(1, 1, 0), "gone")[1:] == [Serve("p", ())]
+    assert weights(shard) == [-2, -2, -2]
+
+
+def test_commit_without_its_push_is_refused(shards: list[Shard]) -> None:
+    """A commit of a push that this server never held is an error, not a wait without end."""
+    shard = make(shards, 1)
+    assert outcome(shard.handle(Pull(0, 1, (), commit=1), "p")) is ProtocolError
+
+
+def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
+    """A push with one wrong shape is refused whole, also what came before the wrong part."""
+    shard = make(shards, 1, "async")
+    good = dense_push(0, 1, 1.0).gradients[0]
+    bad = Gradient(SPARSE.key, np.zeros((2, 3), np.float32), np.arange(2), 0.1)
+    assert outcome(shard.handle(Push(0, 1, 1, (good, bad)), "a")) is ShapeError
+    assert weights(shard) == [0, 0, 0]
+    assert outcome(shard.handle(Push(0, 1, 1, (good,)), "a")) == "applied"
+
+
+def random_events(rng: random.Random, workers: int, rounds: int) -> Iterator[tuple[Event, str]]:
+    """Every worker's calls in some order, each of them repeated now and then."""
+    streams = [[event for number in range(1, rounds + 1)
+                for event in (dense_push(w, number, (w + 1) / number), Pull(w, 1, (), commit=number))]
+               for w in range(workers)]
+    position = [0] * workers
+    while any(position[w] < len(streams[w]) for w in range(workers)):
+        worker = rng.choice([w for w in range(workers) if position[w] < len(streams[w])])
+        # A worker's next push waits for the round of its last one.
+        low = min(position) // 2
+        if position[worker] // 2 > low:
+            continue
+        event = streams[worker][position[worker]]
+        yield event, f"{worker}:{position[worker]}:{rng.random()}"
+        if rng.random() < 0.3:
+            continue  # the same call again: its reply was lost
+        position[worker] += 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> None:
+    """Any order and any repetition of the same calls gives the weights of the plain order."""
+    plain, mixed = make(shards, 3), make(shards, 3)
+    for number in range(1, 6):
+        for worker in range(3):
+            plain.handle(dense_push(worker, number, (worker + 1) / number), "a")
+        for worker in range(3):
+            plain.handle(Pull(worker, 1, (), commit=number), f"p{worker}")
+    for event, call in random_events(random.Random(seed), 3, 5):
+        mixed.handle(event, call)
+        mixed.validate()
+    assert weights(plain) == weights(mixed)
