@@ -1,0 +1,96 @@
+"""Turns the text of a kernel module into a module, compiled once per machine and user.
+
+numba can cache compiled code only for functions that stand in a file, and it looks for changes in
+that file alone. So every kernel module is written to a file whose name holds a hash of all that the
+machine code depends on: the text, the helpers it calls, the versions and the processor. An edited
+rule, an upgrade or another machine on a shared home folder then means another file.
+"""
+
+import hashlib
+import importlib.util
+import os
+import stat
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import llvmlite
+import llvmlite.binding
+import numba
+import numpy as np
+
+__all__ = ["cache_folder", "load_text"]
+
+_HELPERS = ("memory.py", "hashing.py", "filling.py", "probing.py")
+_lock = threading.Lock()
+_modules: dict[str, ModuleType] = {}
+
+
+def load_text(stem: str, text: str) -> ModuleType:
+    """The module with this text; its kernels are compiled or come from the cache.
+
+    Args:
+        stem: Start of the file's name, for people who read a stack trace.
+        text: The module's source.
+    """
+    digest = hashlib.blake2b((_surroundings() + text).encode(), digest_size=10).hexdigest()
+    name = f"psfleet_kernel_{stem}_{digest}"
+    with _lock:
+        if name not in _modules:
+            _modules[name] = _import(name, _write(cache_folder() / f"{name}.py", text))
+        return _modules[name]
+
+
+@cache
+def cache_folder() -> Path:
+    """PSFLEET_CACHE or ~/.cache/psfleet/kernels; a private temporary folder where that is not ours.
+
+    Machine code is loaded from there, so nobody else may write to it.
+    """
+    wanted = os.environ.get("PSFLEET_CACHE") or os.path.expanduser("~/.cache/psfleet/kernels")
+    folder = Path(wanted)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_private(folder) and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="psfleet-kernels-"))
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@cache
+def _surroundings() -> str:
+    """All that the machine code depends on besides the module's own text."""
+    here = Path(__file__).parent
+    helpers = [(here / name).read_text() for name in _HELPERS if (here / name).exists()]
+    processor = [llvmlite.binding.get_host_cpu_name(),
+                 llvmlite.binding.get_host_cpu_features().flatten()]
+    versions = [numba.__version__, llvmlite.__version__, np.__version__, sys.version]
+    return "\0".join([*versions, *processor, *helpers])
+
+
+def _write(path: Path, text: str) -> Path:
+    """Put the text there at once or not at all: several processes may do so together."""
+    if not path.exists():
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    return path
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,42 @@
+"""First values of a row, as code that kernels call. `initial.py` is the face for Python."""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import math
+
+import numpy as np
+from numba import int64, uint64
+
+from psfleet.kernels.hashing import GOLDEN, mix
+from psfleet.kernels.memory import helper, store_f32
+
+__all__ = ["CONSTANT", "NORMAL", "UNIFORM", "fill_row"]
+
+CONSTANT, UNIFORM, NORMAL = 0, 1, 2
+_U = uint64
+_STEP = np.float32(2.0**-24)
+
+
+@helper
+def fill_row(out, hashed, dim, kind, low, span, stream):
+    """Write the `dim` first values of the row whose id has the hash `hashed` to the address `out`.
+
+    Value k comes from the k-th number of a splitmix64 generator that is seeded by id and stream.
+    Uniform: 24 bits to [low, low + span), in float32. Normal: mean `low`, deviation `span`, by
+    Box and Muller in float64. Constant: low.
+    """
+    seed = mix(hashed ^ stream)
+    if kind == CONSTANT:
+        for k in range(dim):
+            store_f32(out, k, np.float32(low))
+    elif kind == UNIFORM:
+        start, width = np.float32(low), np.float32(span)
+        for k in range(dim):
+            bits = mix(seed + uint64(k + 1) * _U(GOLDEN))
+            store_f32(out, k, start + np.float32(int64(bits >> _U(40))) * _STEP * width)
+    else:
+        for k in range(dim):
+            bits = mix(seed + uint64(k + 1) * _U(GOLDEN))
+            radius = (int64(bits >> _U(32)) + 1) * 2.0**-32
+            angle = int64(bits & _U(0xFFFFFFFF)) * 2.0**-32
+            normal = math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)
+            store_f32(out, k, np.float32(low + span * normal))

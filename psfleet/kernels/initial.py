@@ -1,0 +1,50 @@
+"""First values: a pure function of (seed, table name, id, position), the same on every server."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.filling import CONSTANT, NORMAL, UNIFORM
+from psfleet.kernels.generate import static_kernels
+from psfleet.tables.spec import Initializer, key_of
+
+__all__ = ["address_of", "initial_array", "initial_rows", "initializer_arguments"]
+
+_KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL}
+
+
+def initial_rows(ids: NDArray[np.int64], dim: int, initializer: Initializer, seed: int,
+                 name: str) -> NDArray[np.float32]:
+    """The first values of rows: float32 [*ids.shape, dim].
+
+    A sparse table that inserts one of these ids gives its row the same bits.
+    """
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    out = np.empty((*ids.shape, dim), np.float32)
+    static_kernels("initial").fill(address_of(ids), ids.size, dim,
+                                   *initializer_arguments(initializer, seed, name), address_of(out))
+    return out
+
+
+def initial_array(shape: tuple[int, ...], initializer: Initializer, seed: int,
+                  name: str) -> NDArray[np.float32]:
+    """The first values of a dense array: one long row of id 0, float32 in `shape`."""
+    rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
+    return rows.reshape(shape)
+
+
+def initializer_arguments(initializer: Initializer, seed: int,
+                          name: str) -> tuple[int, float, float, np.uint64]:
+    """(kind, low, span, stream) as `filling.fill_row` takes them."""
+    uniform = initializer.kind == "uniform"
+    span = initializer.high - initializer.low if uniform else initializer.high
+    stream = (seed * 0x9E3779B97F4A7C15 + key_of(name)) % 2**64
+    return _KINDS[initializer.kind], float(initializer.low), float(span), np.uint64(stream)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where a contiguous array lies. The caller keeps the array alive while a kernel runs."""
+    address: int = array.__array_interface__["data"][0]
+    return address

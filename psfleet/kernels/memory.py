@@ -1,0 +1,108 @@
+"""Loads, stores and prefetches by address: what kernels are made of.
+
+Kernels take addresses (int64) instead of arrays. Array arguments leave reference counting in the
+inner loops (twice the time of a table look-up), and cost more to dispatch. An address may have
+any alignment: gradients are read where they lie, inside a received message.
+"""
+# mypy: ignore-errors
+# The bodies are code for numba: their types are those of the signatures given to it.
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = [
+    "helper", "kernel", "load_f32", "load_i64", "load_u32", "load_u64", "prefetch", "prefetch_write",
+    "read_f32", "read_i64", "read_u32", "store_f32", "store_i64", "store_u32", "store_u64",
+    "trailing_zeros",
+]
+
+# numpy: no branch for a zero divisor, without which nothing vectorises. No fastmath: strict float32.
+OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+
+
+def helper(function):
+    """A function that kernels call; it is compiled into them."""
+    return njit(**OPTIONS)(function)
+
+
+def kernel(signature):
+    """Decorates a function that Python calls: compiled at import, or taken from the cache."""
+    return njit(signature, cache=True, **OPTIONS)
+
+
+_KINDS = {"f32": (types.float32, ir.FloatType()), "u32": (types.uint32, ir.IntType(32)),
+          "u64": (types.uint64, ir.IntType(64)), "i64": (types.int64, ir.IntType(64))}
+
+
+def _load(kind, invariant=False):
+    """load(address, index) -> value. invariant: nobody writes there while the kernel runs."""
+    numba_type, llvm_type = _KINDS[kind]
+
+    @intrinsic
+    def load(context, address, index):
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], llvm_type.as_pointer())
+            value = builder.load(builder.gep(pointer, [arguments[1]]))
+            value.align = 1
+            if invariant:
+                value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return value
+
+        return numba_type(types.int64, types.int64), generate
+
+    return load
+
+
+def _store(kind):
+    """store(address, index, value)."""
+    numba_type, llvm_type = _KINDS[kind]
+
+    @intrinsic
+    def store(context, address, index, value):
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], llvm_type.as_pointer())
+            builder.store(arguments[2], builder.gep(pointer, [arguments[1]])).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, numba_type), generate
+
+    return store
+
+
+def _prefetch(write):
+    @intrinsic
+    def fetch(context, address):
+        def generate(context, builder, signature, arguments):
+            word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]),
+                "llvm.prefetch.p0")
+            builder.call(function, [builder.inttoptr(arguments[0], pointer), word(write),
+                                    word(3), word(1)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return fetch
+
+
+load_f32, load_u32, load_u64, load_i64 = _load("f32"), _load("u32"), _load("u64"), _load("i64")
+read_f32, read_u32, read_i64 = _load("f32", True), _load("u32", True), _load("i64", True)
+store_f32, store_u32, store_u64, store_i64 = (_store("f32"), _store("u32"), _store("u64"),
+                                              _store("i64"))
+prefetch, prefetch_write = _prefetch(0), _prefetch(1)
+
+
+@intrinsic
+def trailing_zeros(context, value):
+    """How many zero bits follow the lowest set bit of a uint64 that is not 0, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        word, bit = ir.IntType(64), ir.IntType(1)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(word, [word, bit]), "llvm.cttz.i64")
+        return builder.call(function, [arguments[0], bit(1)])
+
+    return types.int64(types.uint64), generate
