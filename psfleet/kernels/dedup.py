@@ -1,0 +1,158 @@
+"""Repeated ids of a batch: numbered once, dealt to servers, their gradients summed."""
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.generate import static_kernels, width_kernels
+from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.initial import address_of
+
+__all__ = ["VIRTUAL_SHARDS", "Dedup", "dedup", "merge_pushes", "owned_by", "routes", "virtual_shards"]
+
+VIRTUAL_SHARDS = 1024
+_BLOCK = 256  # as in sources/dedup.py
+_scratch = threading.local()
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+def routes(groups: int) -> NDArray[np.uint32]:
+    """The group of each virtual shard: uint32 [VIRTUAL_SHARDS], equal shares, ascending."""
+    if not 1 <= groups <= VIRTUAL_SHARDS:
+        raise UsageError(f"there are {groups} servers; a fleet has 1 to {VIRTUAL_SHARDS}")
+    return (np.arange(VIRTUAL_SHARDS) * groups // VIRTUAL_SHARDS).astype(np.uint32)
+
+
+def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
+    """The virtual shard of each id: 10 bits of its hash that no table uses."""
+    return (hash_ids(ids) >> np.uint64(40) & np.uint64(VIRTUAL_SHARDS - 1)).astype(np.uint32)
+
+
+def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
+    """Which of the ids are dealt to `group`."""
+    return routes(groups)[virtual_shards(ids)] == group
+
+
+class Dedup:
+    """The distinct ids of one batch.
+
+    Attributes:
+        unique: One int64 array per group: its distinct ids in first-seen order.
+        inverse: uint32 [n]: for each id of the batch, group << shift | place in `unique[group]`.
+        shift: See `inverse`.
+    """
+
+    __slots__ = ("inverse", "shift", "unique")
+
+    def __init__(self, unique: list[Ids], inverse: NDArray[np.uint32], shift: int) -> None:
+        self.unique = unique
+        self.inverse = inverse
+        self.shift = shift
+
+    def expand(self, rows: Sequence[Floats]) -> Floats:
+        """One row per id of the batch: float32 [n, dim] from the groups' rows float32 [c, dim]."""
+        dim = rows[0].shape[1]
+        for mine, theirs in zip(self.unique, rows, strict=True):
+            if theirs.shape != (len(mine), dim):
+                raise ShapeError(f"rows have shape {theirs.shape}, they must be {(len(mine), dim)}")
+        rows = [_plain(array) for array in rows]
+        starts = _addresses(rows)
+        out = np.empty((len(self.inverse), dim), np.float32)
+        width_kernels("merge", dim).expand(address_of(self.inverse), len(self.inverse), self.shift,
+                                           address_of(starts), address_of(out))
+        return out
+
+    def merge(self, gradients: Floats) -> list[Floats]:
+        """Per group, float32 [c, dim]: the sum of each id's gradients, added in order of occurrence.
+
+        The sums are the same bits for any number of groups.
+        """
+        if gradients.ndim != 2 or len(gradients) != len(self.inverse):
+            raise ShapeError(f"gradients have shape {gradients.shape}, "
+                             f"they must be ({len(self.inverse)}, dim)")
+        sums = [np.zeros((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
+        _add(self.inverse, self.shift, gradients, sums)
+        return sums
+
+
+def dedup(ids: Ids, groups: int) -> Dedup:
+    """The distinct ids of a batch, dealt to `groups` servers.
+
+    Args:
+        ids: int64 [n], contiguous; any alignment.
+        groups: How many servers; `routes` says who gets what.
+    """
+    n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
+    if n >= 1 << shift:
+        raise ShapeError(f"a batch of {n} ids is too long for {groups} servers; "
+                         f"the limit is {(1 << shift) - 1}")
+    ids = _plain(ids)
+    mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
+    index, unique, codes, hashes = _scratch_for(n, mask)
+    counts = np.zeros(groups, np.int64)
+    inverse = np.empty(n, np.uint32)
+    kernels = static_kernels("dedup")
+    count = kernels.dedup(address_of(ids), n, index, mask, hashes, unique, codes,
+                          address_of(_route_codes(groups, shift)), address_of(counts),
+                          address_of(inverse))
+    ends = np.cumsum(counts)
+    out, offsets = np.empty(count, np.int64), ends - counts
+    kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
+    return Dedup(np.split(out, ends[:-1]), inverse, shift)
+
+
+def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:
+    """One push in place of several: the union of their ids, their rows summed in list order.
+
+    Args:
+        parts: (ids int64 [n], rows float32 [n, dim]) of each push.
+        scale: A factor on the sums, float32.
+    """
+    joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
+    sums = np.zeros((len(joined.unique[0]), parts[0][1].shape[1]), np.float32)
+    start = 0
+    for ids, rows in parts:
+        _add(joined.inverse[start:start + len(ids)], joined.shift, rows, [sums])
+        start += len(ids)
+    if scale != 1:
+        sums *= np.float32(scale)
+    return joined.unique[0], sums
+
+
+def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: list[Floats]) -> None:
+    rows, starts = _plain(rows), _addresses(sums)
+    width_kernels("merge", rows.shape[1]).merge(address_of(inverse), len(inverse), shift,
+                                                address_of(rows), address_of(starts))
+
+
+@cache
+def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
+    """Of each virtual shard the group, then of each the group's codes' upper bits."""
+    table = routes(groups)
+    return np.concatenate([table, table << np.uint32(shift)])
+
+
+def _addresses(arrays: Sequence[Floats]) -> NDArray[np.int64]:
+    return np.array([address_of(array) for array in arrays], np.int64)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself if its elements lie side by side, else a copy that does."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _scratch_for(n: int, mask: int) -> list[int]:
+    """Addresses of this thread's buffers: index, unique, codes, hashes. They grow and stay."""
+    held = getattr(_scratch, "held", None)
+    if held is None or len(held[0]) <= mask or len(held[1]) < n:
+        held = [np.empty(mask + 1, np.uint32), np.empty(mask + 1, np.int64),
+                np.empty(mask + 1, np.uint32), np.empty(_BLOCK, np.uint64)]
+        _scratch.held = held
+    return [address_of(array) for array in held]

@@ -1,0 +1,63 @@
+# ruff: noqa
+# mypy: ignore-errors
+from numba import int64, uint32, uint64, void
+
+from psfleet.kernels.hashing import mix
+from psfleet.kernels.memory import (kernel, load_i64, load_u32, load_u64, prefetch_write, read_i64,
+                                    store_i64, store_u32, store_u64)
+
+BLOCK = 256
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
+def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
+    """Number the distinct ids in first-seen order and give every id the code group << shift | place.
+
+    index: uint32[mask + 1], zeroed here: number + 1 of the id that hashes there. hashes: a scratch
+    of BLOCK uint64. unique, codes: of each number. routes: group of each virtual shard, already
+    shifted. counts: int64 per virtual shard's group, addressed by routes' second half.
+    """
+    for i in range((mask + 1) // 2):
+        store_i64(index, i, 0)
+    count = 0
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        block = ids + start * 8
+        for j in range(size):
+            store_u64(hashes, j, mix(uint64(read_i64(block, j))))
+        for j in range(size):
+            prefetch_write(index + (int64(load_u64(hashes, j)) & mask) * 4)
+        for j in range(size):
+            id_ = read_i64(block, j)
+            hashed = load_u64(hashes, j)
+            place = int64(hashed) & mask
+            while True:
+                number = int64(load_u32(index, place)) - 1
+                if number < 0:
+                    number = count
+                    count += 1
+                    store_u32(index, place, uint32(count))
+                    store_i64(unique, number, id_)
+                    shard = int64(hashed >> uint64(40)) & 1023
+                    group = int64(load_u32(routes, shard))
+                    within = load_i64(counts, group)
+                    store_i64(counts, group, within + 1)
+                    code = uint32(int64(load_u32(routes, 1024 + shard)) | within)
+                    store_u32(codes, number, code)
+                    break
+                if load_i64(unique, number) == id_:
+                    code = load_u32(codes, number)
+                    break
+                place = (place + 1) & mask
+            store_u32(inverse, start + j, code)
+    return count
+
+
+@kernel(void(int64, int64, int64, int64, int64, int64))
+def split(unique, codes, count, shift, offsets, out):
+    """Bring the ids from first-seen order to groups: out[offsets[group] + place] = id."""
+    low = (int64(1) << shift) - 1
+    for i in range(count):
+        code = int64(load_u32(codes, i))
+        place = load_i64(offsets, code >> shift) + (code & low)
+        store_i64(out, place, load_i64(unique, i))

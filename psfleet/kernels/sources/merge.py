@@ -1,0 +1,44 @@
+# ruff: noqa
+# mypy: ignore-errors
+from numba import int64, void
+
+from psfleet.kernels.memory import (kernel, load_f32, load_i64, prefetch, prefetch_write, read_f32,
+                                    read_i64, read_u32, store_f32)
+
+DIM = 4
+AHEAD = 16
+LINES = min((DIM * 4 + 63) // 64, 8)
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def expand(inverse, n, shift, rows, out):
+    """out[i] = the row that code i names; rows: address of each group's rows."""
+    low = (int64(1) << shift) - 1
+    for i in range(n):
+        if i + AHEAD < n:
+            code = int64(read_u32(inverse, i + AHEAD))
+            ahead = read_i64(rows, code >> shift) + (code & low) * (4 * DIM)
+            for line in range(LINES):
+                prefetch(ahead + line * 64)
+        code = int64(read_u32(inverse, i))
+        row = read_i64(rows, code >> shift) + (code & low) * (4 * DIM)
+        to = out + i * (4 * DIM)
+        for k in range(DIM):
+            store_f32(to, k, read_f32(row, k))
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def merge(inverse, n, shift, gradients, sums):
+    """Add gradient i to the row that code i names; sums: address of each group's (zeroed) rows."""
+    low = (int64(1) << shift) - 1
+    for i in range(n):
+        if i + AHEAD < n:
+            code = int64(read_u32(inverse, i + AHEAD))
+            ahead = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+            for line in range(LINES):
+                prefetch_write(ahead + line * 64)
+        code = int64(read_u32(inverse, i))
+        row = read_i64(sums, code >> shift) + (code & low) * (4 * DIM)
+        gradient = gradients + i * (4 * DIM)
+        for k in range(DIM):
+            store_f32(row, k, load_f32(row, k) + read_f32(gradient, k))
