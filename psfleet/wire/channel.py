@@ -1,0 +1,48 @@
+"""How channels and servers are opened: the options, each with its reason."""
+
+import grpc
+
+from psfleet.wire.frame import MAX_MESSAGE
+
+__all__ = ["GRACE", "SERVER_OPTIONS", "open_channel"]
+
+GRACE = 1.0
+"""Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
+the wait is for, says so before gRPC gives up with nothing but a code."""
+
+_SIZES = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+]
+
+_PING_MS = 20_000
+
+_CHANNEL_OPTIONS = [
+    *_SIZES,
+    # Two clients in one process (tests, several fleets) must not share connections.
+    ("grpc.use_local_subchannel_pool", 1),
+    # psfleet resends by itself, with the sequence numbers that make it safe.
+    ("grpc.enable_retries", 0),
+    # Servers of a fleet are on its own network.
+    ("grpc.enable_http_proxy", 0),
+    # A server that restarts is found again within a second; gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A host that has vanished without a word is noticed while a call waits for it.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_MS // 2),
+]
+
+SERVER_OPTIONS = [
+    *_SIZES,
+    # A port that is in use is an error, not a second server behind the same port.
+    ("grpc.so_reuseport", 0),
+    # Let clients ping as often as they do.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
+]
+
+
+def open_channel(endpoint: str) -> grpc.Channel:
+    """A channel to `unix:/path` or `host:port`; it connects when first used."""
+    return grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)

@@ -1,0 +1,224 @@
+"""Between NumPy arrays and the segments of a frame.
+
+A writer gives pieces (segments with their arrays) and gets a message; a reader gives the tables'
+definitions and gets views into the message. A reader trusts nothing: every length follows from the
+table's definition and the segment's count, and is checked against the bytes that are there before
+it is used.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import FrameError
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import frame
+from psfleet.wire.v1 import frame_pb2
+from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
+
+__all__ = ["Piece", "State", "message", "read_gradients", "read_reads", "read_states",
+           "read_values", "write_gradient", "write_read", "write_state", "write_values"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+SpecOf = Callable[[int], TableSpec]
+
+IDS = frame_pb2.CONTENT_IDS
+ID_ROWS = frame_pb2.CONTENT_ID_ROWS
+ROWS = frame_pb2.CONTENT_ROWS
+WHOLE = frame_pb2.CONTENT_WHOLE
+VALUES = frame_pb2.CONTENT_VALUES
+STATE = frame_pb2.CONTENT_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment to send and the arrays that are its bytes."""
+
+    segment: Segment
+    arrays: tuple[NDArray[Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Weights and optimizer state of a part of a table.
+
+    Attributes:
+        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
+        ids: Sparse: int64 [n]. Dense: None.
+        step: Updates of the table so far.
+    """
+
+    table: int
+    step: int
+    values: Floats
+    ids: Ids | None = None
+
+
+def message(header: Header, pieces: Iterable[Piece]) -> bytes:
+    """The frame that carries the pieces; `header` gets their segments."""
+    parts: list[Any] = []
+    for piece in pieces:
+        header.segments.append(piece.segment)
+        parts += [np.ascontiguousarray(array) for array in piece.arrays]
+        odd = sum(array.nbytes for array in piece.arrays) % frame.ALIGNMENT
+        if odd:
+            parts.append(bytes(frame.ALIGNMENT - odd))
+    return frame.encode(header, parts)
+
+
+def write_read(read: Read) -> Piece:
+    """A pull from one table."""
+    if read.ids is None:
+        return Piece(Segment(table=read.table, content=WHOLE))
+    return Piece(Segment(table=read.table, content=IDS, count=len(read.ids)), (read.ids,))
+
+
+def write_gradient(gradient: Gradient) -> Piece:
+    """A push to one table: rows with their ids, or this server's part of a dense gradient."""
+    content = VALUES if gradient.ids is None else ID_ROWS
+    segment = Segment(table=gradient.table, content=content, count=len(gradient.values),
+                      learning_rate=gradient.learning_rate)
+    arrays = (gradient.values,) if gradient.ids is None else (gradient.ids, gradient.values)
+    return Piece(segment, arrays)
+
+
+def write_values(table: int, values: Floats) -> Piece:
+    """The answer to a pull: rows [n, dim] or this server's dense part [n]."""
+    content = ROWS if values.ndim == 2 else VALUES
+    return Piece(Segment(table=table, content=content, count=len(values)), (values,))
+
+
+def write_state(state: State) -> Piece:
+    """A part of a table with its optimizer state."""
+    if state.ids is None:
+        count = state.values.shape[1]
+        arrays: tuple[NDArray[Any], ...] = (state.values,)
+    else:
+        count = len(state.ids)
+        arrays = (state.ids, state.values)
+    segment = Segment(table=state.table, content=STATE, count=count, step=state.step)
+    return Piece(segment, arrays)
+
+
+def read_reads(header: Header, payload: memoryview, spec_of: SpecOf) -> tuple[Read, ...]:
+    """What a pull asks for. The answer's size is checked too, before it is made."""
+    reads = []
+    answer = 0
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        if spec.kind == "dense":
+            _expect(segment, spec, WHOLE)
+            reads.append(Read(segment.table))
+        else:
+            _expect(segment, spec, IDS)
+            answer += segment.count * spec.dim * 4
+            reads.append(Read(segment.table, cursor.ids(segment.count)))
+    if answer > frame.MAX_MESSAGE:
+        raise FrameError(f"the pull asks for {answer} bytes of rows, the limit of a message is "
+                         f"{frame.MAX_MESSAGE}; pull fewer ids at a time")
+    return tuple(reads)
+
+
+def read_gradients(header: Header, payload: memoryview, spec_of: SpecOf) -> tuple[Gradient, ...]:
+    """The gradients of a push, as views into the payload."""
+    gradients = []
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        ids = None
+        if spec.kind == "dense":
+            _expect(segment, spec, VALUES)
+            values = cursor.floats(segment.count)
+        else:
+            _expect(segment, spec, ID_ROWS)
+            ids = cursor.ids(segment.count)
+            values = cursor.floats(segment.count, spec.dim)
+        gradients.append(Gradient(segment.table, values, ids, segment.learning_rate))
+    return tuple(gradients)
+
+
+def read_values(header: Header, payload: memoryview, spec_of: SpecOf) -> list[Floats]:
+    """The answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
+    values = []
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        if spec.kind == "dense":
+            _expect(segment, spec, VALUES)
+            values.append(cursor.floats(segment.count))
+        else:
+            _expect(segment, spec, ROWS)
+            values.append(cursor.floats(segment.count, spec.dim))
+    return values
+
+
+def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[State]:
+    """Parts of tables with their optimizer state, as views into the payload."""
+    states = []
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        _expect(segment, spec, STATE)
+        planes = 1 + len(spec.rule.slots)
+        if spec.kind == "dense":
+            ids = None
+            values = cursor.floats(planes, segment.count)
+        else:
+            ids = cursor.ids(segment.count)
+            values = cursor.floats(segment.count, spec.dim * planes)
+        states.append(State(segment.table, segment.step, values, ids))
+    return states
+
+
+class _Cursor:
+    """Takes arrays from a payload, one after the other."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self._payload = payload
+        self._at = 0
+
+    def ids(self, count: int) -> Ids:
+        """The next `count` ids."""
+        return self._take((count,), np.dtype("<i8"))
+
+    def floats(self, *shape: int) -> Floats:
+        """The next float32 array of that shape."""
+        return self._take(shape, np.dtype("<f4"))
+
+    def _take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        count = math.prod(shape)
+        left = len(self._payload) - self._at
+        if count * dtype.itemsize > left:
+            raise FrameError(f"a segment announces {count * dtype.itemsize} bytes, "
+                             f"but the payload has {left} left")
+        array = np.frombuffer(self._payload, dtype, count, self._at)
+        self._at += array.nbytes
+        return np.require(array, requirements="A").reshape(tuple(shape))
+
+    def align(self) -> None:
+        """Go to where the next segment starts."""
+        self._at += -self._at % frame.ALIGNMENT
+
+    def finish(self) -> None:
+        """Refuse bytes that belong to no segment."""
+        if self._at < len(self._payload):
+            raise FrameError(f"the segments take {self._at} bytes of a payload of "
+                             f"{len(self._payload)}")
+
+
+def _segments(header: Header, payload: memoryview,
+              spec_of: SpecOf) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
+    cursor = _Cursor(payload)
+    seen: set[int] = set()
+    for segment in header.segments:
+        if segment.table in seen and segment.content in (ID_ROWS, VALUES):
+            raise FrameError(f"the frame names table {segment.table:#x} twice")
+        seen.add(segment.table)
+        yield segment, spec_of(segment.table), cursor
+        cursor.align()
+    cursor.finish()
+
+
+def _expect(segment: Segment, spec: TableSpec, content: Content) -> None:
+    if segment.content != content:
+        raise FrameError(f"table {spec.name!r} is {spec.kind}; its segment has content "
+                         f"{segment.content}, expected {Content.Name(content)}")

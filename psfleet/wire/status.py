@@ -1,0 +1,88 @@
+"""Between psfleet's errors and gRPC's statuses: the one place where they are mapped.
+
+The status code tells any client the kind of error. The name of the class travels in the trailing
+metadata `psfleet-error`, so that a psfleet client raises the class that the server raised.
+"""
+
+from typing import Protocol
+
+import grpc
+
+from psfleet import errors
+from psfleet.errors import (
+    DeadlineExceeded,
+    FrameError,
+    ProtocolError,
+    PsfleetError,
+    ServerUnavailable,
+)
+
+__all__ = ["CODES", "KEY", "error_of", "failure", "status_of"]
+
+KEY = "psfleet-error"
+_LONGEST = 2000  # characters: HTTP/2 peers cap all headers of a call at 8 KiB
+
+_Code = grpc.StatusCode
+CODES: dict[type[PsfleetError], grpc.StatusCode] = {
+    errors.PsfleetError: _Code.INTERNAL,
+    errors.UsageError: _Code.INVALID_ARGUMENT,
+    errors.ShapeError: _Code.INVALID_ARGUMENT,
+    errors.IdError: _Code.INVALID_ARGUMENT,
+    errors.UnknownTable: _Code.NOT_FOUND,
+    errors.TableConflict: _Code.ALREADY_EXISTS,
+    errors.ConfigError: _Code.INVALID_ARGUMENT,
+    errors.FrameError: _Code.INVALID_ARGUMENT,
+    errors.ProtocolError: _Code.FAILED_PRECONDITION,
+    errors.Gap: _Code.OUT_OF_RANGE,
+    errors.Fenced: _Code.ABORTED,
+    errors.NotReady: _Code.UNAVAILABLE,
+    errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
+    errors.ServerUnavailable: _Code.UNAVAILABLE,
+    errors.CheckpointError: _Code.DATA_LOSS,
+}
+_CLASSES = {cls.__name__: cls for cls in CODES}
+
+# What gRPC itself reports, when no server has said anything.
+_FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
+    _Code.UNAVAILABLE: ServerUnavailable,
+    _Code.CANCELLED: ServerUnavailable,
+    _Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    _Code.RESOURCE_EXHAUSTED: FrameError,
+    _Code.UNIMPLEMENTED: ProtocolError,
+}
+
+
+class _Settable(Protocol):
+    """The part of a servicer context that carries a status."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None: ...
+
+
+def status_of(error: PsfleetError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, text and trailing metadata that stand for an error."""
+    cls = next(cls for cls in type(error).__mro__ if cls in CODES)
+    return CODES[cls], str(error)[:_LONGEST], ((KEY, cls.__name__),)
+
+
+def failure(context: _Settable, error: PsfleetError) -> None:
+    """Let the call of `context` end with the error."""
+    code, details, metadata = status_of(error)
+    context.set_code(code)
+    context.set_details(details)
+    context.set_trailing_metadata(metadata)
+
+
+def error_of(error: grpc.RpcError, server: str) -> PsfleetError:
+    """The error that a failed call stands for; `server` names the other end, for the text."""
+    if not isinstance(error, grpc.Call):
+        return ServerUnavailable(f"{server} does not answer: {error}")
+    name = next((value for key, value in error.trailing_metadata() or () if key == KEY), "")
+    details = error.details() or ""
+    if name in _CLASSES:
+        return _CLASSES[str(name)](details)
+    code = error.code()
+    cls = _FOREIGN.get(code, PsfleetError)
+    return cls(f"{server} does not answer: {code.name}, {details}" if cls is not PsfleetError
+               else f"{server} failed: {code.name}, {details}")

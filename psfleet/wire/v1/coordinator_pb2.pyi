@@ -1,0 +1,61 @@
+# From protos/psfleet/v1/coordinator.proto, SHA-256 2e8047100791463d06f80fb3daaadfeaba13ba2b10f0efe0d1a388ec72c73acd
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("worker", "boot", "workers")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    boot: int
+    workers: int
+    def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
+
+class BarrierRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "number")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    number: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class BarrierReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AllReduceRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "number", "mode", "dtype", "shape", "value")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    number: int
+    mode: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    value: bytes
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., mode: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class AllReduceReply(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    def __init__(self, value: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,78 @@
+# From protos/psfleet/v1/frame.proto, SHA-256 f8d3a5e39c2e44b297e29ca0a24b7a591188ef392098ee7acf71a540df7078bf
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTENT_UNSPECIFIED: _ClassVar[Content]
+    CONTENT_IDS: _ClassVar[Content]
+    CONTENT_ID_ROWS: _ClassVar[Content]
+    CONTENT_ROWS: _ClassVar[Content]
+    CONTENT_WHOLE: _ClassVar[Content]
+    CONTENT_VALUES: _ClassVar[Content]
+    CONTENT_STATE: _ClassVar[Content]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_APPLIED: _ClassVar[Outcome]
+    OUTCOME_HELD: _ClassVar[Outcome]
+CONTENT_UNSPECIFIED: Content
+CONTENT_IDS: Content
+CONTENT_ID_ROWS: Content
+CONTENT_ROWS: Content
+CONTENT_WHOLE: Content
+CONTENT_VALUES: Content
+CONTENT_STATE: Content
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_APPLIED: Outcome
+OUTCOME_HELD: Outcome
+
+class Frame(_message.Message):
+    __slots__ = ("header", "payload", "padding")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    payload: bytes
+    padding: bytes
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    sequence: int
+    commit: int
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    samples: int
+    loss: float
+    outcome: Outcome
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("table", "content", "count", "learning_rate", "step")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    content: Content
+    count: int
+    learning_rate: float
+    step: int
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,223 @@
+# From protos/psfleet/v1/shard.proto, SHA-256 ca6fc66fd7eebcecfef92571fdf0fb3a4f39de74f3e53fbb0605415d8c6668d5
+from psfleet.wire.v1 import frame_pb2 as _frame_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_SYNC: _ClassVar[Mode]
+    MODE_ASYNC: _ClassVar[Mode]
+MODE_UNSPECIFIED: Mode
+MODE_SYNC: Mode
+MODE_ASYNC: Mode
+
+class JoinRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "mode")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    mode: Mode
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("server", "servers", "sequence")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    servers: int
+    sequence: int
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "last", "rest")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    last: int
+    rest: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[int] = ..., rest: _Optional[int] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ("remaining",)
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    remaining: int
+    def __init__(self, remaining: _Optional[int] = ...) -> None: ...
+
+class TableSpec(_message.Message):
+    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row")
+    class HyperparametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    L1_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    EVERY_ROW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    rule: str
+    hyperparameters: _containers.ScalarMap[str, float]
+    l1: float
+    l2: float
+    initializer: str
+    low: float
+    high: float
+    seed: int
+    every_row: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ...) -> None: ...
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("spec", "value")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    spec: TableSpec
+    value: bytes
+    def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class CreateTableReply(_message.Message):
+    __slots__ = ("table", "created")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    created: bool
+    def __init__(self, table: _Optional[int] = ..., created: bool = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("table", "offset", "limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    offset: int
+    limit: int
+    def __init__(self, table: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class SaveReply(_message.Message):
+    __slots__ = ("file", "sha256", "bytes", "tables")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    sha256: str
+    bytes: int
+    tables: _containers.RepeatedCompositeFieldContainer[SavedTable]
+    def __init__(self, file: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ...) -> None: ...
+
+class SavedTable(_message.Message):
+    __slots__ = ("name", "step", "low", "high", "dense")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    step: int
+    low: int
+    high: int
+    dense: bool
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., low: _Optional[int] = ..., high: _Optional[int] = ..., dense: bool = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("loaded",)
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    loaded: int
+    def __init__(self, loaded: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid")
+    class SamplesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    pushes: int
+    repeats: int
+    bytes_in: int
+    bytes_out: int
+    samples: _containers.ScalarMap[int, int]
+    losses: _containers.ScalarMap[int, float]
+    round: int
+    cpu_seconds: float
+    resident_bytes: int
+    workers: int
+    pid: int
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("name", "kind", "count", "bytes", "step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    count: int
+    bytes: int
+    step: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...

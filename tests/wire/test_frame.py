@@ -1,0 +1,133 @@
+"""The hand-written frame against stock protobuf, and against bytes that lie."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psfleet.errors import FrameError
+from psfleet.wire import frame
+from psfleet.wire.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
+
+HEADER = Header(worker=3, incarnation=7, sequence=9, samples=128, loss=0.25,
+                segments=[Segment(table=2**63 + 5, content=CONTENT_VALUES, count=6, step=2)])
+
+headers = st.builds(Header, worker=st.integers(0, 2**32 - 1), incarnation=st.integers(0, 2**64 - 1),
+                    sequence=st.integers(0, 2**64 - 1), samples=st.integers(0, 2**64 - 1),
+                    segments=st.lists(st.builds(Segment, table=st.integers(0, 2**64 - 1),
+                                                count=st.integers(0, 2**64 - 1)), max_size=5))
+payloads = st.binary(max_size=300)
+
+
+@given(headers, st.lists(payloads, max_size=4))
+def test_stock_protobuf_reads_what_encode_writes(header: Header, parts: list[bytes]) -> None:
+    """Every encoded frame is a protobuf Frame with the same header and the joined parts."""
+    read = Frame.FromString(frame.encode(header, parts))
+    assert (read.header, read.payload) == (header, b"".join(parts))
+
+
+@given(headers, payloads)
+def test_decode_reads_what_stock_protobuf_writes(header: Header, payload: bytes) -> None:
+    """Every serialized protobuf Frame is decoded to the same header and payload."""
+    read, view = frame.decode(Frame(header=header, payload=payload).SerializeToString())
+    assert (read, bytes(view)) == (header, payload)
+
+
+def test_stock_serialization_differs_only_by_the_padding() -> None:
+    """Without the padding field the bytes are those that protobuf writes."""
+    stock = Frame(header=HEADER, payload=b"12345678")
+    ours = Frame.FromString(frame.encode(HEADER, [b"1234", b"5678"]))
+    ours.ClearField("padding")
+    assert ours.SerializeToString() == stock.SerializeToString()
+
+
+@given(headers)
+def test_the_payload_lies_aligned(header: Header) -> None:
+    """The payload starts at a multiple of 8 in the message, so that arrays can be views."""
+    message = frame.encode(header, [b"x" * 16])
+    assert message.index(b"x" * 16, len(message) - 16) % frame.ALIGNMENT == 0
+
+
+def test_the_payload_is_a_view() -> None:
+    """decode copies no payload: the view lies inside the message."""
+    message = frame.encode(HEADER, [np.arange(1000, dtype=np.float32)])
+    view = frame.decode(message)[1]
+    whole = np.frombuffer(message, np.uint8).__array_interface__["data"][0]
+    part = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    assert part - whole == len(message) - 4000
+
+
+def test_unknown_fields_and_any_order_are_read() -> None:
+    """Payload before header and unknown fields of every wire type are read, as by protobuf."""
+    head = HEADER.SerializeToString()
+    unknown = b"\x78\x05" + b"\x79" + b"8" * 8 + b"\x7d" + b"4" * 4 + b"\x7a\x02ab"
+    message = b"\x12\x03abc" + unknown + b"\x0a" + bytes([len(head)]) + head
+    read, payload = frame.decode(message)
+    assert (read, bytes(payload)) == (HEADER, b"abc")
+    assert Frame.FromString(message).header == HEADER
+
+
+def test_a_header_in_two_parts_is_merged() -> None:
+    """Protobuf merges a message field that is given twice; so does decode."""
+    message = b"".join(Frame(header=part).SerializeToString()
+                       for part in (Header(worker=1), Header(sequence=2)))
+    assert frame.decode(message)[0] == Header(worker=1, sequence=2)
+
+
+def test_every_truncation_is_refused_or_shorter() -> None:
+    """A frame cut anywhere is a FrameError, or a frame without its payload where that was cut."""
+    message = frame.encode(HEADER, [b"payload-"])
+    for end in range(len(message)):
+        try:
+            _, payload = frame.decode(message[:end])
+        except FrameError:
+            continue
+        assert len(payload) == 0
+
+
+@pytest.mark.parametrize("announced", [2**40, 2**63 - 1, 2**64 - 1])
+def test_a_huge_announced_length_takes_no_memory(announced: int) -> None:
+    """A length of 1 TB or more in a frame of a few bytes is refused with one sentence."""
+    length = bytearray()
+    while announced > 127:
+        length.append(announced & 127 | 128)
+        announced >>= 7
+    with pytest.raises(FrameError, match=r"announces a field of .* bytes, but only 3 follow"):
+        frame.decode(b"\x12" + bytes(length) + bytes([announced]) + b"abc")
+
+
+def test_an_endless_number_is_refused() -> None:
+    """A varint of more than ten bytes is no number."""
+    with pytest.raises(FrameError, match="more than 10 bytes"):
+        frame.decode(b"\xff" * 11)
+
+
+def test_a_damaged_header_is_refused() -> None:
+    """Header bytes that protobuf cannot read become a FrameError."""
+    with pytest.raises(FrameError, match="header of 2 bytes is damaged"):
+        frame.decode(b"\x0a\x02\x2a\x7f")
+
+
+def test_a_message_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload that gRPC cannot carry is refused before it is joined."""
+    monkeypatch.setattr(frame, "MAX_MESSAGE", 100)
+    with pytest.raises(FrameError, match="200 bytes is longer than the limit of 100"):
+        frame.encode(HEADER, [b"x" * 200])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_a_frame_error(message: bytes) -> None:
+    """Random bytes never raise anything but FrameError."""
+    with contextlib.suppress(FrameError):
+        frame.decode(message)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255), payloads)
+def test_any_changed_byte_is_a_frame_or_a_frame_error(at: int, byte: int, payload: bytes) -> None:
+    """A valid frame with one byte changed never raises anything but FrameError."""
+    message = bytearray(frame.encode(HEADER, [payload]))
+    message[at % len(message)] = byte
+    with contextlib.suppress(FrameError):
+        frame.decode(bytes(message))

@@ -1,0 +1,153 @@
+"""Arrays through segments and back, and segments that lie."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psfleet.errors import FrameError, PsfleetError, UnknownTable
+from psfleet.rules.adam import Adam
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import frame, segments
+from psfleet.wire.segments import Piece, State
+from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
+
+DENSE = TableSpec("dense", "dense", (3, 5), Adam())
+SPARSE = TableSpec("sparse", "sparse", (3,), Adam())
+SPECS = {spec.key: spec for spec in (DENSE, SPARSE)}
+IDS = np.array([0, -1, 2**63 - 1, -(2**63), 7], np.int64)
+ROWS = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+
+def spec_of(key: int) -> TableSpec:
+    """The tables of these tests."""
+    if key not in SPECS:
+        raise UnknownTable(f"table {key:#x} is unknown")
+    return SPECS[key]
+
+
+def through(pieces: list[Piece], read: Callable[..., Any]) -> Any:
+    """What a reader gets of what was written."""
+    header, payload = frame.decode(segments.message(Header(), pieces))
+    return read(header, payload, spec_of)
+
+
+def test_gradients_come_back() -> None:
+    """Sparse and dense gradients of one push come back equal, in order, and without a copy."""
+    sent = [Gradient(DENSE.key, np.arange(7, dtype=np.float32), None, 0.5),
+            Gradient(SPARSE.key, ROWS, IDS, 0.1)]
+    got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    for before, after in zip(sent, got, strict=True):
+        assert (before.table, before.learning_rate) == (after.table, after.learning_rate)
+        np.testing.assert_array_equal(before.values, after.values)
+        assert not after.values.flags.owndata
+        assert after.values.flags.aligned
+    assert got[0].ids is None
+    np.testing.assert_array_equal(got[1].ids, IDS)
+
+
+def test_reads_and_values_come_back() -> None:
+    """A pull's reads and its answer come back equal."""
+    sparse, dense = through([segments.write_read(Read(SPARSE.key, IDS)),
+                             segments.write_read(Read(DENSE.key))], segments.read_reads)
+    assert dense == Read(DENSE.key)
+    np.testing.assert_array_equal(sparse.ids, IDS)
+    values = [ROWS, np.arange(4, dtype=np.float32)]
+    got = through([segments.write_values(SPARSE.key, values[0]),
+                   segments.write_values(DENSE.key, values[1])], segments.read_values)
+    for before, after in zip(values, got, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_state_comes_back() -> None:
+    """Weights and optimizer state of both kinds of table come back equal."""
+    planes = 1 + len(DENSE.rule.slots)
+    dense = State(DENSE.key, 4, np.arange(planes * 5, dtype=np.float32).reshape(planes, 5))
+    sparse = State(SPARSE.key, 9, np.ones((5, planes * 3), np.float32), IDS)
+    got = through([segments.write_state(dense), segments.write_state(sparse)], segments.read_states)
+    assert [state.step for state in got] == [4, 9]
+    np.testing.assert_array_equal(got[0].values, dense.values)
+    np.testing.assert_array_equal(got[1].values, sparse.values)
+    np.testing.assert_array_equal(got[1].ids, IDS)
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_any_mix_of_lengths_stays_aligned(rows: int, values: int) -> None:
+    """Segments of odd lengths do not push the next one off its alignment."""
+    sent = [Gradient(DENSE.key, np.zeros(values, np.float32)),
+            Gradient(SPARSE.key, np.ones((rows, 3), np.float32), np.arange(rows, dtype=np.int64))]
+    got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    assert all(g.values.flags.aligned for g in got)
+    np.testing.assert_array_equal(got[1].ids, sent[1].ids)
+
+
+def test_an_unaligned_payload_is_read_all_the_same() -> None:
+    """A stock client that writes no padding is understood; the reader copies once."""
+    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    whole = Frame.FromString(segments.message(Header(), [piece]))
+    for length in range(8):
+        message = Frame(header=whole.header, payload=whole.payload, padding=b"")
+        message.header.samples = 2 ** (7 * length)
+        header, payload = frame.decode(message.SerializeToString())
+        got = segments.read_gradients(header, payload, spec_of)[0]
+        assert got.values.flags.aligned
+        np.testing.assert_array_equal(got.values, ROWS)
+
+
+@pytest.mark.parametrize("count", [6, 2**20, 2**40, 2**64 - 1])
+def test_a_count_beyond_the_payload_is_refused(count: int) -> None:
+    """A segment that announces more than the payload holds, up to exabytes, takes no memory."""
+    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    piece.segment.count = count
+    with pytest.raises(FrameError, match=r"announces \d+ bytes, but the payload has"):
+        through([piece], segments.read_gradients)
+
+
+def test_bytes_of_no_segment_are_refused() -> None:
+    """A payload longer than its segments is refused."""
+    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    piece.segment.count = 2
+    with pytest.raises(FrameError, match="segments take 40 bytes of a payload of 104"):
+        through([piece], segments.read_gradients)
+
+
+def test_a_table_twice_in_one_push_is_refused() -> None:
+    """A push names a table at most once."""
+    piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    with pytest.raises(FrameError, match="twice"):
+        through([piece, Piece(Segment.FromString(piece.segment.SerializeToString()), piece.arrays)],
+                segments.read_gradients)
+
+
+def test_a_segment_of_the_wrong_kind_is_refused() -> None:
+    """Rows for a dense table, or a dense pull of a sparse one, name table and content."""
+    with pytest.raises(FrameError, match=r"'dense' is dense; .* expected CONTENT_VALUES"):
+        through([Piece(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
+                segments.read_gradients)
+    with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):
+        through([segments.write_read(Read(SPARSE.key))], segments.read_reads)
+
+
+def test_a_pull_whose_answer_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of the answer is checked before a row of it is made."""
+    monkeypatch.setattr(frame, "MAX_MESSAGE", 40 + 19)
+    with pytest.raises(FrameError, match="asks for 60 bytes of rows"):
+        through([segments.write_read(Read(SPARSE.key, IDS))], segments.read_reads)
+
+
+@given(st.binary(max_size=300), st.lists(st.builds(
+    Segment, table=st.sampled_from([DENSE.key, SPARSE.key, 5]), content=st.integers(0, 6),
+    count=st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))), max_size=4))
+def test_any_header_over_any_payload_is_read_or_refused(payload: bytes,
+                                                        lies: list[Segment]) -> None:
+    """No header and payload make a reader raise anything but a psfleet error."""
+    header = Header(segments=lies)
+    for read in (segments.read_gradients, segments.read_reads, segments.read_states,
+                 segments.read_values):
+        with contextlib.suppress(PsfleetError):
+            read(header, memoryview(payload), spec_of)
