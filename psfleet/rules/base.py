@@ -13,10 +13,17 @@ __all__ = ["Rule", "Slot", "check_range"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One state value that a rule keeps beside each weight."""
+    """One state value that a rule keeps beside each weight.
+
+    Attributes:
+        name: As in state dicts.
+        initial: Its first value.
+        per_unit: One value for the whole unit (see Rule.unit) instead of one per weight.
+    """
 
     name: str
     initial: float = 0.0
+    per_unit: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,19 +38,46 @@ class Rule:
     `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
     so it may name only its arguments and `math`. `h` is the tuple made by `scalars()`, all float32:
     a literal in the function would widen the arithmetic to float64.
+
+    A rule that needs sums over several weights (a norm) names its unit and adds two functions under
+    the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
+    `combine(*sums, h) -> (float, ...)`, which makes of the sums the values that are appended to h
+    before the scalar function runs. `measure` sees the slots as they are before the update.
+
+    Attributes:
+        name: The rule's name on the wire.
+        unit: What one update spans. "element": every weight for itself. "row": a row of a sparse
+            table, or what one index of a dense array's first axis names. "parameter": the whole
+            dense array; in a sparse table, whose rows are on many servers, still the row.
     """
 
     name: ClassVar[str]
-    unit: ClassVar[str] = "element"  # "parameter": the update needs a norm over the whole array
+    unit: ClassVar[str] = "element"
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The state slots, in the order in which the scalar function takes and returns them."""
         return ()
 
+    @property
+    def turns(self) -> int:
+        """How many of the last slots take turns; 0: none.
+
+        The scalar function sees only one of them: number (step - 1) % turns.
+        """
+        return 0
+
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         """The scalar function for these hyperparameters."""
         raise NotImplementedError
+
+    def measure(self) -> Callable[..., tuple[float, ...]] | None:
+        """What to sum over the unit; None: the rule needs no sums."""
+        return None
+
+    def combine(self) -> Callable[..., tuple[float, ...]] | None:
+        """What the sums add to the numbers of the batch; None: as `measure`."""
+        return None
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         """Numbers that are the same for a whole batch, computed in double precision.

@@ -1,0 +1,60 @@
+"""Follow the regularized leader, proximal (McMahan et al., 2013), as the reference computes it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.errors import ConfigError
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["Ftrl"]
+
+_TINY = 1e-10  # the reference adds it to l1 and l2: no 0 / 0 for a weight without gradients
+
+
+def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    total = squared + g * g
+    root = math.sqrt(total)
+    linear = linear + (g - (root - math.sqrt(squared)) * h[0] * w)
+    size = max(abs(linear) - h[1], h[3])
+    return math.copysign(size, -linear) / (root * h[0] + h[2]), total, linear
+
+
+def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined as text
+    total = squared + g * g
+    root = math.pow(total, h[4])
+    linear = linear + (g - (root - math.pow(squared, h[4])) * h[0] * w)
+    size = max(abs(linear) - h[1], h[3])
+    return math.copysign(size, -linear) / (root * h[0] + h[2]), total, linear
+
+
+@dataclass(frozen=True)
+class Ftrl(Rule):
+    """n' = n + g^2; z += g - (n'^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (n'^-p / lr + 2 * l2).
+
+    w is 0 where |z| <= l1. p is `lr_power`; n is the slot `squared`, z the slot `linear`.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    lr_power: float = -0.5
+    name: ClassVar[str] = "ftrl"
+
+    def __post_init__(self) -> None:
+        check_range("Ftrl", "l1", self.l1, 0, math.inf, high_open=True)
+        check_range("Ftrl", "l2", self.l2, 0, math.inf, high_open=True)
+        check_range("Ftrl", "lr_power", self.lr_power, -math.inf, 0)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("squared"), Slot("linear"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return ftrl if self.lr_power == -0.5 else ftrl_power
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        if learning_rate <= 0:
+            raise ConfigError(f"Ftrl divides by the learning rate, which is {learning_rate!r}; "
+                              "it must be above 0")
+        return (1 / learning_rate, self.l1 + _TINY, 2 * (self.l2 + _TINY), 0.0, -self.lr_power)
