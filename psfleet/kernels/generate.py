@@ -3,11 +3,14 @@
 import re
 from functools import cache
 from pathlib import Path
+from string import Template
 from types import ModuleType
 
 from psfleet.kernels.cache import load_text
+from psfleet.kernels.rule_text import RuleText
+from psfleet.rules.base import Rule
 
-__all__ = ["static_kernels", "width_kernels"]
+__all__ = ["dense_kernels", "sparse_kernels", "static_kernels", "width_kernels"]
 
 _SOURCES = Path(__file__).parent / "sources"
 
@@ -15,17 +18,43 @@ _SOURCES = Path(__file__).parent / "sources"
 @cache
 def static_kernels(name: str) -> ModuleType:
     """The kernels of `sources/<name>.py`, which depend on no rule and no width."""
-    return load_text(name, _source(name))
+    return load_text(name, _source(f"{name}.py"))
 
 
 @cache
 def width_kernels(name: str, dim: int) -> ModuleType:
     """The kernels of `sources/<name>.py` for rows of `dim` values, a constant to the compiler."""
-    return load_text(f"{name}_{dim}", _set(_source(name), "DIM", dim))
+    return load_text(f"{name}_{dim}", _set(_source(f"{name}.py"), "DIM", dim))
+
+
+@cache
+def dense_kernels(rule: Rule, l1: bool, l2: bool) -> ModuleType:
+    """`push` for dense arrays under this rule.
+
+    Args:
+        rule: Only its functions and the number of its slots matter here.
+        l1, l2: Whether these regularizations are added to the gradient.
+    """
+    text = RuleText(rule, l1, l2)
+    return load_text(f"dense_{rule.name}", Template(_source("dense.txt")).substitute(
+        core=text.core("n"), signature=", ".join(["int64"] * (5 + len(text.pointers))),
+        pointers=", ".join(text.pointers), unit_pointers=", ".join(text.unit_pointers()),
+        load_scalars=text.load_scalars()))
+
+
+@cache
+def sparse_kernels(rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool) -> ModuleType:
+    """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`."""
+    text = RuleText(rule, l1, l2)
+    template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
+    return load_text(f"sparse_{rule.name}_{dim}", Template(template).substitute(
+        core=text.core("DIM"), dim=dim, stride=4 * text.row_width(dim),
+        row_pointers=", ".join(text.row_pointers(dim)), fill_slots=text.fill_slots(dim),
+        load_scalars=text.load_scalars()))
 
 
 def _source(name: str) -> str:
-    return (_SOURCES / f"{name}.py").read_text()
+    return (_SOURCES / name).read_text()
 
 
 def _set(text: str, constant: str, value: int) -> str:

@@ -1,0 +1,194 @@
+"""The parts of a kernel module's text that come from the rule."""
+
+import inspect
+from textwrap import indent
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.rules.base import Rule
+from psfleet.tables.spec import Decay
+
+__all__ = ["CHUNK", "LANES", "RuleText", "scalars_of"]
+
+# Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
+# CHUNK values, value i goes to lane i % LANES (float32), the lanes are folded in halves down to 16,
+# and those are added in order in float64. Chunks follow each other.
+CHUNK = 4096
+LANES = 256
+
+_HEAD = """\
+import math
+
+import numpy as np
+from numba import float32, float64, int64, uint64, void
+
+from psfleet.kernels.filling import fill_row
+from psfleet.kernels.memory import (helper, kernel, load_f32, load_i64, load_u64, prefetch,
+                                    prefetch_write, read_f32, read_i64, store_f32, store_i64,
+                                    store_u64)
+from psfleet.kernels.probing import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
+                                     first_line, insert, prefetch_line)
+
+ZERO = np.float32(0)
+"""
+
+
+def scalars_of(rule: Rule, decay: Decay, learning_rate: float, step: int) -> NDArray[np.float32]:
+    """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's."""
+    extra = [value for value in (decay.l2, decay.l1) if value]
+    return np.array([*rule.scalars(learning_rate, step), *extra], np.float32)
+
+
+class RuleText:
+    """Text for one rule, with or without regularization.
+
+    Attributes:
+        pointers: Names of the addresses of weights and state, in the scalar function's order.
+    """
+
+    def __init__(self, rule: Rule, l1: bool, l2: bool) -> None:
+        self._rule = rule
+        self._l1, self._l2 = l1, l2
+        self._numbers = len(rule.scalars(0.1, 1))
+        self._function = rule.scalar().__name__
+        kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
+        self._per_unit = [slot.per_unit for slot in kept]
+        self.pointers = ["p", *(f"p{i}" for i in range(len(kept)))]
+
+    def load_scalars(self) -> str:
+        """An expression: the tuple h read from the address `scalars`."""
+        count = self._numbers + self._l1 + self._l2
+        return "(" + "".join(f"load_f32(scalars, {i}), " for i in range(count)) + ")"
+
+    def unit_pointers(self) -> list[str]:
+        """Dense: the addresses of unit `unit`, whose weights start `at` bytes behind the first."""
+        return ["p + at", *(f"{name} + {'unit * 4' if single else 'at'}"
+                            for name, single in zip(self.pointers[1:], self._per_unit, strict=True))]
+
+    def row_width(self, dim: int) -> int:
+        """How many float32 a sparse row has, state included."""
+        return dim + sum(1 if slot.per_unit else dim for slot in self._rule.slots)
+
+    def row_pointers(self, dim: int) -> list[str]:
+        """Sparse: the addresses within the row at `row`; the slot whose turn it is moves by `turn`."""
+        pointers, offset = ["row"], dim
+        for single in self._per_unit:
+            pointers.append(f"row + {4 * offset}")
+            offset += 1 if single else dim
+        if self._rule.turns:
+            pointers[-1] += f" + turn * {4 * dim}"
+        return pointers
+
+    def fill_slots(self, dim: int) -> str:
+        """Statements that give a new row's state its first values."""
+        lines, offset = [], dim
+        for slot in self._rule.slots:
+            width = 1 if slot.per_unit else dim
+            lines.append(f"for k in range({width}):\n"
+                         f"    store_f32(row, {offset} + k, np.float32({slot.initial!r}))")
+            offset += width
+        return indent("\n".join(lines), " " * 8)
+
+    def core(self, count: str) -> str:
+        """The rule's functions and `apply`, which updates the weights of one unit.
+
+        Args:
+            count: Expression for the number of weights.
+        """
+        rule, parts = self._rule, [_HEAD]
+        functions = [rule.scalar(), rule.measure(), rule.combine()]
+        parts += ["\n@helper\n" + inspect.getsource(f) for f in functions if f is not None]
+        if self._l1 or self._l2:
+            parts.append(self._decayed())
+        if rule.measure() is not None:
+            parts.append(self._measured(count))
+        parts.append(self._apply(count))
+        return "\n".join(parts)
+
+    def _decayed(self) -> str:
+        text = "\n@helper\ndef decayed(w, g, h):\n"
+        if self._l2:
+            text += f"    g = g + h[{self._numbers}] * w\n"
+        if self._l1:
+            pull = f"h[{self._numbers + self._l2}]"
+            text += f"    g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))\n"
+        return text + "    return g\n"
+
+    def _load(self, index: str) -> str:
+        """Statements that load w and g."""
+        decay = "\ng = decayed(w, g, h)" if self._l1 or self._l2 else ""
+        return f"w = load_f32(p, {index})\ng = read_f32(gradient, {index}){decay}"
+
+    def _arguments(self, index: str) -> str:
+        slots = [f"u{i}" if single else f"load_f32(p{i}, {index})"
+                 for i, single in enumerate(self._per_unit)]
+        return ", ".join(["w", "g", *slots, "h"])
+
+    def _load_single(self) -> str:
+        return "".join(f"    u{i} = t{i} = load_f32(p{i}, 0)\n"
+                       for i, single in enumerate(self._per_unit) if single)
+
+    def _apply(self, count: str) -> str:
+        kept = range(len(self._per_unit))
+        results = "".join(f"t{i}, " for i in kept)
+        text = f"\n@helper\ndef apply(n, gradient, lanes, {', '.join(self.pointers)}, h):\n"
+        text += self._load_single()
+        if self._rule.measure() is not None:
+            text += f"    h = h + combined(n, gradient, lanes, {', '.join(self.pointers)}, h)\n"
+        text += f"    for i in range({count}):\n" + indent(self._load("i"), " " * 8)
+        text += f"\n        w, {results}= {self._function}({self._arguments('i')})\n"
+        text += "        store_f32(p, i, w)\n"
+        text += "".join(f"        store_f32(p{i}, i, t{i})\n"
+                        for i in kept if not self._per_unit[i])
+        text += "".join(f"    store_f32(p{i}, 0, t{i})\n" for i in kept if self._per_unit[i])
+        return text
+
+    def _measured(self, count: str) -> str:
+        """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
+        measure, combine = self._rule.measure(), self._rule.combine()
+        assert measure is not None and combine is not None
+        sums = _results(measure, 2 + len(self._per_unit))
+        names = [f"a{i}" for i in range(sums)]
+
+        def term(index: str, lane: str) -> str:
+            adds = "\n".join(
+                f"store_f32(lanes, {LANES * i} + {lane}, load_f32(lanes, {LANES * i} + {lane}) + {a})"
+                for i, a in enumerate(names))
+            call = f"{', '.join(names)}, = {measure.__name__}({self._arguments(index)})"
+            return f"{self._load(index)}\n{call}\n{adds}"
+
+        totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
+        finals = "\n".join(f"s{i} += float64(load_f32(lanes, {LANES * i} + j))" for i in range(sums))
+        result = ", ".join(f"float32(s{i})" for i in range(sums))
+        return f"""
+@helper
+def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
+{self._load_single()}{indent(totals, "    ")}
+    for chunk in range(0, {count}, {CHUNK}):
+        end = min(chunk + {CHUNK}, {count})
+        for j in range({LANES * sums}):
+            store_f32(lanes, j, ZERO)
+        whole = chunk + (end - chunk) // {LANES} * {LANES}
+        for start in range(chunk, whole, {LANES}):
+            for j in range({LANES}):
+{indent(term("start + j", "j"), " " * 16)}
+        for j in range(end - whole):
+{indent(term("whole + j", "j"), " " * 12)}
+        for sum_ in range({sums}):
+            lane = lanes + sum_ * {4 * LANES}
+            half = {LANES // 2}
+            while half >= 16:
+                for j in range(half):
+                    store_f32(lane, j, load_f32(lane, j) + load_f32(lane, half + j))
+                half //= 2
+        for j in range(16):
+{indent(finals, " " * 12)}
+    return {combine.__name__}({result}, h)
+"""
+
+
+def _results(function: object, arguments: int) -> int:
+    """How many values a measure function returns."""
+    result: tuple[float, ...] = function(*[1.0] * arguments, [1.0] * 64)  # type: ignore[operator]
+    return len(result)

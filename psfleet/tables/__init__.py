@@ -1,0 +1,3 @@
+"""Tables: dense arrays and rows by id, with the state that their rules keep."""
+
+__all__: list[str] = []

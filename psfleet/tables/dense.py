@@ -1,0 +1,120 @@
+"""A server's part of one dense array, with its optimizer state."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError
+from psfleet.kernels.generate import dense_kernels
+from psfleet.kernels.initial import address_of
+from psfleet.kernels.rule_text import LANES, scalars_of
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["DenseTable"]
+
+Floats = NDArray[np.float32]
+
+
+class DenseTable:
+    """A slice of a dense array under the table's rule.
+
+    Attributes:
+        spec: The table's definition.
+        step: How many updates it has had.
+    """
+
+    def __init__(self, spec: TableSpec, value: Floats) -> None:
+        """The slice starts as a copy of `value`, float32 [m]."""
+        if value.ndim != 1:
+            raise ShapeError(f"table {spec.name!r}: a server's part is flat, not {value.shape}")
+        self.spec = spec
+        self.step = 0
+        self._weights = np.array(value, np.float32)
+        self._width = self._unit_width()
+        self._slots = [np.full(self._slot_size(slot.per_unit), slot.initial, np.float32)
+                       for slot in spec.rule.slots]
+        self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2))
+        self._lanes = np.empty(8 * LANES, np.float32)
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many weights the slice has."""
+        return len(self._weights)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of weights and state."""
+        return self._weights.nbytes + sum(slot.nbytes for slot in self._slots)
+
+    def pull_into(self, out: Floats) -> None:
+        """Write the weights to `out`, float32 [m]."""
+        with self._lock:
+            np.copyto(out, self._weights)
+
+    def push(self, gradient: Floats, learning_rate: float) -> None:
+        """Update every weight.
+
+        Args:
+            gradient: float32 [m], of any alignment.
+            learning_rate: Of this push.
+        """
+        if gradient.shape != self._weights.shape or gradient.dtype != np.float32:
+            raise ShapeError(f"table {self.spec.name!r}: the gradient is {gradient.dtype} "
+                             f"{gradient.shape}, it must be float32 {self._weights.shape}")
+        gradient = np.ascontiguousarray(gradient)
+        with self._lock:
+            scalars = scalars_of(self.spec.rule, self.spec.decay, learning_rate, self.step + 1)
+            self.step += 1
+            units = self.count // self._width if self._width else 0
+            self._kernels.push(units, self._width, address_of(scalars), address_of(gradient),
+                               address_of(self._lanes), *self._places())
+
+    def state(self) -> list[Floats]:
+        """Copies of the weights and then of each state slot, float32 [m] each.
+
+        A value that a whole unit shares is repeated for each of its weights.
+        """
+        with self._lock:
+            return [self._weights.copy(), *(self._spread(slot) for slot in self._slots)]
+
+    def restore(self, step: int, values: Sequence[Floats]) -> None:
+        """Set weights, state and step from what `state` gave."""
+        shapes = [value.shape for value in values]
+        if shapes != [self._weights.shape] * (1 + len(self._slots)):
+            raise ShapeError(f"table {self.spec.name!r}: its state is {1 + len(self._slots)} arrays of "
+                             f"{self._weights.shape}, not {shapes}")
+        with self._lock:
+            self.step = step
+            self._weights[:] = values[0]
+            for slot, value in zip(self._slots, values[1:], strict=True):
+                slot[:] = value[::self.count // max(len(slot), 1) or 1]
+
+    def _unit_width(self) -> int:
+        """How many weights one update spans, see Rule.unit."""
+        if self.spec.rule.unit != "row":
+            return self.count
+        width = 1
+        for extent in self.spec.shape[1:]:
+            width *= extent
+        if width and self.count % width:
+            raise ShapeError(f"table {self.spec.name!r}: {self.count} values are no whole rows of {width}")
+        return width
+
+    def _slot_size(self, per_unit: bool) -> int:
+        if not per_unit:
+            return self.count
+        return self.count // self._width if self._width else 0
+
+    def _places(self) -> list[int]:
+        """Addresses of the weights and of the slots that this step's update uses."""
+        turns, slots = self.spec.rule.turns, self._slots
+        if turns:
+            fixed = len(slots) - turns
+            slots = [*slots[:fixed], slots[fixed + (self.step - 1) % turns]]
+        return [address_of(array) for array in (self._weights, *slots)]
+
+    def _spread(self, slot: Floats) -> Floats:
+        return slot.copy() if len(slot) == self.count else np.repeat(slot, self._width)
