@@ -1,0 +1,117 @@
+"""psfleet-launch: the command line."""
+
+import importlib.metadata
+import secrets
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from psfleet.errors import ConfigError
+from psfleet_launch.engines.local import LocalEngine, private_folder
+from psfleet_launch.failures import report
+from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
+from psfleet_launch.screen import Screen
+from psfleet_launch.supervisor import Limits, Supervisor
+
+__all__ = ["main"]
+
+_USAGE_EXIT = 2
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--servers", type=int, default=1, show_default=True, help="Server processes.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Worker processes.")
+@click.option("--sync", "mode", flag_value="sync",
+              help="Rounds of all workers, whatever the script's strategy says.")
+@click.option("--async", "mode", flag_value="async",
+              help="Each push is applied at once, whatever the script's strategy says.")
+@click.option("--tcp", is_flag=True, help="Free TCP ports on 127.0.0.1 instead of unix sockets.")
+@click.option("--port", type=click.IntRange(1, 65535), help="TCP ports from this one on.")
+@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("psfleet-logs"),
+              show_default=True, help="Logs go to a folder in it, named after the job.")
+@click.option("--job", "name", help="The job's name; by default the script's and four digits.")
+@click.option("--start-timeout", type=float, default=Limits.start, show_default=True,
+              help="Seconds until all servers must be ready.")
+@click.option("--no-progress", is_flag=True, help="Do not show steps, loss, rows and bytes.")
+@click.option("--server-script", is_flag=True,
+              help="Servers run the script too; it branches on fleet.is_server().")
+@click.version_option(package_name="psfleet", prog_name="psfleet-launch")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(servers: int, workers: int, mode: Literal["sync", "async"] | None, tcp: bool,
+           port: int | None, log_dir: Path, name: str | None, start_timeout: float,
+           no_progress: bool, server_script: bool, script: str, arguments: tuple[str, ...]) -> int:
+    """Train SCRIPT on a cluster of processes on this machine.
+
+    Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
+    exit code is that of the process that failed first (128 and its number for a signal), or 2 for
+    bad usage.
+    """
+    request = Request(script, arguments, servers, workers, mode, port or (0 if tcp else None),
+                      server_script)
+    name = name or job_name(request)
+    logs = _log_folder(log_dir, name)
+    with private_folder() as folder:
+        job = Job(request, name, secrets.token_hex(16), folder, logs)
+        _check_ports(requested_endpoints(job))
+        return _run(job, Limits(start=start_timeout), Screen(not no_progress))
+
+
+def _run(job: Job, limits: Limits, screen: Screen) -> int:
+    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits)
+    engine = LocalEngine(job, supervisor, screen)
+    screen.begin(job, importlib.metadata.version("psfleet"))
+    code = engine.run()
+    screen.end(code)
+    if code:
+        screen.say(report(job, supervisor, engine.ended_at))
+    return code
+
+
+def _log_folder(parent: Path, name: str) -> Path:
+    """The job's folder, without the logs of an earlier job of this name."""
+    if Path(name).name != name:
+        raise ConfigError(f"--job is {name!r}; it names a folder and must not contain a slash")
+    folder = parent / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("serverlog.*"), *folder.glob("workerlog.*")):
+            old.unlink()
+    except OSError as error:
+        raise ConfigError(f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "
+                          "another with --log-dir") from None
+    return folder
+
+
+def _check_ports(endpoints: Iterable[str]) -> None:
+    """Refuse a TCP port that is taken while that is still one sentence."""
+    for endpoint in endpoints:
+        if endpoint.startswith("unix:"):
+            continue
+        host, _, port = endpoint.rpartition(":")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError as error:
+                raise ConfigError(f"port {port} on {host} cannot be used ({error.strerror}); "
+                                  "choose another --port, or --tcp for free ones") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    try:
+        code: int = launch.main(arguments, prog_name="psfleet-launch", standalone_mode=False)
+        return code
+    except click.ClickException as error:
+        message = error.format_message()
+    except ConfigError as error:
+        message = str(error)
+    except click.Abort:
+        return 130
+    print(f"psfleet-launch: {message}", file=sys.stderr)
+    return _USAGE_EXIT

@@ -1,0 +1,1 @@
+"""Where a job's processes run. `local`: on this machine."""

@@ -1,0 +1,211 @@
+"""A job on this machine: performs what the supervisor decides, and tells it what happens."""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from psfleet_launch import guard
+from psfleet_launch.engines.spawn import open_log, send, spawn
+from psfleet_launch.plan import Job, Member, child_environment, command, requested_endpoints
+from psfleet_launch.screen import Screen
+from psfleet_launch.supervisor import (
+    Action,
+    Asked,
+    Event,
+    Exited,
+    Finish,
+    Phase,
+    Ready,
+    Send,
+    Start,
+    Supervisor,
+    Tick,
+    causes_first,
+)
+
+__all__ = ["LocalEngine", "private_folder"]
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK = 0.02
+"""Seconds between looks for ready files; everything else wakes the loop by itself."""
+_REFRESH = 0.25
+_LONGEST_SOCKET_PATH = 107
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A fresh folder of mode 0700, its name short enough for unix sockets; removed at the end."""
+    name = tempfile.mkdtemp(prefix="psfleet-")
+    if len(name) + len("/server.00000") > _LONGEST_SOCKET_PATH:
+        os.rmdir(name)
+        name = tempfile.mkdtemp(prefix="psfleet-", dir="/tmp")
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+
+
+class LocalEngine:
+    """Runs one job. The calling thread must be the main thread: it takes the signals."""
+
+    def __init__(self, job: Job, supervisor: Supervisor, screen: Screen) -> None:
+        self.ended_at: dict[Member, datetime] = {}
+        self._job = job
+        self._supervisor = supervisor
+        self._screen = screen
+        self._endpoints = requested_endpoints(job)
+        self._processes: dict[Member, subprocess.Popen[bytes]] = {}
+        self._logs: dict[Member, IO[bytes]] = {}
+        self._asked: list[int] = []
+        self._exit_code: int | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Start the job, see it through and return its exit code; nothing is left running."""
+        for member in (*self._job.servers, *self._job.workers):
+            self._logs[member] = open_log(self._job.log(member))
+        watcher = guard.start(self._job.token, self._job.folder)
+        try:
+            with self._signals():
+                self._perform(self._supervisor.begin(time.monotonic()))
+                while self._exit_code is None:
+                    self._step()
+        finally:
+            self._clear_up(watcher)
+        return self._exit_code
+
+    def _step(self) -> None:
+        self._wait()
+        for event in [*self._happened(), Tick()]:
+            self._perform(self._supervisor.handle(event, time.monotonic()))
+        self._screen.refresh()
+
+    def _clear_up(self, watcher: subprocess.Popen[bytes]) -> None:
+        guard.sweep(self._job.token)
+        for process in self._processes.values():
+            process.wait()
+        while self._take_output(0):
+            pass
+        for stream in [key.fileobj for key in self._selector.get_map().values()]:
+            stream.close()  # type: ignore[union-attr]  # only streams are registered by now
+        self._selector.close()
+        for log in self._logs.values():
+            log.close()
+        guard.dismiss(watcher)
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals wake the loop; those that end the job are noted, SIGCHLD need not be."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, None)
+        before = {number: signal.signal(number, self._note)
+                  for number in (*_ENDING, signal.SIGCHLD)}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.unregister(ours)
+            ours.close()
+            theirs.close()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number in _ENDING:
+            self._asked.append(number)
+
+    def _wait(self) -> None:
+        if self._supervisor.phase is Phase.STARTING:
+            self._take_output(_LOOK)
+        else:
+            left = self._supervisor.deadline - time.monotonic()
+            self._take_output(min(_REFRESH, max(0.0, left)))
+
+    def _happened(self) -> list[Event]:
+        asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
+        ended = [Exited(member, process.returncode) for member, process in self._processes.items()
+                 if member not in self.ended_at and process.poll() is not None]
+        self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
+        return [*asked, *self._now_ready(), *causes_first(ended)]
+
+    def _now_ready(self) -> list[Ready]:
+        ready = []
+        for member in sorted(self._supervisor.awaited):
+            if endpoint := _read_endpoint(self._job.ready_file(member)):
+                self._endpoints[member.rank] = endpoint
+                ready.append(Ready(member))
+        return ready
+
+    def _take_output(self, timeout: float) -> bool:
+        """Wait, and pass on what worker 0 writes: to its log and to the screen. Was there any?"""
+        ready = self._selector.select(timeout)
+        for key, _ in ready:
+            data = os.read(key.fd, 1 << 16)
+            if key.data is None:
+                continue  # a signal; its handler has noted it
+            if data:
+                log, is_error = key.data
+                log.write(data)
+                self._screen.output(data, is_error)
+            else:
+                self._selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]  # a pipe
+        return bool(ready)
+
+    # -- what is done ----------------------------------------------------------------------------
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(members):
+                    self._start(members)
+                case Send(members, number):
+                    for member in members:
+                        send(self._processes[member], number)
+                case Finish(code):
+                    self._exit_code = code
+
+    def _start(self, members: tuple[Member, ...]) -> None:
+        for member in members:
+            self._processes[member] = self._spawn(member)
+        if members[0].role == "worker":
+            self._screen.servers_ready(self._endpoints)
+
+    def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
+        piped = member == Member("worker", 0)
+        log = self._logs[member]
+        environment = child_environment(self._job, member, self._endpoints)
+        process = spawn(command(self._job, member), environment, log, piped)
+        if piped:
+            self._pass_on(process.stdout, (log, False))
+            self._pass_on(process.stderr, (log, True))
+        return process
+
+    def _pass_on(self, stream: IO[bytes] | None, data: Any) -> None:
+        assert stream is not None
+        self._selector.register(stream, selectors.EVENT_READ, data)
+
+
+def _read_endpoint(path: Path) -> str:
+    """The endpoint that a server has written; empty: it is not ready."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        return ""
+    return words[0] if words else ""

@@ -1,0 +1,57 @@
+"""How one process of a job is started so that it can neither escape nor outlive the launcher."""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from psfleet.errors import ConfigError
+
+__all__ = ["open_log", "send", "spawn"]
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """The file, empty and unbuffered.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"log file {str(path)!r} cannot be written ({error.strerror}); "
+                          "choose another folder with --log-dir") from None
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes],
+          piped: bool) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; call from the main thread.
+
+    Args:
+        log: Takes its standard output and errors.
+        piped: Leave both to the caller, as `process.stdout` and `process.stderr`.
+    """
+    launcher = os.getpid()
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, bufsize=0,
+        stdout=subprocess.PIPE if piped else log, stderr=subprocess.PIPE if piped else log,
+        start_new_session=True, preexec_fn=lambda: _die_with(launcher))
+
+
+def _die_with(launcher: int) -> None:
+    """In the new process: have the kernel kill it when the thread that started it is gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # gone before the kernel knew
+        os._exit(1)
+
+
+def send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the process and to all of its group, unless it has ended."""
+    if process.returncode is None:  # not reaped, so the id is still this group's
+        os.killpg(process.pid, number)

@@ -1,0 +1,275 @@
+"""How a job starts, fails and ends: events of its processes in, actions out.
+
+STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers end--> DONE
+    `---------- a failure or a signal, from any of these ----------> STOPPING ---------> DONE
+
+Pure: no process, no clock, no signal handler. Times are seconds of whatever clock the caller uses.
+"""
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from psfleet_launch.plan import Member, listed
+
+__all__ = ["Action", "Asked", "Event", "Exited", "Failure", "Finish", "Limits", "Phase", "Ready",
+           "Send", "Start", "Supervisor", "Tick", "causes_first"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long each stage may take, in seconds.
+
+    Attributes:
+        start: Until all servers are ready.
+        leave: For servers to end by themselves after the last worker.
+        grace: Between asking processes to stop and killing them; workers first, then servers.
+    """
+
+    start: float = 120.0
+    leave: float = 5.0
+    grace: float = 4.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A server answers."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number."""
+
+    member: Member
+    code: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+Event = Ready | Exited | Asked | Tick
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these processes."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a signal to these processes and their groups."""
+
+    members: tuple[Member, ...]
+    signal: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All processes have ended."""
+
+    exit_code: int
+
+
+Action = Start | Send | Finish
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first. `code` None: it did not end, it was not ready in time."""
+
+    member: Member
+    code: int | None
+    why: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code; for a signal 128 and its number, as shells say it."""
+        if self.code is None:
+            return 1
+        return 128 - self.code if self.code < 0 else self.code or 1
+
+
+class Phase(Enum):
+    """Where the job stands."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    LEAVING = "leaving"
+    STOPPING_WORKERS = "stopping workers"
+    STOPPING_SERVERS = "stopping servers"
+    DONE = "done"
+
+
+_STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
+
+
+@dataclass
+class Supervisor:
+    """The state of one job. Call `begin` once, then `handle` with every event.
+
+    Attributes:
+        alive: Started and not ended.
+        failure: The first one.
+        asked: The signal that ended the job, if one did.
+        stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
+    """
+
+    servers: tuple[Member, ...]
+    workers: tuple[Member, ...]
+    limits: Limits = Limits()
+    phase: Phase = Phase.STARTING
+    alive: set[Member] = field(default_factory=set)
+    awaited: set[Member] = field(default_factory=set)
+    failure: Failure | None = None
+    asked: int | None = None
+    stopped: list[Member] = field(default_factory=list)
+    killed: set[Member] = field(default_factory=set)
+    deadline: float = float("inf")
+
+    def begin(self, at: float) -> list[Action]:
+        """Start the servers."""
+        self.awaited = set(self.servers)
+        self.deadline = at + self.limits.start
+        return self._start(self.servers)
+
+    def handle(self, event: Event, at: float) -> list[Action]:
+        """What is to be done now that `event` has happened, at time `at`."""
+        if self.phase is Phase.DONE:
+            return []
+        match event:
+            case Ready(member):
+                return self._ready(member)
+            case Exited(member, code):
+                return self._exited(member, code, at)
+            case Asked(number):
+                return self._asked(number, at)
+            case Tick():
+                return self._overdue(at) if at >= self.deadline else []
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        assert self.awaited <= self.alive
+        assert not self.awaited or self.phase is not Phase.TRAINING
+        assert self.killed <= set(self.stopped)
+        assert self.alive or self.phase is Phase.DONE
+        assert (self.failure or self.asked) or self.phase not in (Phase.STOPPING_WORKERS,)
+
+    # -- in order --------------------------------------------------------------------------------
+
+    def _start(self, members: tuple[Member, ...]) -> list[Action]:
+        self.alive |= set(members)
+        return [Start(members)]
+
+    def _ready(self, member: Member) -> list[Action]:
+        self.awaited.discard(member)
+        if self.phase is not Phase.STARTING or self.awaited:
+            return []
+        self.phase, self.deadline = Phase.TRAINING, float("inf")
+        return self._start(self.workers)
+
+    def _exited(self, member: Member, code: int, at: float) -> list[Action]:
+        self.alive.discard(member)
+        awaited = member in self.awaited
+        self.awaited.discard(member)
+        if self.phase in _STOPPING:
+            return self._stopping_goes_on(at)
+        if code or awaited:
+            why = "ended before it was ready" if awaited else ""
+            return self._fail(Failure(member, code, why), at)
+        if not self._living("worker"):
+            return self._leave(at)
+        return []
+
+    def _leave(self, at: float) -> list[Action]:
+        """The workers are done; servers that know it end by themselves."""
+        if self.phase is Phase.TRAINING:
+            self.phase, self.deadline = Phase.LEAVING, at + self.limits.leave
+        return [] if self.alive else self._finish()
+
+    def _finish(self) -> list[Action]:
+        self.phase, self.deadline = Phase.DONE, float("inf")
+        if self.failure:
+            return [Finish(self.failure.exit_code)]
+        return [Finish(128 + self.asked if self.asked else 0)]
+
+    # -- out of order ----------------------------------------------------------------------------
+
+    def _fail(self, failure: Failure, at: float) -> list[Action]:
+        self.failure = failure
+        return self._stop_workers(signal.SIGTERM, at)
+
+    def _asked(self, number: int, at: float) -> list[Action]:
+        if self.phase in _STOPPING and (self.asked or self.failure):
+            return self._kill(self._living())
+        self.asked = number
+        return self._stop_workers(number, at)
+
+    def _stop_workers(self, number: int, at: float) -> list[Action]:
+        """Workers first: what a script does on its way out may need the servers."""
+        workers = self._living("worker")
+        if not workers:
+            return self._stop_servers(at)
+        self.phase, self.deadline = Phase.STOPPING_WORKERS, at + self.limits.grace
+        self.stopped += workers
+        return [Send(workers, number)]
+
+    def _stop_servers(self, at: float) -> list[Action]:
+        if not self.alive:
+            return self._finish()
+        self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
+        servers = self._living("server")
+        self.stopped += servers
+        return [Send(servers, signal.SIGTERM)] if servers else []
+
+    def _stopping_goes_on(self, at: float) -> list[Action]:
+        if self.phase is Phase.STOPPING_WORKERS and not self._living("worker"):
+            return self._stop_servers(at)
+        return [] if self.alive else self._finish()
+
+    def _overdue(self, at: float) -> list[Action]:
+        match self.phase:
+            case Phase.STARTING:
+                return self._fail(self._never_ready(), at)
+            case Phase.STOPPING_WORKERS:
+                return [*self._kill(self._living("worker")), *self._stop_servers(at)]
+            case Phase.STOPPING_SERVERS:
+                self.deadline = at + self.limits.grace
+                return self._kill(self._living())
+            case _:
+                return self._stop_servers(at)
+
+    def _never_ready(self) -> Failure:
+        member, *others = sorted(self.awaited)
+        nor = f"; nor were {listed(others)}" if others else ""
+        return Failure(member, None, f"was not ready within {self.limits.start:g} s{nor}")
+
+    def _kill(self, members: tuple[Member, ...]) -> list[Action]:
+        self.stopped += [member for member in members if member not in self.stopped]
+        self.killed |= set(members)
+        return [Send(members, signal.SIGKILL)] if members else []
+
+    def _living(self, role: str = "") -> tuple[Member, ...]:
+        return tuple(sorted(member for member in self.alive if role in ("", member.role)))
+
+
+def causes_first(exits: Iterable[Exited]) -> list[Exited]:
+    """Exits that were noticed at the same moment, the likeliest cause first.
+
+    A process killed by a signal does not owe that to another; a worker may well fail because of
+    its server, hardly the other way round.
+    """
+    return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))
