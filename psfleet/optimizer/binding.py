@@ -1,0 +1,313 @@
+"""Where the optimizers' parameters live: one table each, and the values this worker has seen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet import runtime as runtimes
+from psfleet.clip import merge_rows
+from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.optimizer.placement import place
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.rules.base import Rule
+from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.tables.spec import Decay, TableSpec
+
+__all__ = ["Owner", "Seat", "Tables", "invalidate", "tables"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Grad = Floats | SparseGrad
+_LOOKUPS = 8  # of one sparse table whose rows are kept within a step
+
+
+class Owner(Protocol):
+    """What a table needs to know of the optimizer that updates it."""
+
+    lazy: bool
+
+    def rule(self, parameter: Parameter | None = None) -> Rule: ...
+    def decay(self, parameter: Parameter | None = None) -> Decay: ...
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One parameter's table.
+
+    Attributes:
+        value: Dense tables: the value last pulled; None: it may have changed since.
+        rows: Sparse tables: rows pulled for this step, with the ids that they were pulled for.
+    """
+
+    key: int
+    spec: TableSpec
+    parameter: Parameter
+    owner: Owner
+    value: Floats | None = None
+    rows: list[tuple[Ids, Floats]] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """The table may have changed."""
+        self.value = None
+        self.rows.clear()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the parameter is an array: dense, or with a known number of rows."""
+        return not (self.parameter.sparse and (self.parameter.distributed
+                                               or self.parameter.shape[0] < 0))
+
+    def all_ids(self) -> Ids:
+        """Every id of a bounded sparse table."""
+        return np.arange(self.parameter.shape[0], dtype=np.int64)
+
+
+class Tables:
+    """The tables of one runtime. Implements psfleet.parameter.Binding for all parameters in it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
+        self._seats: dict[int, Seat] = {}
+        self._owned: dict[tuple[int, int], Seat] = {}
+        self._names: dict[str, int] = {}
+        self._pushed: list[Seat] = []
+        self._ticket: Ticket | None = None
+
+    # -- Binding -------------------------------------------------------------------------------
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value, read-only."""
+        seat = self._seats[id(parameter)]
+        if seat.spec.kind == "sparse":
+            return self.lookup(parameter, seat.all_ids())
+        if seat.value is None:
+            # A step that asks for one value will ask for those that changed with it.
+            changed = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
+            self._pull(changed if seat in changed else [seat], [])
+        assert seat.value is not None
+        return seat.value
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Current rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        seat = self._seats[id(parameter)]
+        check_rows(parameter, ids)
+        if seat.spec.kind == "dense":
+            rows: Floats = self.value(parameter)[ids]
+            return rows
+        for known, found in seat.rows:
+            if known.shape == ids.shape and np.array_equal(known, ids):
+                return found
+        if len(seat.rows) >= _LOOKUPS:
+            seat.rows.clear()
+        self._pull([], [(seat, ids)])
+        return seat.rows[-1][1]
+
+    def prefetch(self, dense: Sequence[Parameter],
+                 sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+        """Bring what a step needs in one pull; with other workers about, all of it anew."""
+        whole = {id(p): self._seats[id(p)] for p in dense}
+        rows: list[tuple[Seat, Ids]] = []
+        for parameter, ids in sparse:
+            seat = self._seats[id(parameter)]
+            check_rows(parameter, ids)
+            if seat.spec.kind == "dense":
+                whole[id(parameter)] = seat
+            else:
+                rows.append((seat, ids))
+        for seat in [*whole.values(), *(s for s, _ in rows)]:
+            if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
+                seat.forget()
+        rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
+        self._pull([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
+
+    def _pull(self, dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> None:
+        reads = [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
+        if not reads:
+            return
+        arrays = self.runtime.pull(reads)
+        for array in arrays:
+            array.flags.writeable = False
+        for seat, array in zip(dense, arrays, strict=False):
+            seat.value = array
+        for (seat, ids), array in zip(sparse, arrays[len(dense):], strict=True):
+            seat.rows.append((np.array(ids), array))
+
+    def push(self, gradients: Sequence[tuple[Seat, Gradient]], samples: int,
+             loss: float | None) -> None:
+        """Send the gradients of one step, once the step before it has been acknowledged."""
+        if self._ticket is not None:
+            self._ticket.wait()
+        self._ticket = self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
+        self._pushed = [seat for seat, _ in gradients]
+        for seat in self._pushed:
+            seat.forget()
+
+    # -- seats ---------------------------------------------------------------------------------
+
+    def seat(self, owner: Owner, parameter: Parameter, by_rows: bool = False) -> Seat:
+        """The parameter's table under this optimizer, made if it is new."""
+        seat = self._owned.get((id(owner), id(parameter)))
+        if seat is not None and self._seats.get(id(parameter)) is seat:
+            return seat
+        if seat is not None:  # another optimizer has trained the parameter in between
+            self._move(parameter, seat)
+        else:
+            seat = self._new_seat(owner, parameter, by_rows)
+        self._owned[id(owner), id(parameter)] = seat
+        self._seats[id(parameter)] = seat
+        parameter.binding = self
+        return seat
+
+    def find(self, owner: Owner, parameter: Parameter) -> Seat | None:
+        """The parameter's table under this optimizer, if it has one."""
+        return self._owned.get((id(owner), id(parameter)))
+
+    def _new_seat(self, owner: Owner, parameter: Parameter, by_rows: bool) -> Seat:
+        spec = self._spec(owner, parameter, by_rows)
+        seat = Seat(spec.key, spec, parameter, owner)
+        if spec.kind == "dense":
+            self.runtime.create(spec, np.array(parameter.numpy(), np.float32))
+        elif parameter.binding is None and not _has_value(parameter):
+            self.runtime.create(spec)
+        else:
+            self.exclusively(lambda: self._preload(seat))
+            self.runtime.create(spec)
+        return seat
+
+    def _spec(self, owner: Owner, parameter: Parameter, by_rows: bool) -> TableSpec:
+        rule, decay = owner.rule(parameter), owner.decay(parameter)
+        where = place(parameter, rule, decay, owner.lazy, by_rows)
+        shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
+        # A second table for one name: another optimizer's, or of a parameter that came later.
+        number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
+        name = parameter.name if number == 1 else f"{parameter.name}~{number}"
+        return TableSpec(name, where.kind, tuple(shape), rule, decay, parameter.initializer,
+                         parameter.seed, where.every_row)
+
+    def _preload(self, seat: Seat) -> None:
+        """Give a sparse table the rows that its parameter has now."""
+        self.runtime.create(seat.spec)
+        before = self._seats.get(id(seat.parameter))
+        if before is not None and not seat.bounded:
+            state = self.runtime.read_table(before.key)
+            ids, rows = state.ids, state.values[0]
+        else:
+            ids, rows = seat.all_ids(), np.array(seat.parameter.numpy(), np.float32)
+        slots = [np.full_like(rows, slot.initial) for slot in seat.spec.rule.slots]
+        self.runtime.write_table(seat.key, TableState(0, [rows, *slots], ids))
+
+    def _move(self, parameter: Parameter, seat: Seat) -> None:
+        """Bring the value that another optimizer's table holds into this one; state stays."""
+        before = self._seats[id(parameter)]
+        self.exclusively(lambda: self._copy_value(before, seat))
+        seat.forget()
+
+    def _copy_value(self, source: Seat, target: Seat) -> None:
+        if not target.bounded:
+            raise UsageError(f"parameter {target.parameter.name!r} has rows for any id and is "
+                             "trained by "
+                             "two optimizers in turn; use one")
+        value = np.array(self.value(source.parameter), np.float32)
+        self.write_value(target, value)
+
+    def write_value(self, seat: Seat, value: Floats) -> None:
+        """Set the weights of a table and leave its state. Call it within `exclusively`."""
+        state = self.runtime.read_table(seat.key)
+        if seat.spec.kind == "sparse":
+            assert state.ids is not None
+            ids = seat.all_ids()
+            fresh = [np.full_like(value, slot.initial) for slot in seat.spec.rule.slots]
+            for into, held in zip(fresh, state.values[1:], strict=True):
+                into[state.ids] = held
+            state = TableState(state.step, [value, *fresh], ids)
+        else:
+            state = TableState(state.step, [value, *state.values[1:]])
+        self.runtime.write_table(seat.key, state)
+        seat.forget()
+
+    def exclusively(self, write: Callable[[], None]) -> None:
+        """Let one worker write while all wait. Every worker must come here."""
+        self.runtime.flush()
+        if self.runtime.worker_num > 1:
+            self.runtime.barrier()
+        if self.runtime.worker_index == 0:
+            write()
+        if self.runtime.worker_num > 1:
+            self.runtime.barrier()
+        self.forget()
+
+    def forget(self) -> None:
+        """Every table may have changed."""
+        for seat in self._seats.values():
+            seat.forget()
+
+
+_known: list[Tables] = []
+
+
+def tables(runtime: Runtime | None = None) -> Tables:
+    """The tables of a runtime; None: of the active one."""
+    runtime = runtime or runtimes.active()
+    if not _known or _known[0].runtime is not runtime:
+        _known[:] = [Tables(runtime)]
+    return _known[0]
+
+
+def invalidate() -> None:
+    """Forget the values seen: the tables were changed by more than this worker's pushes."""
+    for known in _known:
+        known.forget()
+
+
+def as_gradient(seat: Seat, grad: Grad, rate: float) -> Gradient:
+    """A gradient in the form that the seat's table takes."""
+    if seat.spec.kind == "sparse":
+        if not isinstance(grad, SparseGrad):
+            grad = SparseGrad(seat.all_ids(), grad)
+        return Gradient(seat.key, grad.rows, grad.ids, rate)
+    if isinstance(grad, SparseGrad):
+        grad = densify(seat.parameter, grad)
+    return Gradient(seat.key, grad, None, rate)
+
+
+def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
+    """The array that a sparse gradient stands for; repeated ids are summed in order."""
+    check_rows(parameter, grad.ids)
+    merged = merge_rows(grad)
+    dense = np.zeros(parameter.shape, np.float32)
+    dense[merged.ids] = merged.rows
+    return dense
+
+
+def check_rows(parameter: Parameter, ids: Ids) -> None:
+    """Refuse ids that a parameter with a known number of rows does not have."""
+    rows = parameter.shape[0]
+    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise IdError(f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
+                      f"id {low if low < 0 else high} is not one of them")
+
+
+def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
+    """The gradient as float32 in a shape that fits the parameter."""
+    if isinstance(grad, SparseGrad):
+        check_rows(parameter, grad.ids)
+        if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
+            raise ShapeError(f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
+                             f"the gradient has rows of {grad.rows.shape[1:]}")
+        return SparseGrad(np.asarray(grad.ids, np.int64), np.asarray(grad.rows, np.float32))
+    dense = np.asarray(grad, np.float32)
+    if dense.shape != tuple(parameter.shape):
+        raise ShapeError(f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "
+                         f"the gradient has {dense.shape}")
+    return dense
+
+
+def _has_value(parameter: Parameter) -> bool:
+    return parameter._value is not None

@@ -1,0 +1,97 @@
+"""What the optimizers ask of the graph; plain arrays and SparseGrad pass without it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.errors import UsageError
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.regularizer import L1Decay, WeightDecay
+
+__all__ = ["add_update", "differentiate", "parameter_of", "regularized", "symbolic", "value_of"]
+
+
+def parameter_of(item: Any) -> Any:
+    """The parameter behind a variable; anything else is returned as it is."""
+    return getattr(item, "parameter", None) or item
+
+
+def value_of(loss: Any) -> float | None:
+    """The loss as a number, if it has a value."""
+    value = getattr(loss, "value", loss)
+    return None if value is None else float(np.asarray(value).reshape(-1)[0])
+
+
+def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether the gradients are variables of a program rather than arrays.
+
+    Raises:
+        UsageError: Some are, some are not.
+    """
+    kinds = {not isinstance(gradient, np.ndarray | SparseGrad | np.generic | float | int | list)
+             and getattr(gradient, "value", None) is None for _, gradient in pairs}
+    if len(kinds) > 1:
+        raise UsageError("params_grads mixes arrays and variables; give one kind")
+    return kinds == {True}
+
+
+def differentiate(loss: Any, parameters: Sequence[Any] | None,
+                  no_grad_set: Iterable[Any] | None) -> list[tuple[Parameter, Any]]:
+    """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
+
+    Args:
+        parameters: Parameters, their variables or names; None: all that are trainable.
+        no_grad_set: The same, and other variables: what gets no gradient.
+    """
+    from psfleet.program.backward import append_backward
+    from psfleet.program.gradient import ancestors
+    from psfleet.program.variable import Variable
+
+    if not isinstance(loss, Variable):
+        raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
+    if loss.value is None:
+        return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
+    found = {v.parameter.name: v.parameter for record in ancestors([loss])
+             for v in record.inputs if v.parameter is not None and not v.stop_gradient}
+    wanted = found if parameters is None else {name_of(item) for item in parameters}
+    barred = {name_of(item) for item in no_grad_set or ()}
+    chosen = [p for name, p in found.items()
+              if name in wanted and name not in barred and p.trainable]
+    if all(p.grad is None for p in chosen):
+        loss.backward()
+    return [(p, p.grad) for p in chosen if p.grad is not None]
+
+
+def name_of(item: Any) -> str:
+    """The name of a parameter or variable, or the name itself."""
+    return item if isinstance(item, str) else str(item.name)
+
+
+def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> Any:
+    """Let each run of the program end with an update by these gradient variables."""
+    from psfleet.program.program import default_main_program
+
+    wrong = [p for p, _ in pairs if not isinstance(parameter_of(p), Parameter)]
+    if wrong:
+        raise UsageError(f"params_grads has {wrong[0]!r} where a parameter is expected")
+    return default_main_program().add_update(
+        optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss)
+
+
+def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:
+    """The gradient plus the regularizer's, of the same kind; a sparse one becomes dense."""
+    if regularizer is None or gradient is None:
+        return gradient
+    if isinstance(gradient, SparseGrad):
+        dense = np.zeros(parameter.shape, np.float32)
+        np.add.at(dense, gradient.ids, gradient.rows)
+        return dense + regularizer.gradient(parameter.numpy())
+    if isinstance(gradient, np.ndarray):
+        return gradient + regularizer.gradient(parameter.numpy())
+    if isinstance(regularizer, L1Decay):
+        raise UsageError(f"{regularizer!r}: append_regularization_ops takes arrays for L1; "
+                         "apply_gradients regularizes variables by itself")
+    from psfleet.program.variable import leaf
+
+    return gradient + leaf(parameter) * regularizer.coeff

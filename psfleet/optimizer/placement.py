@@ -1,0 +1,77 @@
+"""Which kind of table a parameter gets: dense, sparse, or sparse with every row updated."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from psfleet.parameter import Parameter
+from psfleet.rules.base import Rule
+from psfleet.tables.spec import MAX_DIM, Decay
+
+__all__ = ["Placement", "Reach", "place", "reach"]
+
+Reach = Literal["touched", "stored", "all"]
+"""Which rows an update must visit so that a sparse gradient has the effect of the dense one: those
+with a gradient, every row that ever had one, or simply all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Attributes as in TableSpec; `kind` sparse needs a gradient by rows."""
+
+    kind: Literal["dense", "sparse"]
+    every_row: bool = False
+
+
+def place(parameter: Parameter, rule: Rule, decay: Decay, lazy: bool, by_rows: bool) -> Placement:
+    """The table that gives a parameter the reference's semantics.
+
+    A distributed parameter has rows for any id, so only rows with a gradient can be visited. Any
+    other is treated as if its gradients were dense, unless the optimizer is lazy: rows without
+    gradient still decay and drift. Where the rule says that they do not, they are left alone.
+
+    Args:
+        lazy: The optimizer wants rows without a gradient to rest.
+        by_rows: The gradients are SparseGrad, although the parameter may not be `sparse`.
+    """
+    if parameter.sparse and (parameter.distributed or parameter.shape[0] < 0):
+        return Placement("sparse")
+    if not (by_rows or parameter.sparse) or len(parameter.shape) != 2:
+        return Placement("dense")
+    if not 1 <= parameter.shape[1] <= MAX_DIM or decay != Decay():
+        return Placement("dense")
+    wanted = "touched" if lazy else reach(rule)
+    return Placement("dense") if wanted == "all" else Placement("sparse", wanted == "stored")
+
+
+@lru_cache(maxsize=256)
+def reach(rule: Rule) -> Reach:
+    """Found by trying: what a zero gradient does to a fresh row and to a used one."""
+    if rule.unit == "parameter":
+        return "all"
+    scalar = rule.scalar()
+    fresh = (0.75, *(slot.initial for slot in rule.slots))
+    try:
+        if _moves(rule, scalar, fresh, 1):
+            return "all"
+        used = _used(rule, scalar, fresh)
+        return "stored" if any(_moves(rule, scalar, used, step) for step in (4, 5)) else "touched"
+    except (ArithmeticError, ValueError, TypeError):
+        return "all"
+
+
+def _used(rule: Rule, scalar: Callable[..., tuple[float, ...]],
+          values: tuple[float, ...]) -> tuple[float, ...]:
+    for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
+        w, *slots = values
+        values = scalar(w, gradient, *slots, rule.scalars(0.1, step))
+    return values
+
+
+def _moves(rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...],
+           step: int) -> bool:
+    w, *slots = values
+    after = scalar(w, 0.0, *slots, rule.scalars(0.1, step))
+    return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))

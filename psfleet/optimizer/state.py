@@ -1,0 +1,82 @@
+"""An optimizer's state as arrays by name: gathered from the tables and written back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.optimizer.binding import Seat, Tables
+from psfleet.runtime import TableState
+
+__all__ = ["gather", "restore"]
+
+Floats = NDArray[np.float32]
+
+
+def gather(home: Tables, seats: Sequence[Seat]) -> dict[str, Any]:
+    """`name.slot` and `name.step` (and `name.ids`, see Optimizer.state_dict) of every seat."""
+    found: dict[str, Any] = {}
+    for seat in seats:
+        name, held = seat.parameter.name, home.runtime.read_table(seat.key)
+        found[f"{name}.step"] = held.step
+        if seat.spec.kind == "sparse" and not seat.bounded:
+            found[f"{name}.ids"] = held.ids
+        for slot, values in zip(seat.spec.rule.slots, held.values[1:], strict=True):
+            if seat.spec.kind == "sparse" and seat.bounded:
+                values = _whole(seat, held, values, slot.initial)
+            found[f"{name}.{slot.name}"] = values
+    return found
+
+
+def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, Any]) -> None:
+    """Write the entries of `found` that belong to the seats; everything is checked first."""
+    states = [(seat, _state(owner, seat, found)) for seat in seats
+              if any(key.startswith(f"{seat.parameter.name}.") for key in found)]
+    if not states:
+        return
+
+    def write() -> None:
+        for seat, state in states:
+            state.values.insert(0, _weights(home, seat, state))
+            home.runtime.write_table(seat.key, state)
+
+    home.exclusively(write)
+
+
+def _state(owner: str, seat: Seat, found: dict[str, Any]) -> TableState:
+    """The table's state but for its weights."""
+    name, ids = seat.parameter.name, None
+    if seat.spec.kind == "sparse":
+        ids = seat.all_ids() if seat.bounded else _entry(owner, found, f"{name}.ids")
+    shape = seat.spec.shape if ids is None else (len(ids), seat.spec.dim)
+    slots = [np.asarray(_entry(owner, found, f"{name}.{slot.name}"), np.float32)
+             for slot in seat.spec.rule.slots]
+    for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
+        if values.shape != shape:
+            raise ShapeError(f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
+                             f"it must be {shape}")
+    return TableState(int(_entry(owner, found, f"{name}.step")), slots, ids)
+
+
+def _entry(owner: str, found: dict[str, Any], key: str) -> Any:
+    if key not in found:
+        raise UsageError(f"{owner}: the state has no entry {key!r}; was it made by another "
+                         "optimizer?")
+    return found[key]
+
+
+def _weights(home: Tables, seat: Seat, state: TableState) -> Floats:
+    if seat.spec.kind == "dense":
+        return np.array(home.value(seat.parameter))
+    assert state.ids is not None
+    return np.array(home.lookup(seat.parameter, state.ids))
+
+
+def _whole(seat: Seat, held: TableState, values: Floats, initial: float) -> Floats:
+    """The slot of all rows, those that the table does not have yet included."""
+    assert held.ids is not None
+    whole = np.full((seat.parameter.shape[0], seat.spec.dim), initial, np.float32)
+    whole[held.ids] = values
+    return whole

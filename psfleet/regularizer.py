@@ -1,0 +1,103 @@
+"""Weight decay that the servers add to the gradient, after the worker's clipping."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.tables.spec import Decay
+
+__all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer", "WeightDecay",
+           "as_decay", "as_regularizer"]
+
+Floats = NDArray[np.float32]
+
+
+class WeightDecay:
+    """Base of the regularizers.
+
+    Attributes:
+        coeff: Strength, at least 0.
+    """
+
+    def __init__(self, coeff: float) -> None:
+        self.coeff = _checked(f"{type(self).__name__}: coeff", coeff)
+
+    @property
+    def decay(self) -> Decay:
+        """The form in which a table carries it."""
+        raise NotImplementedError
+
+    def gradient(self, value: Floats) -> Floats:
+        """What it adds to the gradient at these weights."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.coeff})"
+
+
+class L1Decay(WeightDecay):
+    """Adds coeff * sign(w) to the gradient."""
+
+    def __init__(self, coeff: float = 0.0) -> None:
+        super().__init__(coeff)
+
+    @property
+    def decay(self) -> Decay:
+        """The form in which a table carries it."""
+        return Decay(l1=self.coeff)
+
+    def gradient(self, value: Floats) -> Floats:
+        """coeff * sign(w)."""
+        return np.float32(self.coeff) * np.sign(value)
+
+
+class L2Decay(WeightDecay):
+    """Adds coeff * w to the gradient: no factor 2 or 1/2."""
+
+    def __init__(self, coeff: float = 0.0) -> None:
+        super().__init__(coeff)
+
+    @property
+    def decay(self) -> Decay:
+        """The form in which a table carries it."""
+        return Decay(l2=self.coeff)
+
+    def gradient(self, value: Floats) -> Floats:
+        """coeff * w."""
+        return np.float32(self.coeff) * value
+
+
+class L1DecayRegularizer(L1Decay):
+    """L1Decay under its older name."""
+
+    def __init__(self, regularization_coeff: float = 0.0) -> None:
+        super().__init__(regularization_coeff)
+
+
+class L2DecayRegularizer(L2Decay):
+    """L2Decay under its older name."""
+
+    def __init__(self, regularization_coeff: float = 0.0) -> None:
+        super().__init__(regularization_coeff)
+
+
+def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
+    """A regularizer from what a script may give: one, a number (L2) or None."""
+    if value is None or isinstance(value, WeightDecay):
+        return value
+    return L2Decay(_checked(f"{owner}: weight_decay", value))
+
+
+def _checked(what: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or float(value) < 0:
+        raise ConfigError(f"{what} is {value!r}, it must be a finite number of at least 0")
+    return float(value)
+
+
+def as_decay(regularizer: WeightDecay | None) -> Decay:
+    """What a table carries for it."""
+    return regularizer.decay if regularizer else Decay()

@@ -1,0 +1,33 @@
+"""Recordings of the reference's operators (tests/goldens)."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[1] / "goldens"
+
+
+@cache
+def arrays(name: str) -> dict[str, NDArray[Any]]:
+    """The arrays of one recording, newest version first."""
+    with np.load(_folder(name) / f"{name}.npz") as z:
+        return {key: z[key] for key in z}
+
+
+@cache
+def hyper(name: str) -> dict[str, Any]:
+    """The hyperparameters of one recording."""
+    index = json.loads((_folder(name) / "index.json").read_text())
+    values: dict[str, Any] = index[name]["hyper"]
+    return values
+
+
+def _folder(name: str) -> Path:
+    for folder in sorted(ROOT.iterdir(), reverse=True):
+        if (folder / f"{name}.npz").exists():
+            return folder
+    raise FileNotFoundError(f"no recording {name!r} under {ROOT}")
