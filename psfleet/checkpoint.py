@@ -184,8 +184,10 @@ def _sparse_pages(path: str, files: Sequence[ShardFile],
         with _open(Path(path) / file.file) as tensors:
             ids = tensors.get_slice(f"{spec.name}/ids")
             rows = tensors.get_slice(f"{spec.name}/rows")
-            for start in range(0, ids.get_shape()[0], _PAGE):
-                yield ids[start:start + _PAGE], rows[start:start + _PAGE]
+            count = ids.get_shape()[0]
+            for start in range(0, count, _PAGE):
+                end = min(start + _PAGE, count)
+                yield ids[start:end], rows[start:end]
 
 
 def _slots(spec: TableSpec) -> list[str]:
