@@ -99,26 +99,23 @@ class RuleText:
         rule, parts = self._rule, [_HEAD]
         functions = [rule.scalar(), rule.measure(), rule.combine()]
         parts += ["\n@helper\n" + inspect.getsource(f) for f in functions if f is not None]
-        if self._l1 or self._l2:
-            parts.append(self._decayed())
         if rule.measure() is not None:
             parts.append(self._measured(count))
         parts.append(self._apply(count))
         return "\n".join(parts)
 
-    def _decayed(self) -> str:
-        text = "\n@helper\ndef decayed(w, g, h):\n"
-        if self._l2:
-            text += f"    g = g + h[{self._numbers}] * w\n"
-        if self._l1:
-            pull = f"h[{self._numbers + self._l2}]"
-            text += f"    g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))\n"
-        return text + "    return g\n"
+    def _decay_factors(self) -> str:
+        names = ["l2"] * self._l2 + ["l1"] * self._l1
+        return "".join(f"    {name} = h[{self._numbers + i}]\n" for i, name in enumerate(names))
 
     def _load(self, index: str) -> str:
-        """Statements that load w and g."""
-        decay = "\ng = decayed(w, g, h)" if self._l1 or self._l2 else ""
-        return f"w = load_f32(p, {index})\ng = read_f32(gradient, {index}){decay}"
+        """Statements that load w and g, and add the regularization to g."""
+        text = f"w = load_f32(p, {index})\ng = read_f32(gradient, {index})"
+        if self._l2:
+            text += "\ng = g + l2 * w"
+        if self._l1:
+            text += "\ng = g + (l1 if w > ZERO else (-l1 if w < ZERO else ZERO))"
+        return text
 
     def _arguments(self, index: str) -> str:
         slots = [f"u{i}" if single else f"load_f32(p{i}, {index})"
@@ -133,9 +130,9 @@ class RuleText:
         kept = range(len(self._per_unit))
         results = "".join(f"t{i}, " for i in kept)
         text = f"\n@helper\ndef apply(n, gradient, lanes, {', '.join(self.pointers)}, h):\n"
-        text += self._load_single()
+        text += self._load_single() + self._decay_factors()
         if self._rule.measure() is not None:
-            text += f"    h = h + combined(n, gradient, lanes, {', '.join(self.pointers)}, h)\n"
+            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {', '.join(self.pointers)}, h)\n"
         text += f"    for i in range({count}):\n" + indent(self._load("i"), " " * 8)
         text += f"\n        w, {results}= {self._function}({self._arguments('i')})\n"
         text += "        store_f32(p, i, w)\n"
@@ -164,7 +161,7 @@ class RuleText:
         return f"""
 @helper
 def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
-{self._load_single()}{indent(totals, "    ")}
+{self._load_single()}{self._decay_factors()}{indent(totals, "    ")}
     for chunk in range(0, {count}, {CHUNK}):
         end = min(chunk + {CHUNK}, {count})
         for j in range({LANES * sums}):
@@ -184,7 +181,7 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
                 half //= 2
         for j in range(16):
 {indent(finals, " " * 12)}
-    return {combine.__name__}({result}, h)
+    return {combine.__name__}({result}, float32({count}), h)
 """
 
 

@@ -1,18 +1,40 @@
-"""The update rules: each a small file with hyperparameters, state slots and one scalar function."""
+"""The update rules: each a small file with hyperparameters, state slots and scalar functions."""
 
 from psfleet.errors import ConfigError
+from psfleet.rules.adadelta import Adadelta
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
+from psfleet.rules.adamax import Adamax
+from psfleet.rules.adamw import AdamW
+from psfleet.rules.amsgrad import AMSGrad
+from psfleet.rules.asgd import ASGD
 from psfleet.rules.base import Rule, Slot
+from psfleet.rules.decayed_adagrad import DecayedAdagrad
+from psfleet.rules.dgc_momentum import DGCMomentum
 from psfleet.rules.ftrl import Ftrl
+from psfleet.rules.lamb import Lamb
+from psfleet.rules.lars_momentum import LarsMomentum
 from psfleet.rules.momentum import Momentum
+from psfleet.rules.nadam import NAdam
+from psfleet.rules.proximal_gd import ProximalGD
+from psfleet.rules.radam import RAdam
+from psfleet.rules.rmsprop import RMSProp
+from psfleet.rules.rowwise_adagrad import RowwiseAdagrad
+from psfleet.rules.rprop import Rprop
 from psfleet.rules.sgd import SGD
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "Ftrl", "Momentum", "Rule", "Slot", "make_rule", "rule_class",
+    "AMSGrad", "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "DGCMomentum",
+    "DecayedAdagrad", "Ftrl", "Lamb", "LarsMomentum", "Momentum", "NAdam", "ProximalGD",
+    "RAdam", "RMSProp", "RULES", "RowwiseAdagrad", "Rprop", "Rule", "SGD", "Slot", "make_rule",
+    "rule_class",
 ]
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (SGD, Momentum, Adagrad, Adam, Ftrl)}
+_ALL: tuple[type[Rule], ...] = (
+    Adadelta, Adagrad, Adam, Adamax, AdamW, AMSGrad, ASGD, DecayedAdagrad, DGCMomentum, Ftrl,
+    Lamb, LarsMomentum, Momentum, NAdam, ProximalGD, RAdam, RMSProp, RowwiseAdagrad, Rprop, SGD,
+)
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
 
 
 def rule_class(name: str) -> type[Rule]:

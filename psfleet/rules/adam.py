@@ -23,17 +23,22 @@ class Adam(Rule):
     The two corrections are folded into the rate and into epsilon, as in the paper's section 2:
     m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + e) = s / (1 - b1^t) * m / (sqrt(v) + e * s) with
     s = sqrt(1 - b2^t).
+
+    `bias_correction_step` is added to t in the corrections. The reference's operator for sparse
+    gradients behaves as if it were 1.
     """
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    bias_correction_step: int = 0
     name: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
         check_range("Adam", "beta1", self.beta1, 0, 1, high_open=True)
         check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("Adam", "epsilon", self.epsilon, 0, math.inf, high_open=True)
+        check_range("Adam", "epsilon", self.epsilon, 0, math.inf)
+        check_range("Adam", "bias_correction_step", self.bias_correction_step, 0, 1)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -43,6 +48,7 @@ class Adam(Rule):
         return adam
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        step += self.bias_correction_step
         root = math.sqrt(1 - self.beta2**step)
         rate = learning_rate * root / (1 - self.beta1**step)
         return (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon * root)

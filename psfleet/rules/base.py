@@ -41,8 +41,9 @@ class Rule:
 
     A rule that needs sums over several weights (a norm) names its unit and adds two functions under
     the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
-    `combine(*sums, h) -> (float, ...)`, which makes of the sums the values that are appended to h
-    before the scalar function runs. `measure` sees the slots as they are before the update.
+    `combine(*sums, count, h) -> (float, ...)`, which makes of the sums and of the unit's size the
+    values that are appended to h before the scalar function runs. `measure` sees the slots as they
+    are before the update.
 
     Attributes:
         name: The rule's name on the wire.
@@ -111,4 +112,5 @@ def check_range(owner: str, name: str, value: float, low: float, high: float, *,
     inside = inside and not (low_open and value == low) and not (high_open and value == high)
     if not inside:
         left, right = "(" if low_open else "[", ")" if high_open else "]"
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be in {left}{low:g}, {high:g}{right}")
+        raise ConfigError(f"{owner}: {name} is {value!r}, "
+                          f"it must be in {left}{low:g}, {high:g}{right}")

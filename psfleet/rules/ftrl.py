@@ -31,9 +31,9 @@ def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inl
 
 @dataclass(frozen=True)
 class Ftrl(Rule):
-    """n' = n + g^2; z += g - (n'^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (n'^-p / lr + 2 * l2).
+    """z += g - (m^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (m^-p / lr + 2 * l2); m = n + g^2.
 
-    w is 0 where |z| <= l1. p is `lr_power`; n is the slot `squared`, z the slot `linear`.
+    m is the next n. w is 0 where |z| <= l1. p is `lr_power`; n is the slot `squared`, z the slot `linear`.
     """
 
     l1: float = 0.0

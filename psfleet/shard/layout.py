@@ -17,7 +17,7 @@ def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
     spread over the fleet. A table whose rule needs the whole array stays on one server.
     """
     place = (server - spec.key) % servers
-    blocks = 1 if spec.rule.unit == "parameter" else -(-spec.size // BLOCK)
+    blocks = 1 if spec.rule.unit != "element" else -(-spec.size // BLOCK)
     length = spec.size if blocks <= 1 else BLOCK
     # Rounding up gives a lone block to place 0 rather than to the last one.
     first = -(-blocks * place // servers)

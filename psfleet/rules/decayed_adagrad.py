@@ -1,0 +1,38 @@
+"""Adagrad whose accumulator forgets."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["DecayedAdagrad"]
+
+
+def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
+    moment = h[1] * moment + h[2] * (g * g)
+    return w - h[0] * g / (math.sqrt(moment) + h[3]), moment
+
+
+@dataclass(frozen=True)
+class DecayedAdagrad(Rule):
+    """s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon)."""
+
+    decay: float = 0.95
+    epsilon: float = 1e-6
+    name: ClassVar[str] = "decayed_adagrad"
+
+    def __post_init__(self) -> None:
+        check_range("DecayedAdagrad", "decay", self.decay, 0, 1, high_open=True)
+        check_range("DecayedAdagrad", "epsilon", self.epsilon, 0, math.inf)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return decayed_adagrad
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.decay, 1 - self.decay, self.epsilon)

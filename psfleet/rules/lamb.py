@@ -1,0 +1,69 @@
+"""Lamb (You et al., 2020): Adam's direction, scaled by the norms of weights and direction."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["Lamb"]
+
+
+def lamb_measure(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    m = h[1] * m + h[2] * g
+    v = h[3] * v + h[4] * (g * g)
+    u = h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w
+    return w * w, u * u
+
+
+def lamb_combine(squared_w, squared_u, count, h):  # type: ignore[no-untyped-def]
+    trust = math.sqrt(squared_w) / math.sqrt(squared_u)
+    return (h[0] * (trust if squared_w > h[9] and squared_u > h[9] else h[8]),)
+
+
+def lamb(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    m = h[1] * m + h[2] * g
+    v = h[3] * v + h[4] * (g * g)
+    u = h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w
+    return w - h[10] * u, m, v
+
+
+@dataclass(frozen=True)
+class Lamb(Rule):
+    """u = m^ / (sqrt(v^) + epsilon) + weight_decay * w; w -= lr * |w| / |u| * u.
+
+    The trust ratio |w| / |u| is 1 where a norm is 0, and without weight decay.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    name: ClassVar[str] = "lamb"
+    unit: ClassVar[str] = "parameter"
+
+    def __post_init__(self) -> None:
+        check_range("Lamb", "beta1", self.beta1, 0, 1, high_open=True)
+        check_range("Lamb", "beta2", self.beta2, 0, 1, high_open=True)
+        check_range("Lamb", "epsilon", self.epsilon, 0, math.inf)
+        check_range("Lamb", "weight_decay", self.weight_decay, 0, math.inf)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment1"), Slot("moment2"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return lamb
+
+    def measure(self) -> Callable[..., tuple[float, ...]]:
+        return lamb_measure
+
+    def combine(self) -> Callable[..., tuple[float, ...]]:
+        return lamb_combine
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        root = math.sqrt(1 - self.beta2**step)
+        always = 0.0 if self.weight_decay else math.inf  # norms at or below this give the ratio 1
+        return (learning_rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2,
+                self.epsilon * root, root / (1 - self.beta1**step), self.weight_decay, 1.0, always)

@@ -1,0 +1,65 @@
+"""NAdam (Dozat, 2016): Adam with Nesterov's momentum."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["NAdam"]
+
+
+def nadam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    m = h[2] * m + h[3] * g
+    v = h[4] * v + h[5] * (g * g)
+    return w - (h[0] * m + h[1] * g) / (math.sqrt(v) + h[6]), m, v
+
+
+@dataclass(frozen=True)
+class NAdam(Rule):
+    """w -= lr * m' / (sqrt(v^) + epsilon), m' looking one step ahead in the schedule mu_t.
+
+    mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2);
+    m' = mu_(t+1) * m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) * g / (1 - mu_1 ... mu_t).
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    momentum_decay: float = 0.004
+    name: ClassVar[str] = "nadam"
+
+    def __post_init__(self) -> None:
+        check_range("NAdam", "beta1", self.beta1, 0, 1, high_open=True)
+        check_range("NAdam", "beta2", self.beta2, 0, 1, high_open=True)
+        check_range("NAdam", "epsilon", self.epsilon, 0, math.inf)
+        check_range("NAdam", "momentum_decay", self.momentum_decay, 0, math.inf)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment1"), Slot("moment2"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return nadam
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        root = math.sqrt(1 - self.beta2**step)
+        now, following = self.momentum(step), self.momentum(step + 1)
+        product = self._product(step)
+        rate = learning_rate * root
+        return (rate * following / (1 - product * following), rate * (1 - now) / (1 - product),
+                self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon * root)
+
+    def momentum(self, step: int) -> float:
+        """mu of a step."""
+        return self.beta1 * (1 - 0.5 * 0.96 ** (step * self.momentum_decay))
+
+    def _product(self, step: int) -> float:
+        """mu_1 * ... * mu_step; 0 once it is nothing beside 1, which takes few steps."""
+        product = 1.0
+        for earlier in range(1, step + 1):
+            product *= self.momentum(earlier)
+            if product < 1e-20:
+                return 0.0
+        return product

@@ -1,0 +1,55 @@
+"""RMSProp (Tieleman and Hinton, 2012): plain, with momentum, centered."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["RMSProp"]
+
+
+def rmsprop(w, g, momentum, mean_square, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    momentum = h[4] * momentum + h[0] * g / math.sqrt(mean_square + h[3])
+    return w - momentum, momentum, mean_square
+
+
+def rmsprop_centered(w, g, momentum, mean_square, mean_grad, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    mean_grad = h[1] * mean_grad + h[2] * g
+    variance = mean_square - mean_grad * mean_grad
+    momentum = h[4] * momentum + h[0] * g / math.sqrt(variance + h[3])
+    return w - momentum, momentum, mean_square, mean_grad
+
+
+@dataclass(frozen=True)
+class RMSProp(Rule):
+    """s = rho * s + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(s + epsilon); w -= v.
+
+    Epsilon is inside the root and the rate inside v, as in the reference. Centered: s less the
+    square of the running mean of g.
+    """
+
+    rho: float = 0.95
+    epsilon: float = 1e-6
+    momentum: float = 0.0
+    centered: bool = False
+    name: ClassVar[str] = "rmsprop"
+
+    def __post_init__(self) -> None:
+        check_range("RMSProp", "rho", self.rho, 0, 1, high_open=True)
+        check_range("RMSProp", "epsilon", self.epsilon, 0, math.inf)
+        check_range("RMSProp", "momentum", self.momentum, 0, 1, high_open=True)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        third = (Slot("mean_grad"),) if self.centered else ()
+        return (Slot("momentum"), Slot("mean_square"), *third)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return rmsprop_centered if self.centered else rmsprop
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.rho, 1 - self.rho, self.epsilon, self.momentum)
