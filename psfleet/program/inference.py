@@ -1,0 +1,193 @@
+"""Inference models: a pruned program and its weights in a folder, without optimizer state.
+
+    model/program.json           the records up to the targets, as names and settings
+    model/weights.safetensors    dense parameters `<name>`; tables `<name>/ids` and `<name>/rows`
+
+Nothing in it is executed on loading but the operations of psfleet.program.ops.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from psfleet import runtime as runtimes
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import CheckpointError, UsageError
+from psfleet.parameter import Parameter
+from psfleet.program.gradient import ancestors
+from psfleet.program.program import Program, default_main_program
+from psfleet.program.record import Record, find_op
+from psfleet.program.variable import Variable
+from psfleet.rules.sgd import SGD
+from psfleet.runtime import Read, TableState
+from psfleet.tables.spec import Initializer, TableSpec, key_of
+
+__all__ = ["load_inference", "save_inference"]
+
+FORMAT = 1
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def save_inference(path: str, feeds: Sequence[Variable | str], targets: Sequence[Variable | str],
+                   program: Program | None = None) -> None:
+    """Write what computes the targets from the feeds.
+
+    Args:
+        path: The folder; it is made if it is not there.
+        feeds: Data variables or their names. They must be all that the targets need.
+        targets: Variables or their names.
+        program: The default main program if None.
+    """
+    program = program or default_main_program()
+    wanted = [_variable(program, target) for target in targets]
+    fed = [_variable(program, feed).name for feed in feeds]
+    records = ancestors(wanted)
+    leaves = {v.name: v for record in records for v in record.inputs if v.record is None}
+    leaves.update({v.name: v for v in wanted if v.record is None})
+    missing = sorted(name for name, v in leaves.items() if v.is_data and name not in fed)
+    if missing:
+        raise UsageError(f"the targets need feed {missing[0]!r}; name it among the feeded_var_names")
+    arrays: dict[str, NDArray[Any]] = {}
+    for leaf in leaves.values():
+        arrays.update(_arrays(leaf))
+    document = {
+        "format": FORMAT, "feeds": fed, "targets": [target.name for target in wanted],
+        "leaves": [_leaf(leaf) for leaf in leaves.values()],
+        "records": [_record(record) for record in records],
+    }
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / "weights.safetensors", lambda to: save_file(arrays, to))
+    _replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
+
+
+def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
+    """A program for prediction from a folder written by `save_inference`.
+
+    Returns:
+        (program, names of its feeds, target variables): `Executor.run(program, feed, targets)`.
+
+    Raises:
+        CheckpointError: The folder is no inference model, or damaged.
+    """
+    try:
+        document = json.loads((Path(path) / "program.json").read_text())
+        arrays = load_file(Path(path) / "weights.safetensors")
+        program = Program(for_test=True)
+        tables = _Tables()
+        for entry in document["leaves"]:
+            program.add(_read_leaf(entry, arrays, tables))
+        for entry in document["records"]:
+            program.add(_read_record(entry, program))
+        return program, document["feeds"], [program.variable(name) for name in document["targets"]]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{path!r} is not a whole inference model: {error}") from None
+
+
+class _Tables:
+    """Rows of a loaded model. Implements psfleet.parameter.Binding; nobody updates them."""
+
+    def __init__(self) -> None:
+        self._runtime = EmbeddedRuntime()
+
+    def add(self, parameter: Parameter, ids: Ids, rows: Floats) -> None:
+        spec = TableSpec(parameter.name, "sparse", (parameter.shape[1],), SGD(),
+                         initializer=parameter.initializer, seed=parameter.seed)
+        self._runtime.create(spec)
+        self._runtime.write_table(spec.key, TableState(0, [rows], ids))
+        parameter.binding = self
+
+    def value(self, parameter: Parameter) -> Floats:
+        return self.lookup(parameter, np.arange(parameter.shape[0]))
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        return self._runtime.pull([Read(key_of(parameter.name), ids)])[0]
+
+    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+        """Nothing to bring: the rows are here."""
+
+
+def _variable(program: Program, said: Variable | str) -> Variable:
+    return program.variable(said) if isinstance(said, str) else said
+
+
+def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
+    parameter = leaf.parameter
+    if parameter is None:
+        return {} if leaf.value is None else {leaf.name: np.ascontiguousarray(leaf.value)}
+    if not parameter.sparse:
+        return {leaf.name: np.ascontiguousarray(parameter.numpy())}
+    if not parameter.distributed:
+        ids, rows = np.arange(parameter.shape[0], dtype=np.int64), parameter.numpy()
+    elif parameter.binding is not None:
+        state = runtimes.active().read_table(key_of(parameter.name))
+        assert state.ids is not None
+        ids, rows = state.ids, state.values[0]
+    else:
+        ids, rows = np.zeros(0, np.int64), np.zeros((0, parameter.shape[1]), np.float32)
+    return {f"{leaf.name}/ids": ids, f"{leaf.name}/rows": np.ascontiguousarray(rows)}
+
+
+def _leaf(leaf: Variable) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": leaf.name, "shape": list(leaf.shape), "dtype": leaf.dtype.name,
+                             "is_data": leaf.is_data}
+    parameter = leaf.parameter
+    if parameter is not None:
+        entry["parameter"] = {
+            "name": parameter.name, "sparse": parameter.sparse, "shape": list(parameter.shape),
+            "distributed": parameter.distributed, "seed": parameter.seed,
+            "initializer": dataclasses.asdict(parameter.initializer)}
+    return entry
+
+
+def _record(record: Record) -> dict[str, Any]:
+    output = record.output
+    return {"op": type(record.op).__name__, "settings": dataclasses.asdict(record.op),
+            "inputs": [variable.name for variable in record.inputs],
+            "output": {"name": output.name, "shape": list(output.shape), "dtype": output.dtype.name}}
+
+
+def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _Tables) -> Variable:
+    name, described = entry["name"], entry.get("parameter")
+    variable = Variable(name, tuple(entry["shape"]), entry["dtype"], stop_gradient=True)
+    variable.is_data = entry["is_data"]
+    if described is None:
+        variable.value = arrays.get(name)
+    elif described["sparse"]:
+        parameter = Parameter(described["name"], shape=tuple(described["shape"]), sparse=True,
+                              distributed=described["distributed"], seed=described["seed"],
+                              initializer=Initializer(**described["initializer"]))
+        tables.add(parameter, arrays[f"{name}/ids"], arrays[f"{name}/rows"])
+        variable.parameter = parameter
+    else:
+        variable.parameter = Parameter(described["name"], arrays[name])
+    return variable
+
+
+def _read_record(entry: dict[str, Any], program: Program) -> Variable:
+    kind = find_op(entry["op"])
+    if kind is None:
+        raise ValueError(f"operation {entry['op']!r} is unknown")
+    settings = {name: tuple(value) if isinstance(value, list) else value
+                for name, value in entry["settings"].items()}
+    described = entry["output"]
+    output = Variable(described["name"], tuple(described["shape"]), described["dtype"],
+                      stop_gradient=True)
+    inputs = tuple(program.variable(name) for name in entry["inputs"])
+    output.record = Record(kind(**settings), inputs, output)
+    return output
+
+
+def _replace(where: Path, write: Any) -> None:
+    temporary = where.with_name(f".{where.name}.{os.getpid()}")
+    write(temporary)
+    os.replace(temporary, where)

@@ -1,0 +1,117 @@
+"""The fleet API without a cluster, and what it makes of the environment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet import runtime as runtimes
+from psfleet.environment import Environment, read_environment
+from psfleet.errors import ConfigError, UsageError
+from psfleet.fleet import DistributedStrategy, Fleet, Role, UserDefinedRoleMaker
+from psfleet.strategy import resolve
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """A fleet of its own, on a fresh embedded runtime."""
+    made = Fleet()
+    made.init()
+    yield made
+    made.stop_worker()
+    runtimes.provide(None)
+
+
+def test_embedded_fleet_is_its_own_first_worker(fleet: Fleet) -> None:
+    """Without a cluster the process is the only worker, and waiting returns at once."""
+    assert fleet.is_worker()
+    assert fleet.is_first_worker()
+    assert not fleet.is_server()
+    assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)
+    fleet.init_worker()
+    fleet.barrier_worker()
+    assert fleet.util.all_reduce([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert list(fleet.shard(range(3))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("files", "workers"), [(5, 2), (2, 3), (0, 2), (9, 3)])
+def test_file_shards_partition_the_files(files: int, workers: int) -> None:
+    """Every file goes to one worker, in order, and no worker has two more than another."""
+    names = [f"part-{i}" for i in range(files)]
+    shards = []
+    for index in range(workers):
+        fleet = Fleet()
+        fleet._environment = Environment("worker", index, ("h:1",), workers)
+        shards.append(fleet.util.get_file_shard(names))
+    assert [name for shard in shards for name in shard] == names
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_reference_names_of_the_environment_are_understood() -> None:
+    """TRAINING_ROLE and PADDLE_* describe the same fleet as PSFLEET_*, which win where both are set."""
+    reference = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2",
+                 "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80"}
+    own = {"PSFLEET_ROLE": "worker", "PSFLEET_RANK": "1", "PSFLEET_WORKERS": "2",
+           "PSFLEET_SERVERS": "10.0.0.1:80,10.0.0.2:80"}
+    assert read_environment(reference) == read_environment(own)
+    assert read_environment({**reference, "PSFLEET_RANK": "0"}).rank == 0
+    server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "PADDLE_PORT": "80",
+              "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80"}
+    assert (read_environment(server).role, read_environment(server).rank) == ("server", 1)
+
+
+@pytest.mark.parametrize(("variables", "word"), [
+    ({"PSFLEET_ROLE": "boss"}, "boss"),
+    ({"PSFLEET_ROLE": "worker"}, "PSFLEET_SERVERS"),
+    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "nowhere"}, "nowhere"),
+    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "one"}, "one"),
+    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "1"}, "workers 0 to 0"),
+    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "0"}, "is 0"),
+])
+def test_bad_environment_is_one_clear_sentence(variables: dict[str, str], word: str) -> None:
+    """A wrong variable is quoted."""
+    with pytest.raises(ConfigError, match=word):
+        read_environment(variables)
+
+
+def test_launcher_has_the_last_word_on_the_mode() -> None:
+    """Flags win over the script, the script over the default, which is sync."""
+    script = DistributedStrategy(a_sync=True)
+    assert resolve(None, "") == "sync"
+    assert resolve(script, "") == "async"
+    assert resolve(script, '{"mode": "sync"}') == "sync"
+
+
+@pytest.mark.parametrize("make", [
+    lambda: resolve(None, '{"mode": "sometimes"}'),
+    lambda: resolve(None, "sync"),
+    lambda: resolve(None, '{"speed": 1}'),
+    lambda: setattr(DistributedStrategy(), "a_synk", True),
+    lambda: resolve(DistributedStrategy(True, {"k_steps": 4}), ""),
+    lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
+    lambda: Fleet().run_server(),
+])
+def test_bad_settings_are_refused(make: object) -> None:
+    """Unknown or contradictory settings raise ConfigError."""
+    with pytest.raises(ConfigError):
+        make()  # type: ignore[operator]
+
+
+def test_save_needs_a_folder(fleet: Fleet, tmp_path: Path) -> None:
+    """save_persistables takes (dirname) or (executor, dirname); without a folder it says so."""
+    with pytest.raises(UsageError, match="folder"):
+        fleet.save_persistables(3)
+    fleet.save_persistables(object(), tmp_path / "model")
+    assert (tmp_path / "model" / "manifest.json").exists()
+
+
+def test_role_maker_names_the_seat() -> None:
+    """A user-defined role maker stands for the environment."""
+    fleet = Fleet()
+    fleet.init(UserDefinedRoleMaker(1, Role.SERVER, 2, ["h:1", "h:2"]))
+    assert fleet.is_server()
+    assert fleet.server_index() == 1
+    assert fleet.server_endpoints(to_string=True) == "h:1,h:2"
+    with pytest.raises(UsageError, match="comm_world"):
+        fleet.util.all_reduce(np.zeros(1), comm_world="server")
