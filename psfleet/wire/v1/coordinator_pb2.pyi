@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 2e8047100791463d06f80fb3daaadfeaba13ba2b10f0efe0d1a388ec72c73acd
+# From protos/psfleet/v1/coordinator.proto, SHA-256 38ed75e0eaa8411d90a2afa29ec5a2fe338f6919843105e3f1ef4be61d6a2ee5
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 ca6fc66fd7eebcecfef92571fdf0fb3a4f39de74f3e53fbb0605415d8c6668d5
+# From protos/psfleet/v1/shard.proto, SHA-256 f2c3d3a1a625af7b945f9e746a15c43c82e0c6d6d6b0aedb8bb946bd2ec15a5c
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -91,12 +91,16 @@ class TableSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("spec", "value")
+    __slots__ = ("spec", "value", "worker", "incarnation")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     spec: TableSpec
     value: bytes
-    def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., value: _Optional[bytes] = ...) -> None: ...
+    worker: int
+    incarnation: int
+    def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., value: _Optional[bytes] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CreateTableReply(_message.Message):
     __slots__ = ("table", "created")
@@ -135,18 +139,16 @@ class SaveReply(_message.Message):
     def __init__(self, file: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ...) -> None: ...
 
 class SavedTable(_message.Message):
-    __slots__ = ("name", "step", "low", "high", "dense")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("spec", "step", "low", "high")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
-    DENSE_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    spec: TableSpec
     step: int
     low: int
     high: int
-    dense: bool
-    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., low: _Optional[int] = ..., high: _Optional[int] = ..., dense: bool = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., step: _Optional[int] = ..., low: _Optional[int] = ..., high: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("path",)

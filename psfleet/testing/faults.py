@@ -1,0 +1,60 @@
+"""Faults on the way between a worker and its servers, by seed."""
+
+import random
+import threading
+from collections.abc import Callable
+
+from psfleet.errors import ServerUnavailable
+
+__all__ = ["Faults"]
+
+Send = Callable[[str, bytes, float], bytes]
+
+
+class Faults:
+    """Loses answers and repeats requests; give it to a ClusterRuntime as `meddle`.
+
+    A lost answer is the hard case: the server has done the work and the worker does not know. A
+    repeated request is the same bytes once more, or, for pushes and pulls, those of the one before,
+    as a slow network would deliver them.
+
+    Args:
+        seed: The same seed gives the same faults for the same calls to a server.
+        drop: Share of answers that are lost.
+        duplicate: Share of calls that come with a repeat.
+
+    Attributes:
+        dropped, duplicated: How many so far.
+    """
+
+    def __init__(self, seed: int, drop: float = 0.0, duplicate: float = 0.0) -> None:
+        self.seed = seed
+        self.drop = drop
+        self.duplicate = duplicate
+        self.dropped = 0
+        self.duplicated = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server, with faults."""
+        dice = random.Random(f"{self.seed}/{server}")
+        before: dict[str, bytes] = {}
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            answer = send(method, request, seconds)
+            if dice.random() < self.duplicate:
+                send(method, before.get(method, request), seconds)
+                self._count(duplicated=1)
+            if method in ("Shard/Push", "Shard/Pull"):
+                before[method] = request
+            if dice.random() < self.drop:
+                self._count(dropped=1)
+                raise ServerUnavailable(f"the answer of server {server} to {method} was dropped")
+            return answer
+
+        return meddled
+
+    def _count(self, dropped: int = 0, duplicated: int = 0) -> None:
+        with self._lock:
+            self.dropped += dropped
+            self.duplicated += duplicated

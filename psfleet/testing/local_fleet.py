@@ -1,0 +1,126 @@
+"""A real fleet on this machine, for tests: server processes, and runtimes for their workers."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from psfleet.environment import Environment
+from psfleet.errors import ServerUnavailable
+from psfleet.runtime import Runtime, load_runtime
+
+__all__ = ["LocalFleet"]
+
+_LOOK = 0.01  # seconds between looks for a ready file
+
+
+class LocalFleet:
+    """Servers as processes of their own; leaving the `with` block ends them all.
+
+        with LocalFleet(servers=2, workers=1) as fleet:
+            runtime = fleet.connect(0, "sync")
+
+    Args:
+        servers: How many servers.
+        workers: How many workers will come.
+        transport: "unix" sockets in a private folder, or "tcp" on free ports.
+        start_within: Seconds until every server must be ready.
+
+    Attributes:
+        endpoints: Of the servers, once entered.
+        processes: Of the servers, in order.
+    """
+
+    def __init__(self, servers: int = 2, workers: int = 2,
+                 transport: Literal["unix", "tcp"] = "unix", start_within: float = 120.0) -> None:
+        self.servers = servers
+        self.workers = workers
+        self.transport = transport
+        self.start_within = start_within
+        self.endpoints: tuple[str, ...] = ()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._folder = Path()
+
+    def __enter__(self) -> "LocalFleet":
+        self._folder = Path(tempfile.mkdtemp(prefix="psfleet-"))
+        try:
+            for index in range(self.servers):
+                self.processes.append(self._spawn(index))
+            self.endpoints = tuple(self._endpoint(index) for index in range(self.servers))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every server, by force where asking does not help, and remove the folder."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environment(self, worker: int) -> Environment:
+        """What the environment of that worker's process would say."""
+        return Environment("worker", worker, self.endpoints, self.workers)
+
+    def connect(self, worker: int, mode: str) -> Runtime:
+        """The runtime of one worker; several may live in this process, each with its own thread."""
+        return load_runtime("cluster", self.environment(worker), mode)
+
+    def kill(self, server: int) -> None:
+        """Kill one server as a crash would."""
+        self.processes[server].send_signal(signal.SIGKILL)
+        self.processes[server].wait()
+
+    def wait(self, timeout: float = 10.0) -> list[int]:
+        """The servers' exit codes, once they have ended by themselves."""
+        return [process.wait(timeout) for process in self.processes]
+
+    def log(self, server: int) -> str:
+        """What one server has printed."""
+        return (self._folder / f"serverlog.{server}").read_text()
+
+    def _spawn(self, index: int) -> "subprocess.Popen[bytes]":
+        asked = [f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
+                 for number in range(self.servers)]
+        command = [sys.executable, "-m", "psfleet_server", "--index", str(index),
+                   "--servers", ",".join(asked), "--workers", str(self.workers),
+                   "--ready-file", str(self._ready_file(index))]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        with (self._folder / f"serverlog.{index}").open("wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                    env={**os.environ, "PYTHONPATH": path})
+
+    def _endpoint(self, index: int) -> str:
+        """Where the server listens, once it says so."""
+        deadline = time.monotonic() + self.start_within
+        while not self._ready_file(index).exists():
+            if self.processes[index].poll() is not None:
+                raise ServerUnavailable(f"server {index} ended with code "
+                                        f"{self.processes[index].returncode}: {self.log(index)}")
+            if time.monotonic() > deadline:
+                raise ServerUnavailable(f"server {index} is not ready after {self.start_within:g} "
+                                        f"seconds: {self.log(index)}")
+            time.sleep(_LOOK)
+        endpoint: str = json.loads(self._ready_file(index).read_text())["endpoint"]
+        return endpoint
+
+    def _ready_file(self, index: int) -> Path:
+        return self._folder / f"ready.{index}"

@@ -1,0 +1,5 @@
+"""The server program: a shard behind gRPC."""
+
+from psfleet.wire import process
+
+process.prepare()  # before any module of this package imports gRPC

@@ -1,0 +1,41 @@
+"""The command psfleet-server."""
+
+import os
+import sys
+
+import click
+
+from psfleet.environment import read_environment
+from psfleet.errors import PsfleetError
+from psfleet_server.process import serve
+
+__all__ = ["main"]
+
+_OPTIONS = {"index": "PSFLEET_RANK", "servers": "PSFLEET_SERVERS", "workers": "PSFLEET_WORKERS",
+            "ready_file": "PSFLEET_READY_FILE"}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--index", help="This server's place in --servers, from 0.")
+@click.option("--servers", help="Endpoints of all servers, comma-separated: unix:/path or "
+                                "host:port; port 0 takes a free one.")
+@click.option("--workers", help="How many workers will come.")
+@click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
+@click.option("--load", type=click.Path(), help="Start from this checkpoint.")
+def main(load: str | None, **options: str | None) -> None:
+    """Hold one shard of the parameters until every worker has left.
+
+    What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
+    PSFLEET_READY_FILE.
+    """
+    given = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
+    try:
+        environment = read_environment({**os.environ, "PSFLEET_ROLE": "server", **given})
+        serve(environment, load)
+    except PsfleetError as error:
+        print(f"psfleet-server: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Around the pure shard: the lock, and the hands that perform its instructions."""
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from psfleet.errors import PsfleetError
+from psfleet.shard.events import Answer, Event, Expire, Instruction, Refuse, Serve
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.wire import segments
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_server.coordinator import Coordinator, Release
+from psfleet_server.parking import Deadlines, Reply
+
+__all__ = ["Host"]
+
+
+class Host:
+    """One shard, on server 0 the coordinator, and what waits for them.
+
+    `lock` is held for each event. Tables are read outside it, so that pulls run beside pushes.
+    """
+
+    def __init__(self, shard: Shard, coordinator: Coordinator | None, deadlines: Deadlines) -> None:
+        self.shard = shard
+        self.coordinator = coordinator
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._deadlines = deadlines
+
+    def ask(self, event: Event) -> Answer:
+        """Take an event that is answered at once."""
+        call = object()
+        with self.lock:
+            instructions = self.shard.handle(event, call)
+        mine = next(i for i in instructions if i.call is call)
+        self._perform([i for i in instructions if i.call is not call])
+        if isinstance(mine, Refuse):
+            raise mine.error
+        assert isinstance(mine, Answer)
+        return mine
+
+    def submit(self, event: Event, reply: Reply) -> None:
+        """Take an event whose reply may have to wait."""
+        with self.lock:
+            instructions = self.shard.handle(event, reply)
+        self._perform(instructions)
+        if not reply.done:
+            reply.park(self._deadlines, lambda: self._expire(reply))
+
+    def meet(self, step: Callable[[Coordinator], Sequence[Release | Refuse]],
+             reply: Reply | None = None) -> None:
+        """Take a step of the coordinator; `reply` waits for it unless it is answered."""
+        assert self.coordinator is not None
+        coordinator = self.coordinator
+        with self.lock:
+            outcomes = step(coordinator)
+        _release(outcomes)
+        if reply is not None and not reply.done:
+            reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
+
+    def status(self) -> shard_pb2.StatusReply:
+        """Counts for displays."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        with self.lock:
+            shard, counters = self.shard, self.shard.counters
+            return shard_pb2.StatusReply(
+                server=shard.index, tables=[_table_status(t) for t in shard.tables.values()],
+                pushes=counters.pushes, repeats=counters.repeats,
+                bytes_in=self.bytes_in, bytes_out=self.bytes_out,
+                samples=counters.samples, losses=counters.losses, round=shard.rounds.closed,
+                cpu_seconds=usage.ru_utime + usage.ru_stime, resident_bytes=_resident(),
+                workers=len(set(shard.lives) - shard.rounds.left), pid=os.getpid())
+
+    def _expire(self, reply: Reply) -> None:
+        with self.lock:
+            instructions = self.shard.handle(Expire(), reply)
+        self._perform(instructions)
+
+    def _expire_meeting(self, coordinator: Coordinator, reply: Reply) -> None:
+        with self.lock:
+            outcomes = coordinator.expire(reply)
+        _release(outcomes)
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            reply = instruction.call
+            assert isinstance(reply, Reply)
+            match instruction:
+                case Serve():
+                    self._serve(instruction, reply)
+                case Refuse():
+                    reply.fail(instruction.error)
+                case Answer():
+                    raise AssertionError(f"{instruction} answers a call that waits for values")
+
+    def _serve(self, serve: Serve, reply: Reply) -> None:
+        try:
+            values = self.shard.read(serve.reads)
+            pieces = [segments.write_values(read.table, value)
+                      for read, value in zip(serve.reads, values, strict=True)]
+            message = segments.message(Header(), pieces)
+        except PsfleetError as error:
+            reply.fail(error)
+        else:
+            self.bytes_out += len(message)
+            reply.answer(message)
+
+
+def _release(outcomes: Sequence[Release | Refuse]) -> None:
+    for outcome in outcomes:
+        reply = outcome.call
+        assert isinstance(reply, Reply)
+        if isinstance(outcome, Refuse):
+            reply.fail(outcome.error)
+        else:
+            reply.answer(b"" if outcome.value is None else _reduced(outcome.value))
+
+
+def _reduced(value: NDArray[Any]) -> bytes:
+    reply = coordinator_pb2.AllReduceReply(value=value.tobytes())
+    encoded: bytes = reply.SerializeToString()
+    return encoded
+
+
+def _table_status(table: Any) -> shard_pb2.TableStatus:
+    count = table.count if isinstance(table, DenseTable) else len(table)
+    return shard_pb2.TableStatus(name=table.spec.name, kind=table.spec.kind, count=count,
+                                 bytes=table.bytes, step=table.step)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()

@@ -1,0 +1,134 @@
+"""One server process from start to end: bind, warm up, say ready, serve, stop."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+import grpc
+import numpy as np
+
+from psfleet.checkpoint import load_shard
+from psfleet.environment import Environment
+from psfleet.errors import ConfigError
+from psfleet.kernels.dedup import merge_pushes
+from psfleet.shard.shard import Shard
+from psfleet.wire.channel import SERVER_OPTIONS
+from psfleet_server import listening
+from psfleet_server.coordinator import Coordinator
+from psfleet_server.host import Host
+from psfleet_server.parking import Deadlines
+from psfleet_server.service import handlers
+
+__all__ = ["Server", "serve"]
+
+_GRACE = 2.0  # seconds that calls in flight get to end
+
+
+class Server:
+    """A shard that listens. `with Server(environment) as server: server.wait()`.
+
+    Attributes:
+        endpoint: Where it listens, once entered.
+    """
+
+    def __init__(self, environment: Environment, load_path: str | None = None) -> None:
+        if environment.role != "server":
+            raise ConfigError(f"the role is {environment.role!r}; a server process needs the role "
+                              "server (PSFLEET_ROLE)")
+        self.environment = environment
+        self.endpoint = environment.servers[environment.rank]
+        self._load_path = load_path
+        self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
+        self._deadlines = Deadlines()
+        coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
+        self.host = Host(self._shard, coordinator, self._deadlines)
+        # Calls that wait hold no thread, so a few are enough for any number of workers.
+        self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
+        self._server: grpc.Server | None = None
+
+    def __enter__(self) -> "Server":
+        if self.environment.ready_file:  # an earlier process of this place may have left it
+            Path(self.environment.ready_file).unlink(missing_ok=True)
+        server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        self.endpoint = listening.bind(server, self.endpoint)
+        try:
+            server.add_generic_rpc_handlers(handlers(self.host))
+            if self._load_path is not None:
+                load_shard(self._load_path, self._shard)
+            warm_up()
+        except BaseException:
+            listening.release(self.endpoint)
+            raise
+        self._deadlines.start()
+        server.start()
+        self._server = server
+        return self
+
+    def wait(self) -> None:
+        """Return when every worker has left, or `stop` is called."""
+        self.host.ended.wait()
+
+    def stop(self) -> None:
+        """Let `wait` return."""
+        self.host.ended.set()
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.stop(_GRACE).wait()
+        self._deadlines.stop()
+        self._pool.shutdown()
+        listening.release(self.endpoint)
+
+
+def serve(environment: Environment, load_path: str | None = None) -> None:
+    """Run a server until every worker has left or the process is asked to end.
+
+    Raises:
+        ConfigError: The environment is not a server's, or its endpoint cannot be had.
+        CheckpointError: `load_path` is not a checkpoint.
+    """
+    with Server(environment, load_path) as server, _stops_on_signals(server):
+        _announce(server)
+        server.wait()
+
+
+def warm_up() -> None:
+    """Load the compiled kernels that every server uses, so that the first step does not wait."""
+    ids = np.zeros(2, np.int64)
+    merge_pushes([(ids, np.zeros((2, 1), np.float32))], 0.5)
+
+
+def _announce(server: Server) -> None:
+    """Say that the server is ready: one line, and the ready file, which appears whole."""
+    environment = server.environment
+    print(f"server {environment.rank} of {len(environment.servers)} ready at {server.endpoint} "
+          f"(process {os.getpid()})", flush=True)
+    if environment.ready_file:
+        temporary = Path(f"{environment.ready_file}.{os.getpid()}")
+        temporary.write_text(json.dumps({
+            "index": environment.rank, "endpoint": server.endpoint, "pid": os.getpid()}))
+        temporary.rename(environment.ready_file)
+
+
+@contextlib.contextmanager
+def _stops_on_signals(server: Server) -> Iterator[None]:
+    """SIGTERM and SIGINT end the server in order. Python allows that in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,243 @@
+"""The gRPC methods of a server: bytes in, checked; bytes out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from psfleet.checkpoint import load_shard, write_shard
+from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
+from psfleet.kernels.dedup import dedup
+from psfleet.runtime import Gradient
+from psfleet.shard.events import Join, Leave, Pull, Push
+from psfleet.shard.layout import dense_range
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import frame, segments
+from psfleet.wire.segments import State
+from psfleet.wire.specs import read_mode, read_spec, write_spec
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
+from psfleet_server.coordinator import DTYPES, Arrival
+from psfleet_server.host import Host
+from psfleet_server.parking import Reply, immediate, parkable
+
+__all__ = ["handlers"]
+
+_PAGE = 256 << 20  # bytes of an answer to ReadState
+
+_OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
+
+
+def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
+    """What a server with this host answers."""
+    shard, coordinator = _Shard(host), _Coordinator(host)
+    found = [grpc.method_handlers_generic_handler("psfleet.v1.Shard", {
+        "Push": immediate(shard.push), "Pull": parkable(shard.pull),
+        "Join": immediate(shard.join), "Leave": immediate(shard.leave),
+        "CreateTable": immediate(shard.create_table), "ReadState": immediate(shard.read_state),
+        "WriteState": immediate(shard.write_state), "Save": immediate(shard.save),
+        "Load": immediate(shard.load), "Status": immediate(shard.status)})]
+    if host.coordinator is not None:
+        found.append(grpc.method_handlers_generic_handler("psfleet.v1.Coordinator", {
+            "Register": immediate(coordinator.register), "Barrier": parkable(coordinator.barrier),
+            "AllReduce": parkable(coordinator.all_reduce)}))
+    return found
+
+
+class _Shard:
+    """Methods of the service Shard."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._makers: dict[int, tuple[int, int]] = {}  # table -> (worker, incarnation)
+
+    def push(self, request: bytes) -> bytes:
+        header, payload = frame.decode(request)
+        gradients = segments.read_gradients(header, payload, self._spec_of)
+        for gradient in gradients:
+            _refuse_repeats(gradient, self._spec_of(gradient.table))
+        loss = header.loss if header.HasField("loss") else None
+        answer = self._host.ask(Push(header.worker, header.incarnation, header.sequence, gradients,
+                                     header.samples, loss))
+        self._host.bytes_in += len(request)
+        assert answer.outcome is not None
+        return frame.encode(Header(outcome=_OUTCOMES[answer.outcome]))
+
+    def pull(self, request: bytes, reply: Reply) -> None:
+        header, payload = frame.decode(request)
+        reads = segments.read_reads(header, payload, self._spec_of)
+        self._host.bytes_in += len(request)
+        self._host.submit(Pull(header.worker, header.incarnation, reads, header.commit), reply)
+
+    def join(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.JoinRequest, request)
+        answer = self._host.ask(Join(asked.worker, asked.incarnation, read_mode(asked.mode)))
+        shard = self._host.shard
+        return _bytes(shard_pb2.JoinReply(server=shard.index, servers=shard.servers,
+                                          sequence=answer.number))
+
+    def leave(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.LeaveRequest, request)
+        answer = self._host.ask(Leave(asked.worker, asked.incarnation, asked.last, asked.rest))
+        if not asked.rest:
+            if self._host.coordinator is not None:
+                self._host.meet(lambda c: c.leave(asked.worker, asked.incarnation))
+            if answer.number == 0:
+                self._host.ended.set()
+        return _bytes(shard_pb2.LeaveReply(remaining=answer.number))
+
+    def create_table(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.CreateTableRequest, request)
+        spec = read_spec(asked.spec)
+        if len(asked.value) % 4:
+            raise FrameError(f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
+                             "no whole number of float32")
+        value = np.frombuffer(asked.value, "<f4")
+        life = (asked.worker, asked.incarnation)
+        with self._host.lock:
+            self._refuse_if_awaited(spec, len(value))
+            if self._host.shard.create(spec, value):
+                self._makers[spec.key] = life
+            created = self._makers.get(spec.key) == life
+        return _bytes(shard_pb2.CreateTableReply(table=spec.key, created=created))
+
+    def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
+        """A dense table asked for without its value is one that another worker is making."""
+        shard = self._host.shard
+        if spec.kind == "sparse" or values or spec.key in shard.tables:
+            return
+        low, high = dense_range(spec, shard.index, shard.servers)
+        if high > low:
+            raise NotReady(f"table {spec.name!r} is not yet on server {shard.index}")
+
+    def read_state(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.StateRequest, request)
+        with self._host.lock:
+            table = self._host.shard.table(asked.table)
+            limit = min(asked.limit, _page(table.spec))
+            if isinstance(table, DenseTable):
+                end = asked.offset + limit
+                values = np.stack([plane[asked.offset:end] for plane in table.state()])
+                state = State(asked.table, table.step, values)
+            else:
+                ids, rows = table.state(asked.offset, limit)
+                state = State(asked.table, table.step, rows, ids)
+        return segments.message(Header(), [segments.write_state(state)])
+
+    def write_state(self, request: bytes) -> bytes:
+        header, payload = frame.decode(request)
+        states = segments.read_states(header, payload, self._spec_of)
+        with self._host.lock:
+            for state in states:
+                self._check_state(state)
+            for state in states:
+                self._restore(state)
+        return frame.encode(Header())
+
+    def _check_state(self, state: State) -> None:
+        table = self._host.shard.table(state.table)
+        if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
+            raise ShapeError(f"table {table.spec.name!r}: this server holds {table.count} values, "
+                             f"the state has {state.values.shape[1]}")
+
+    def _restore(self, state: State) -> None:
+        table = self._host.shard.table(state.table)
+        if isinstance(table, DenseTable):
+            table.restore(state.step, list(state.values))
+        else:
+            assert state.ids is not None
+            table.restore(state.ids, state.values)
+            table.restore_step(state.step)
+
+    def save(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.SaveRequest, request)
+        with self._host.lock:
+            try:
+                file = write_shard(asked.path, self._host.shard)
+            except OSError as error:
+                raise CheckpointError(f"server {self._host.shard.index} cannot write to "
+                                      f"{asked.path!r}: {error}") from None
+        tables = []
+        for table in list(self._host.shard.tables.values()):
+            low, high = file.ranges.get(table.spec.name, (0, 0))
+            tables.append(shard_pb2.SavedTable(spec=write_spec(table.spec), low=low, high=high,
+                                               step=file.steps[table.spec.name]))
+        return _bytes(shard_pb2.SaveReply(file=file.file, sha256=file.sha256, bytes=file.bytes,
+                                          tables=tables))
+
+    def load(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.LoadRequest, request)
+        with self._host.lock:
+            return _bytes(shard_pb2.LoadReply(loaded=load_shard(asked.path, self._host.shard)))
+
+    def status(self, request: bytes) -> bytes:
+        _parse(shard_pb2.StatusRequest, request)
+        return _bytes(self._host.status())
+
+    def _spec_of(self, key: int) -> TableSpec:
+        return self._host.shard.table(key).spec
+
+
+class _Coordinator:
+    """Methods of the service Coordinator."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def register(self, request: bytes) -> bytes:
+        asked = _parse(coordinator_pb2.RegisterRequest, request)
+        assert self._host.coordinator is not None
+        with self._host.lock:
+            life = self._host.coordinator.register(asked.worker, asked.boot, asked.workers)
+        return _bytes(coordinator_pb2.RegisterReply(incarnation=life))
+
+    def barrier(self, request: bytes, reply: Reply) -> None:
+        asked = _parse(coordinator_pb2.BarrierRequest, request)
+        arrival = Arrival(asked.worker, asked.incarnation, asked.number)
+        self._host.meet(lambda c: c.arrive(arrival, reply), reply)
+
+    def all_reduce(self, request: bytes, reply: Reply) -> None:
+        asked = _parse(coordinator_pb2.AllReduceRequest, request)
+        arrival = Arrival(asked.worker, asked.incarnation, asked.number, asked.mode, _array(asked))
+        self._host.meet(lambda c: c.arrive(arrival, reply), reply)
+
+
+def _array(asked: Any) -> Any:
+    """The array that a worker brings to a reduction."""
+    if asked.dtype not in DTYPES:
+        raise ShapeError(f"all_reduce of dtype {asked.dtype!r}; it must be {', '.join(DTYPES)}")
+    dtype = np.dtype(asked.dtype).newbyteorder("<")
+    count = 1
+    for extent in asked.shape:
+        count *= extent
+    if count * dtype.itemsize != len(asked.value):
+        raise FrameError(f"an all_reduce of shape {tuple(asked.shape)} announces "
+                         f"{count * dtype.itemsize} bytes and brings {len(asked.value)}")
+    return np.frombuffer(asked.value, dtype).reshape(tuple(asked.shape))
+
+
+def _page(spec: TableSpec) -> int:
+    """How many rows or values, with their state, one answer may hold."""
+    values = (1 + len(spec.rule.slots)) * (spec.dim if spec.kind == "sparse" else 1)
+    return _PAGE // (4 * values + 8)
+
+
+def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
+    """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
+    if gradient.ids is None or len(dedup(gradient.ids, 1).unique[0]) == len(gradient.ids):
+        return
+    raise IdError(f"table {spec.name!r}: the push names an id twice; sum its rows before the push")
+
+
+def _parse(kind: Any, request: bytes) -> Any:
+    try:
+        return kind.FromString(request)
+    except Exception:
+        raise FrameError(f"a request of {len(request)} bytes is no {kind.__name__}") from None
+
+
+def _bytes(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

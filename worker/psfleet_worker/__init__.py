@@ -1,0 +1,5 @@
+"""The cluster side of a trainer script: the runtime that talks to the servers of a fleet."""
+
+from psfleet.wire import process
+
+process.prepare()  # before any module of this package imports gRPC

@@ -1,0 +1,131 @@
+"""All servers of a fleet as one worker calls them: its life, its meetings, one call to each."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.environment import Environment
+from psfleet.errors import ConfigError, ProtocolError, PsfleetError, ServerUnavailable
+from psfleet.shard.events import Mode
+from psfleet.wire.specs import write_mode
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet_worker.client import Call, Client, Patience, Send
+
+__all__ = ["Connection", "wait_all"]
+
+
+def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
+    """The answers of all calls. Waits for every one of them before it raises the first error."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    errors: list[PsfleetError] = []
+    answers = []
+    for call in calls:
+        try:
+            answers.append(call.wait(None if deadline is None else deadline - time.monotonic()))
+        except PsfleetError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return answers
+
+
+class Connection:
+    """A worker's life in a fleet: registered with server 0, joined on every server.
+
+    Attributes:
+        sequence: Last push or round of this life that all servers know.
+    """
+
+    def __init__(self, environment: Environment, mode: Mode, patience: Patience,
+                 meddle: Callable[[int, Send], Send] | None = None) -> None:
+        self.worker = environment.rank
+        self.workers = environment.workers
+        self.mode: Mode = mode
+        self.patience = patience
+        self.clients = [Client(index, endpoint, patience, meddle)
+                        for index, endpoint in enumerate(environment.servers)]
+        self.incarnation = 0
+        self.sequence = 0
+        self._meetings = 0
+        self._rests = 0
+
+    def start(self) -> None:
+        """Begin a life; waits for servers that are still starting."""
+        register = coordinator_pb2.RegisterRequest(
+            worker=self.worker, boot=int.from_bytes(os.urandom(8), "little"), workers=self.workers)
+        answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
+        self.incarnation = coordinator_pb2.RegisterReply.FromString(answer).incarnation
+        self.join()
+
+    def join(self) -> None:
+        """Begin on every server, or go on after a rest; learns the last round."""
+        request = shard_pb2.JoinRequest(worker=self.worker, incarnation=self.incarnation,
+                                        mode=write_mode(self.mode))
+        replies = [shard_pb2.JoinReply.FromString(answer)
+                   for answer in self._first("Shard/Join", request, self.clients)]
+        for index, reply in enumerate(replies):
+            if (reply.server, reply.servers) != (index, len(self.clients)):
+                raise ConfigError(f"{self.clients[index].name} is server {reply.server} of "
+                                  f"{reply.servers}; start it as {index} of {len(self.clients)}")
+        if len({reply.sequence for reply in replies}) != 1:
+            raise ProtocolError("the servers stand at different rounds: "
+                                f"{[reply.sequence for reply in replies]}")
+        self.sequence = replies[0].sequence
+
+    def meet(self, mode: str = "", value: NDArray[Any] | None = None,
+             timeout: float | None = None) -> bytes:
+        """Come to the next meeting of all workers: a barrier, or a reduction of `value`."""
+        seconds = self.patience.wait if timeout is None else timeout
+        identity = {"worker": self.worker, "incarnation": self.incarnation,
+                    "number": self._meetings + 1}
+        request: Any = coordinator_pb2.BarrierRequest(**identity)
+        if value is not None:
+            request = coordinator_pb2.AllReduceRequest(
+                **identity, mode=mode, dtype=value.dtype.name, shape=value.shape,
+                value=value.tobytes())
+        method = "Coordinator/Barrier" if value is None else "Coordinator/AllReduce"
+        answer = self.clients[0].start(method, request.SerializeToString(), seconds=seconds).wait()
+        self._meetings += 1
+        return answer
+
+    def rest(self) -> None:
+        """Sync mode: let rounds close without this worker until all workers rest."""
+        self._rests += 1
+        wait_all(self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
+            worker=self.worker, incarnation=self.incarnation, last=self.sequence,
+            rest=self._rests)))
+
+    def leave(self) -> None:
+        """End this life in order. A server that is gone has ended because everybody had left."""
+        calls = self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
+            worker=self.worker, incarnation=self.incarnation, last=self.sequence), outage=1.0)
+        try:
+            wait_all(calls)
+        except ServerUnavailable:
+            return
+
+    def to_all(self, method: str, request: Any, **limits: float) -> list[Call]:
+        """The same call to every server."""
+        message = request.SerializeToString()
+        return [client.start(method, message, **limits) for client in self.clients]
+
+    def close(self) -> None:
+        """Let go of threads and connections. Safe to call twice."""
+        for client in self.clients:
+            client.close()
+
+    def _first(self, method: str, request: Any, clients: Sequence[Client]) -> list[bytes]:
+        start = self.patience.start
+        message = request.SerializeToString()
+        return wait_all([client.start(method, message, seconds=start, outage=start)
+                         for client in clients])
+
+
+def reduced(answer: bytes, value: NDArray[Any]) -> NDArray[Any]:
+    """What a reduction gave, in the dtype and shape of what was brought to it."""
+    combined = coordinator_pb2.AllReduceReply.FromString(answer).value
+    return np.frombuffer(combined, value.dtype).reshape(value.shape).copy()

@@ -1,0 +1,325 @@
+"""The parameters of a cluster as one worker sees them."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint import read_specs
+from psfleet.environment import Environment
+from psfleet.errors import ConfigError, FrameError, UnknownTable, UsageError
+from psfleet.kernels.dedup import owned_by
+from psfleet.routing import check_ids, check_spec_value
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.shard.events import Mode
+from psfleet.shard.layout import dense_ranges
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import frame, segments
+from psfleet.wire.segments import Piece, State
+from psfleet.wire.specs import write_spec
+from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_worker.client import Call, Client, Patience, Send
+from psfleet_worker.connection import Connection, reduced, wait_all
+from psfleet_worker.routing import deal_gradient, deal_read
+from psfleet_worker.saving import save
+
+__all__ = ["ClusterRuntime", "PushTicket"]
+
+Floats = NDArray[np.float32]
+
+_WINDOW = 4  # async mode: pushes under way at most
+_PAGE_ROWS = 1 << 16
+_PAGE_VALUES = 1 << 23
+
+
+class PushTicket:
+    """A push under way to every server."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def wait(self, timeout: float | None = None) -> None:
+        """See Ticket.wait."""
+        wait_all(self._calls, timeout)
+
+
+class ClusterRuntime:
+    """Implements psfleet.runtime.Runtime on the servers of a cluster.
+
+    Sync mode: a push is held by every server; the next pull or flush commits it and waits for the
+    round to close, whose update is the mean of all workers' gradients. Async mode: pushes leave at
+    once and in order, a few at a time; a pull comes after the pushes before it.
+
+    An error of a push is raised by its ticket and by every later call: no push is skipped.
+
+    Args:
+        environment: Says which worker this is and where the servers are.
+        mode: "sync" or "async"; the same for all workers.
+        patience: How long to wait for whom.
+        meddle: For tests, see psfleet.testing.faults.
+    """
+
+    def __init__(self, environment: Environment, mode: Mode, *, patience: Patience | None = None,
+                 meddle: Callable[[int, Send], Send] | None = None) -> None:
+        if environment.role != "worker":
+            raise ConfigError(f"the role is {environment.role!r}; a cluster's runtime is for "
+                              "workers (PSFLEET_ROLE=worker)")
+        self._fleet = Connection(environment, mode, patience or Patience(), meddle)
+        self._mode: Mode = mode
+        self._specs: dict[int, TableSpec] = {}
+        self._tickets: deque[PushTicket] = deque()
+        self._open = 0  # sync mode: the round that is pushed and not committed
+        self._closed = False
+        try:
+            self._fleet.start()
+        except BaseException:
+            self._fleet.close()
+            raise
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.workers
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return len(self._fleet.clients)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
+        flat = check_spec_value(spec, value)
+        parts = [flat] * self.server_num
+        if spec.kind == "dense":
+            parts = [flat[low:high] for low, high in dense_ranges(spec, self.server_num)]
+        first, *others = self._fleet.clients
+        [answer] = wait_all([self._create_on(first, spec, parts[0])])
+        mine = shard_pb2.CreateTableReply.FromString(answer).created
+        wait_all([self._create_on(client, spec, part if mine else part[:0])
+                  for client, part in zip(others, parts[1:], strict=True)])
+        self._specs[spec.key] = spec
+        return spec.key
+
+    def _create_on(self, client: Client, spec: TableSpec, part: Floats) -> Call:
+        request = shard_pb2.CreateTableRequest(
+            spec=write_spec(spec), value=part.tobytes(), worker=self.worker_index,
+            incarnation=self._fleet.incarnation)
+        return client.start("Shard/CreateTable", request.SerializeToString(),
+                            outage=self._fleet.patience.start)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull. One call to each server that has a part in it."""
+        return self._pull(reads, None)
+
+    def _pull(self, reads: Sequence[Read], timeout: float | None) -> list[Floats]:
+        self._wait_for_pushes()
+        dealt = [deal_read(self._spec(read.table), read, self.server_num) for read in reads]
+        asked = [[i for i, deal in enumerate(dealt) if deal.parts[server] is not None]
+                 for server in range(self.server_num)]
+        calls: dict[int, Call] = {}
+        for server, client in enumerate(self._fleet.clients):
+            if asked[server] or self._open:
+                parts = [dealt[i].parts[server] for i in asked[server]]
+                pieces = [segments.write_read(part) for part in parts if part is not None]
+                message = segments.message(self._header(commit=self._open), pieces)
+                calls[server] = client.start("Shard/Pull", message, seconds=self._seconds(timeout))
+        answers = dict(zip(calls, wait_all(list(calls.values())), strict=True))
+        self._open = 0
+        values: list[list[Floats | None]] = [[None] * self.server_num for _ in reads]
+        for server, answer in answers.items():
+            found = segments.read_values(*frame.decode(answer), self._spec)
+            if len(found) != len(asked[server]):
+                raise FrameError(f"{self._fleet.clients[server].name} answers {len(found)} of "
+                                 f"{len(asked[server])} reads")
+            for i, value in zip(asked[server], found, strict=True):
+                values[i][server] = value
+        return [deal.join(value) for deal, value in zip(dealt, values, strict=True)]
+
+    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
+             loss: float | None = None) -> PushTicket:
+        """See Runtime.push."""
+        tables = [gradient.table for gradient in gradients]
+        if len(set(tables)) != len(tables):
+            raise UsageError("a push names a table twice; sum its gradients first")
+        if self._open:
+            self.flush()
+        self._wait_for_pushes(_WINDOW - 1)
+        dealt = [deal_gradient(self._spec(gradient.table), gradient, self.server_num)
+                 for gradient in gradients]
+        sequence = self._fleet.sequence + 1
+        messages = [segments.message(
+            self._header(sequence=sequence, samples=samples, loss=loss),
+            [segments.write_gradient(parts[server]) for parts in dealt])
+            for server in range(self.server_num)]
+        ticket = PushTicket([client.start("Shard/Push", message) for client, message
+                             in zip(self._fleet.clients, messages, strict=True)])
+        self._fleet.sequence = sequence
+        self._open = sequence if self._mode == "sync" else 0
+        self._tickets.append(ticket)
+        return ticket
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self._wait_for_pushes(timeout=timeout)
+        if self._open:
+            self._pull([], timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier. Sync mode: rounds of the others go on without this worker."""
+        self._gather(timeout)
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        if mode not in ("sum", "max", "min"):
+            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        brought = np.ascontiguousarray(value)
+        return reduced(self._gather(None, mode, brought), brought).reshape(np.shape(value))
+
+    def _gather(self, timeout: float | None, mode: str = "",
+                value: NDArray[Any] | None = None) -> bytes:
+        """Meet all workers. While this one waits, it is no member of rounds."""
+        self.flush(timeout)
+        if self._mode == "sync":
+            self._fleet.rest()
+        answer = self._fleet.meet(mode, value, timeout)
+        if self._mode == "sync":
+            self._fleet.join()
+        return answer
+
+    # -- whole tables --------------------------------------------------------------------------
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        self.flush()
+        spec = self._spec(table)
+        pages = [list(self._pages(client, spec)) for client in self._fleet.clients]
+        step = max(page.step for server in pages for page in server)
+        if spec.kind == "dense":
+            flat = np.empty((1 + len(spec.rule.slots), spec.size), np.float32)
+            for (low, high), server in zip(dense_ranges(spec, self.server_num), pages, strict=True):
+                flat[:, low:high] = np.concatenate([page.values for page in server], axis=1)
+            return TableState(step, [plane.reshape(spec.shape) for plane in flat])
+        every = [page for server in pages for page in server]
+        ids = np.concatenate([page.ids for page in every if page.ids is not None])
+        rows = np.concatenate([page.values for page in every])
+        order = np.argsort(ids, kind="stable")
+        planes = np.split(rows[order], 1 + len(spec.rule.slots), axis=1)
+        return TableState(step, [np.ascontiguousarray(plane) for plane in planes], ids[order])
+
+    def _pages(self, client: Client, spec: TableSpec) -> Iterator[State]:
+        """What one server holds of a table; the last page is empty."""
+        offset, limit = 0, _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
+        while True:
+            request = shard_pb2.StateRequest(table=spec.key, offset=offset, limit=limit)
+            answer = client.start("Shard/ReadState", request.SerializeToString()).wait()
+            [page] = segments.read_states(*frame.decode(answer), self._spec)
+            yield page
+            count = page.values.shape[1] if page.ids is None else len(page.ids)
+            if count == 0:
+                return
+            offset += count
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self.flush()
+        spec = self._spec(table)
+        for parts in self._deal_state(spec, state):
+            wait_all([client.start("Shard/WriteState", segments.message(self._header(), [part]))
+                      for client, part in zip(self._fleet.clients, parts, strict=True)])
+
+    def _deal_state(self, spec: TableSpec, state: TableState) -> Iterator[list[Piece]]:
+        """Pages of the state, each as one piece for every server."""
+        if spec.kind == "dense":
+            planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
+            yield [segments.write_state(State(spec.key, state.step, planes[:, low:high]))
+                   for low, high in dense_ranges(spec, self.server_num)]
+            return
+        ids = check_ids(spec, state.ids)
+        rows = np.concatenate(state.values, axis=1, dtype=np.float32)
+        for start in range(0, max(len(ids), 1), _PAGE_ROWS):
+            page = slice(start, start + _PAGE_ROWS)
+            owned = [owned_by(ids[page], server, self.server_num)
+                     for server in range(self.server_num)]
+            yield [segments.write_state(State(spec.key, state.step, rows[page][mine],
+                                              ids[page][mine])) for mine in owned]
+
+    def save(self, path: str) -> None:
+        """See Runtime.save. The servers must see the same file system as this worker."""
+        self.flush()
+        save(self._fleet, path)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self.flush()
+        absolute = str(Path(path).absolute())
+        specs = read_specs(absolute)
+        wait_all(self._fleet.to_all("Shard/Load", shard_pb2.LoadRequest(path=absolute),
+                                    seconds=self._fleet.patience.wait))
+        self._specs |= {spec.key: spec for spec in specs}
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return dict(self._specs)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats. Each server counts every push, so samples are equal on all."""
+        return [_stats(shard_pb2.StatusReply.FromString(answer)) for answer
+                in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))]
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush()
+            self._fleet.leave()
+        finally:
+            self._fleet.close()
+
+    def _spec(self, table: int) -> TableSpec:
+        spec = self._specs.get(table)
+        if spec is None:
+            raise UnknownTable(f"table {table:#x} is unknown to worker {self.worker_index}; "
+                               "create it first")
+        return spec
+
+    def _header(self, **fields: Any) -> Header:
+        return Header(worker=self.worker_index, incarnation=self._fleet.incarnation, **fields)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._fleet.patience.wait if timeout is None else timeout
+
+    def _wait_for_pushes(self, under_way: int = 0, timeout: float | None = None) -> None:
+        """Wait until at most so many pushes are not acknowledged."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while len(self._tickets) > under_way:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            self._tickets[0].wait(left)
+            self._tickets.popleft()
+
+
+def _stats(status: Any) -> dict[str, Any]:
+    return {
+        "server": status.server, "pid": status.pid, "pushes": status.pushes,
+        "repeats": status.repeats, "samples": sum(status.samples.values()),
+        "losses": dict(status.losses), "round": status.round, "workers": status.workers,
+        "bytes_in": status.bytes_in, "bytes_out": status.bytes_out,
+        "cpu_seconds": status.cpu_seconds, "resident_bytes": status.resident_bytes,
+        "tables": [{"name": table.name, "kind": table.kind, "count": table.count,
+                    "bytes": table.bytes, "step": table.step} for table in status.tables],
+    }
