@@ -158,7 +158,7 @@ def load_runtime(name: str, *arguments: Any) -> Runtime:
 
 
 _active: Runtime | None = None
-_make: Callable[[], Runtime] = lambda: load_runtime("embedded")
+_make: Callable[[], Runtime] | None = None
 
 
 def active() -> Runtime:
@@ -168,7 +168,7 @@ def active() -> Runtime:
     """
     global _active
     if _active is None:
-        _active = _make()
+        _active = _make() if _make else load_runtime("embedded")
     return _active
 
 
@@ -180,7 +180,7 @@ def is_active() -> bool:
 def provide(make: Callable[[], Runtime] | None) -> None:
     """Say how the next active runtime is made; None: embedded."""
     global _make
-    _make = make or (lambda: load_runtime("embedded"))
+    _make = make
 
 
 def use(runtime: Runtime | None) -> Runtime | None:

@@ -75,5 +75,5 @@ def _only(value: Any, name: str) -> Any:
     if not isinstance(value, list | tuple):
         return value
     if len(value) != 1:
-        raise UsageError(f"{name} has {len(value)} entries; psfleet minimizes one loss at a time, add them up")
+        raise UsageError(f"{name} has {len(value)} entries; one loss is minimized at a time, add them up")
     return value[0]
