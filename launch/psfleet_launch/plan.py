@@ -173,11 +173,11 @@ def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
     """Defaults for the thread pools of BLAS and torch, which take every core each unless told.
 
     Workers share the cores; servers do no matrix work. OMP_NUM_THREADS is the one variable that
-    OpenBLAS, MKL and torch all heed, and the more special ones of a user still go before it.
+    OpenBLAS, MKL and torch all heed; the more special ones that a user may set go before it.
 
     OPENBLAS_CORETYPE is left alone on purpose. OpenBLAS 0.3.31 takes the AVX-512 kernels by itself
-    (measured: 140 GFLOP/s; 68 where the environment says Haswell). And a job with other BLAS kernels
-    than the plain script would no longer give the same bits.
+    (measured: 140 GFLOP/s; 68 where the environment says Haswell), and a job with other kernels
+    than the plain script's would no longer give the same bits.
     """
     available = cores if cores is not None else len(os.sched_getaffinity(0))
     share = max(1, available // job.request.workers) if member.role == "worker" else 1

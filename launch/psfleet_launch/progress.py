@@ -103,8 +103,8 @@ class Poller:
         from psfleet.wire.v1.shard_pb2_grpc import ShardStub
 
         with contextlib.ExitStack() as channels:
-            stubs = [ShardStub(channels.enter_context(open_channel(endpoint)))
-                     for endpoint in self._endpoints]
+            opened = [channels.enter_context(open_channel(one)) for one in self._endpoints]
+            stubs = [ShardStub(channel) for channel in opened]  # type: ignore[no-untyped-call]
             while not self._stopped.wait(self._every):
                 with contextlib.suppress(grpc.RpcError):
                     replies = [stub.Status(StatusRequest(), timeout=self._every) for stub in stubs]

@@ -214,6 +214,7 @@ class Supervisor:
 
     def _asked(self, number: int, at: float) -> list[Action]:
         if self.phase in _STOPPING and (self.asked or self.failure):
+            self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
             return self._kill(self._living())
         self.asked = number
         return self._stop_workers(number, at)

@@ -1,6 +1,7 @@
 """A job on this machine: performs what the supervisor decides, and tells it what happens."""
 
 import contextlib
+import json
 import os
 import selectors
 import shutil
@@ -205,7 +206,7 @@ class LocalEngine:
 def _read_endpoint(path: Path) -> str:
     """The endpoint that a server has written; empty: it is not ready."""
     try:
-        words = path.read_text().split()
-    except OSError:
+        said = json.loads(path.read_bytes())
+    except FileNotFoundError:
         return ""
-    return words[0] if words else ""
+    return str(said["endpoint"])

@@ -1,0 +1,113 @@
+"""Real jobs: a launcher started as a program, and the proof that nothing of it is left."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = Path(__file__).with_name("stand_in.py")
+_MARK = "PSFLEET_TEST"
+_PATIENCE = 60.0
+
+
+@dataclass
+class Launcher:
+    """A running `psfleet-launch`; its whole family is known by a variable of the environment."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    mark: str
+
+    def family(self) -> dict[int, str]:
+        """Process ids and command lines of every living descendant, itself included."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if f"{_MARK}={self.mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    found[int(pid)] = line.replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def pid_of(self, role: str, rank: int) -> int:
+        """The process in a seat."""
+        wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
+        for pid in self.family():
+            words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if wanted <= set(words) and parent == self.process.pid:
+                return pid
+        raise AssertionError(f"no {role} {rank} in {self.family()}")
+
+    def log(self, name: str) -> str:
+        """A log of its only job, as far as it is written."""
+        return "".join(path.read_text() for path in self.folder.glob(f"psfleet-logs/*/{name}"))
+
+    def until_logged(self, name: str, text: str) -> None:
+        """Wait until a log holds `text`."""
+        self.until(lambda: text in self.log(name), f"{text!r} in {name}")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; say what was found where it does not come."""
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what}: {self.family()}, {self.log('*')}"
+            time.sleep(0.02)
+
+    def ends(self, timeout: float = _PATIENCE) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, err
+
+
+Launch = Callable[..., Launcher]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left."""
+    started: list[Launcher] = []
+
+    def start(*arguments: str, **variables: str) -> Launcher:
+        mark = uuid.uuid4().hex
+        process = subprocess.Popen(
+            [sys.executable, "-m", "psfleet_launch", *arguments], cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            env=_environment() | {_MARK: mark} | variables)
+        started.append(Launcher(process, tmp_path, mark))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        left = launcher.family()
+        if launcher.process.poll() is None:
+            launcher.process.terminate()
+            launcher.ends()
+        assert not left, f"left running: {left}"
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what would make a child think that it has a role."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE", "OMP_"))}
+    folders = [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+@pytest.fixture
+def job(launch: Launch) -> Launch:
+    """Start a job of stand-ins: `job("fails@1", "--workers", "2")`."""
+
+    def start(behaviour: str, *options: str, **variables: str) -> Launcher:
+        return launch("--no-progress", "--server-script", *options, str(STAND_IN), behaviour,
+                      **variables)
+
+    return start

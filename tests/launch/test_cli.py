@@ -1,0 +1,65 @@
+"""Bad input: one clear sentence, exit code 2, and nothing started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.cli import main
+
+SCRIPT = str(Path(__file__).with_name("stand_in.py"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence with which the command refuses."""
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["--servers", "0", SCRIPT], "--servers is 0, a job needs at least 1"),
+    (["--workers", "-1", SCRIPT], "--workers is -1, a job needs at least 1"),
+    (["--workers", "two", SCRIPT], "'two' is not a valid integer"),
+    (["missing.py"], "script 'missing.py' does not exist; name a Python file"),
+    (["."], "script '.' is a folder; name a Python file"),
+    ([], "Missing argument 'SCRIPT'"),
+    (["--port", "65535", "--servers", "2", SCRIPT], "end above 65535"),
+    (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
+    (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
+])
+def test_bad_input_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str], arguments: list[str],
+                                   sentence: str) -> None:
+    """Each mistake is told in one sentence that quotes it, with exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port that is taken is named before anything starts."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sentence = refused(capsys, "--port", str(port), "--log-dir", str(tmp_path), SCRIPT)
+    assert f"port {port} on 127.0.0.1 cannot be used (Address already in use)" in sentence
+
+
+def test_a_log_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log folder that cannot be made is named."""
+    (tmp_path / "taken").touch()
+    sentence = refused(capsys, "--log-dir", str(tmp_path / "taken"), "--job", "x", SCRIPT)
+    assert "cannot be used (Not a directory); choose another with --log-dir" in sentence
+
+
+def test_a_log_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log folder that the system refuses, to root too, is named."""
+    sentence = refused(capsys, "--log-dir", "/proc/logs", "--job", "x", SCRIPT)
+    assert "log folder '/proc/logs/x' cannot be used" in sentence
+
+
+def test_help_says_what_the_exit_code_means(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help is not an error."""
+    assert main(["--help"]) == 0
+    assert "exit code" in capsys.readouterr().out

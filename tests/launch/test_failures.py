@@ -1,0 +1,108 @@
+"""What is found in a log, and how it is told."""
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.failures import Cause, find_cause, report, tail
+from psfleet_launch.plan import Job, Member, Request
+from psfleet_launch.supervisor import Asked, Exited, Ready, Supervisor
+
+SIMPLE = """\
+epoch 1
+Traceback (most recent call last):
+  File "/home/me/train.py", line 31, in <module>
+    exe.run(feed=batch)
+  File "/lib/psfleet/program/executor.py", line 80, in run
+    raise ShapeError(text)
+psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 5, in load
+    open(name)
+FileNotFoundError: no file
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    load()
+RuntimeError: cannot load
+second line of the message
+"""
+ASIDE = SIMPLE + """\
+Exception ignored in: <function Pool.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/lib/pool.py", line 4, in __del__
+    self.close()
+OSError: too late
+"""
+SYNTAX = """\
+  File "/home/me/train.py", line 3
+    for x in
+            ^
+SyntaxError: invalid syntax
+"""
+
+
+@pytest.mark.parametrize(("log", "cause"), [
+    (SIMPLE, Cause("psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
+                   "train.py:31 in <module>")),
+    (CHAINED, Cause("RuntimeError: cannot load", "train.py:9 in <module>")),
+    (ASIDE, Cause("psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
+                  "train.py:31 in <module>")),
+    (SYNTAX, Cause("SyntaxError: invalid syntax", "train.py:3")),
+    ("usage: train.py\ntrain.py: error: no data\n\n", Cause("train.py: error: no data")),
+    ("", Cause("it wrote nothing")),
+], ids=["simple", "chained", "aside", "syntax", "message", "empty"])
+def test_the_cause_is_found(log: str, cause: Cause) -> None:
+    """The exception that ended the process, and the script's own line rather than the library's."""
+    assert find_cause(log.splitlines(), "train.py") == cause
+
+
+def test_a_log_may_be_missing_or_binary(tmp_path: Path) -> None:
+    """A log that is missing is empty; bytes that are no text and colours do no harm."""
+    assert tail(tmp_path / "none") == []
+    (tmp_path / "log").write_bytes(b"\x1b[31mred\x1b[0m\n\xff\n")
+    assert tail(tmp_path / "log") == ["red", "�"]
+
+
+def a_job(tmp_path: Path) -> tuple[Job, Supervisor]:
+    """One server, two workers, training."""
+    script = tmp_path / "train.py"
+    script.touch()
+    job = Job(Request(str(script), workers=2), "j", "token", tmp_path, tmp_path)
+    state = Supervisor(tuple(job.servers), tuple(job.workers))
+    state.begin(0)
+    state.handle(Ready(Member("server", 0)), 0)
+    return job, state
+
+
+def test_the_report(tmp_path: Path) -> None:
+    """Who, what, where, when, the log's end, who was stopped, exit code."""
+    job, state = a_job(tmp_path)
+    failed = Member("worker", 1)
+    job.log(failed).write_text(SIMPLE)
+    for exited in (Exited(failed, 1), Exited(Member("worker", 0), -15), Exited(job.servers[0], 0)):
+        state.handle(exited, 1)
+    text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)})
+    lines = text.splitlines()
+    assert lines[0] == ("worker 1 failed first: psfleet.errors.ShapeError: "
+                        "feed 'ids' has shape (512, 9)")
+    assert lines[1].split("  ", 2)[1] == "train.py:31 in <module>"
+    assert lines[1].endswith("host local · rank 1 · exit 1 · 14:02:11.381")
+    assert lines[2] == f"  last lines of {tmp_path}/workerlog.1:"
+    assert lines[3:-1] == [f"    {line}" for line in SIMPLE.splitlines()]
+    assert lines[-1] == "then stopped: worker 0, server 0 (asked to stop, clean). Job exit code 1."
+
+
+def test_the_report_of_an_interrupt(tmp_path: Path) -> None:
+    """An interrupted job has no failure; its report is one line."""
+    job, state = a_job(tmp_path)
+    state.handle(Asked(2), 1)
+    for member in (*job.workers, *job.servers):
+        state.handle(Exited(member, 0), 1)
+    assert report(job, state, {}) == ("stopped by SIGINT: worker 0, worker 1, server 0 "
+                                      "(asked to stop, clean). Job exit code 130.")

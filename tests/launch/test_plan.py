@@ -1,0 +1,89 @@
+"""What a job's processes are told, without starting any."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.plan import (
+    Job,
+    Member,
+    Request,
+    child_environment,
+    command,
+    job_name,
+    listed,
+    requested_endpoints,
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """An empty trainer script."""
+    path = tmp_path / "my train.py"
+    path.touch()
+    return str(path)
+
+
+def job_of(request: Request, tmp_path: Path) -> Job:
+    """The request in a folder."""
+    return Job(request, "name", "token", tmp_path, tmp_path)
+
+
+def test_commands(script: str, tmp_path: Path) -> None:
+    """Servers are psfleet_server, safe from modules in the user's folder; workers the script."""
+    job = job_of(Request(script, ("--epochs", "3")), tmp_path)
+    assert command(job, Member("server", 0)) == [sys.executable, "-P", "-m", "psfleet_server"]
+    assert command(job, Member("worker", 0)) == [sys.executable, script, "--epochs", "3"]
+
+
+def test_servers_may_run_the_script(script: str, tmp_path: Path) -> None:
+    """With --server-script servers run what workers run."""
+    job = job_of(Request(script, server_script=True), tmp_path)
+    assert command(job, Member("server", 0)) == command(job, Member("worker", 0))
+
+
+@pytest.mark.parametrize(("port", "endpoints"), [
+    (None, ["unix:{}/server.0", "unix:{}/server.1"]),
+    (0, ["127.0.0.1:0", "127.0.0.1:0"]),
+    (9000, ["127.0.0.1:9000", "127.0.0.1:9001"]),
+])
+def test_endpoints(script: str, tmp_path: Path, port: int | None, endpoints: list[str]) -> None:
+    """Unix sockets in the job's folder, any free ports, or ports from a given one on."""
+    job = job_of(Request(script, servers=2, port=port), tmp_path)
+    assert requested_endpoints(job) == [text.format(tmp_path) for text in endpoints]
+
+
+@pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 2, "4"), (2, 3, "1"), (4, 1, "4")])
+def test_workers_share_the_cores(script: str, tmp_path: Path, cores: int, workers: int,
+                                 threads: str) -> None:
+    """Each worker gets its share of the cores, at least one; a server gets one."""
+    job = job_of(Request(script, workers=workers), tmp_path)
+    told = {role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
+            for role in ("worker", "server")}
+    assert told == {"worker": threads, "server": "1"}
+
+
+def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
+    """Settings of the user go through, those of the job win, and no ready file is inherited."""
+    base = {"PATH": "/bin", "PSFLEET_RANK": "9", "PSFLEET_READY_FILE": "/x",
+            "PSFLEET_STRATEGY": '{"mode": "async"}'}
+    job = job_of(Request(script), tmp_path)
+    worker = child_environment(job, Member("worker", 0), ["a", "b"], base)
+    assert (worker["PATH"], worker["PSFLEET_RANK"]) == ("/bin", "0")
+    assert worker["PSFLEET_STRATEGY"] == base["PSFLEET_STRATEGY"]
+    assert worker["PSFLEET_SERVERS"] == "a,b"
+    assert "PSFLEET_READY_FILE" not in worker
+
+
+def test_a_job_is_named_after_its_script(script: str) -> None:
+    """The name is fit for a folder and differs from run to run."""
+    names = {job_name(Request(script)) for _ in range(20)}
+    assert all(name.startswith("my-train-") for name in names)
+    assert len(names) > 1
+
+
+def test_members_are_listed_workers_first() -> None:
+    """As the failure report names them."""
+    members = [Member("server", 0), Member("worker", 10), Member("worker", 9)]
+    assert listed(members) == "worker 9, worker 10, server 0"

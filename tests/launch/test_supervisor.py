@@ -1,0 +1,190 @@
+"""The state machine of a job, without a process: every path from the first start to the end."""
+
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psfleet_launch.plan import Member
+from psfleet_launch.supervisor import (
+    Action,
+    Asked,
+    Event,
+    Exited,
+    Finish,
+    Limits,
+    Phase,
+    Ready,
+    Send,
+    Start,
+    Supervisor,
+    Tick,
+    causes_first,
+)
+
+S0, S1 = Member("server", 0), Member("server", 1)
+W0, W1 = Member("worker", 0), Member("worker", 1)
+LIMITS = Limits(start=10, leave=5, grace=4)
+
+
+def begun() -> Supervisor:
+    """Two servers started, two workers to come."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS)
+    assert job.begin(at=0) == [Start((S0, S1))]
+    return job
+
+
+def training() -> Supervisor:
+    """A job under way."""
+    job = begun()
+    told(job, Ready(S0), Ready(S1))
+    assert job.phase is Phase.TRAINING
+    return job
+
+
+def told(job: Supervisor, *events: Event, at: float = 1) -> list[Action]:
+    """The actions after these events; the state is checked after each."""
+    actions = []
+    for event in events:
+        actions += job.handle(event, at)
+        job.validate()
+    return actions
+
+
+def test_workers_start_when_all_servers_are_ready() -> None:
+    """The last server's readiness starts the workers, all at once."""
+    job = begun()
+    assert told(job, Ready(S1)) == []
+    assert told(job, Ready(S0)) == [Start((W0, W1))]
+
+
+def test_success() -> None:
+    """Workers end, then servers by themselves: exit code 0 and nobody was signalled."""
+    job = training()
+    assert told(job, Exited(W1, 0), Exited(W0, 0), Exited(S0, 0), Exited(S1, 0)) == [Finish(0)]
+    assert not job.stopped
+
+
+def test_servers_may_leave_before_a_worker_ends() -> None:
+    """A worker that has left the fleet may go on by itself, with no server left."""
+    job = training()
+    assert told(job, Exited(W1, 0), Exited(S0, 0), Exited(S1, 0)) == []
+    assert told(job, Exited(W0, 0)) == [Finish(0)]
+
+
+def test_servers_that_stay_are_asked_then_killed() -> None:
+    """After the last worker servers have `leave` seconds, then `grace` more; still a success."""
+    job = training()
+    told(job, Exited(W0, 0), Exited(W1, 0), at=20)
+    assert told(job, Tick(), at=24.9) == []
+    assert told(job, Tick(), at=25) == [Send((S0, S1), signal.SIGTERM)]
+    assert told(job, Exited(S0, -15), Tick(), at=28) == []
+    assert told(job, Tick(), at=29) == [Send((S1,), signal.SIGKILL)]
+    assert told(job, Exited(S1, -9), at=29) == [Finish(0)]
+
+
+def test_the_first_failure_counts() -> None:
+    """Later exits, caused by the stop, change neither the failure nor the exit code."""
+    job = training()
+    assert told(job, Exited(W1, 7)) == [Send((W0,), signal.SIGTERM)]
+    assert told(job, Exited(W0, -15)) == [Send((S0, S1), signal.SIGTERM)]
+    assert told(job, Exited(S0, 0), Exited(S1, 1)) == [Finish(7)]
+    assert job.failure is not None
+    assert job.failure.member == W1
+    assert not job.killed
+
+
+def test_a_signal_becomes_128_and_its_number() -> None:
+    """A server killed by SIGKILL ends the job with 137."""
+    job = training()
+    told(job, Exited(S1, -9), Exited(W0, 1), Exited(W1, 1))
+    assert told(job, Exited(S0, 0)) == [Finish(137)]
+
+
+def test_a_server_that_ends_early_has_failed() -> None:
+    """Exit code 0 before a server is ready is a failure with exit code 1."""
+    job = begun()
+    assert told(job, Exited(S0, 0)) == [Send((S1,), signal.SIGTERM)]
+    assert told(job, Exited(S1, -15)) == [Finish(1)]
+
+
+def test_the_start_has_a_deadline() -> None:
+    """A server that is not ready in time fails the job."""
+    job = begun()
+    told(job, Ready(S0))
+    assert told(job, Tick(), at=10) == [Send((S0, S1), signal.SIGTERM)]
+    assert job.failure is not None
+    assert job.failure.member == S1
+    assert told(job, Exited(S0, 0), Exited(S1, -15)) == [Finish(1)]
+
+
+def test_workers_that_do_not_stop_are_killed_and_servers_asked() -> None:
+    """The grace period of the workers ends before that of the servers begins."""
+    job = training()
+    told(job, Exited(S0, 1), at=5)
+    assert told(job, Tick(), at=9) == [Send((W0, W1), signal.SIGKILL), Send((S1,), signal.SIGTERM)]
+    told(job, Exited(W0, -9), Exited(W1, -9), at=9)
+    assert told(job, Tick(), at=13) == [Send((S1,), signal.SIGKILL)]
+    assert told(job, Exited(S1, -9), at=13) == [Finish(1)]
+    assert job.killed == {W0, W1, S1}
+
+
+def test_an_interrupt_is_passed_on_and_a_second_kills() -> None:
+    """Workers get the very signal; the second one means now; the exit code is 130."""
+    job = training()
+    assert told(job, Asked(signal.SIGINT)) == [Send((W0, W1), signal.SIGINT)]
+    assert told(job, Asked(signal.SIGINT)) == [Send((S0, S1, W0, W1), signal.SIGKILL)]
+    assert told(job, *(Exited(member, -9) for member in (W0, W1, S0, S1))) == [Finish(130)]
+
+
+def test_causes_come_first() -> None:
+    """Of exits seen at once, one by a signal comes first, then a server's, then a worker's."""
+    seen = [Exited(W0, 0), Exited(W1, 1), Exited(S1, 1), Exited(W0, -9)]
+    assert causes_first(seen) == [Exited(W0, -9), Exited(S1, 1), Exited(W1, 1), Exited(W0, 0)]
+
+
+MOMENTS = st.lists(st.tuples(
+    st.sampled_from(["ready", "exit", "ask", "wait"]), st.integers(0, 3),
+    st.sampled_from([0, 0, 0, 1, -9])), max_size=30)
+
+
+@settings(deadline=None)
+@given(MOMENTS)
+def test_every_job_ends(moments: list[tuple[str, int, int]]) -> None:
+    """Whatever happens: once processes obey signals and time passes, the job ends once."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS)
+    actions = job.begin(at=0)
+    now = 0.0
+    for kind, index, code in moments:
+        now += 1
+        actions += job.handle(_moment(job, kind, index, code), now)
+        job.validate()
+    for _ in range(50):
+        now += 5
+        doomed = {m for a in actions if isinstance(a, Send) for m in a.members} & job.alive
+        events: list[Event] = [Exited(member, -15) for member in sorted(doomed)]
+        for event in [*events, Tick(), Asked(signal.SIGINT)]:
+            actions += job.handle(event, now)
+            job.validate()
+    assert job.phase is Phase.DONE
+    assert sum(isinstance(action, Finish) for action in actions) == 1
+    assert isinstance(actions[-1], Finish)
+
+
+def _moment(job: Supervisor, kind: str, index: int, code: int) -> Event:
+    """An event that can happen in this state, as like as possible to the wanted one."""
+    alive, awaited = sorted(job.alive), sorted(job.awaited)
+    if kind == "exit" and alive:
+        return Exited(alive[index % len(alive)], code)
+    if kind == "ready" and awaited:
+        return Ready(awaited[index % len(awaited)])
+    return Asked(signal.SIGINT) if kind == "ask" else Tick()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_asked_before_ready(number: int) -> None:
+    """Before there are workers a signal stops the servers."""
+    job = begun()
+    assert told(job, Asked(number)) == [Send((S0, S1), signal.SIGTERM)]
+    assert told(job, Exited(S0, 0), Exited(S1, 0)) == [Finish(128 + number)]
