@@ -1,0 +1,132 @@
+"""Elementwise arithmetic, and measures of likeness made of it."""
+
+from typing import Any
+
+from psfleet.errors import ShapeError
+from psfleet.layers.activations import activate
+from psfleet.program.ops import arithmetic, reduce
+from psfleet.program.ops.manipulate import Reshape
+from psfleet.program.record import Op
+from psfleet.program.variable import Variable, apply, as_variable
+
+__all__ = ["abs", "clip", "cos_sim", "dot", "elementwise_add", "elementwise_div", "elementwise_max",
+           "elementwise_min", "elementwise_mul", "elementwise_pow", "elementwise_sub", "exp",
+           "l2_normalize", "log", "pow", "scale", "sqrt", "square"]
+
+
+def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str | None) -> Variable:
+    """y's axes stand under x's from `axis` on; -1: under the last ones."""
+    x, y = as_variable(x), as_variable(y)
+    after = x.ndim - axis - y.ndim
+    if axis >= 0 and y.ndim and after < 0:
+        raise ShapeError(f"y {y.name!r} {y.shape} does not fit into x {x.name!r} {x.shape} at axis "
+                         f"{axis}")
+    if axis >= 0 and y.ndim and after > 0:
+        known = [0 if extent is None else extent for extent in y.shape]
+        y = apply(Reshape((*known, *(1,) * after)), y)
+    return activate(apply(op, x, y, name=name if act is None else None), act, name)
+
+
+def elementwise_add(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """x + y, broadcast; `axis`: the axis of x under which y's first one stands."""
+    return _elementwise(arithmetic.Add(), x, y, axis, act, name)
+
+
+def elementwise_sub(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """x - y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Sub(), x, y, axis, act, name)
+
+
+def elementwise_mul(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """x * y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Mul(), x, y, axis, act, name)
+
+
+def elementwise_div(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """x / y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Div(), x, y, axis, act, name)
+
+
+def elementwise_max(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """The larger of x and y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Max(), x, y, axis, act, name)
+
+
+def elementwise_min(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """The smaller of x and y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Min(), x, y, axis, act, name)
+
+
+def elementwise_pow(x: Any, y: Any, axis: int = -1, act: str | None = None,
+                    name: str | None = None) -> Variable:
+    """x ** y, broadcast as in elementwise_add."""
+    return _elementwise(arithmetic.Pow(), x, y, axis, act, name)
+
+
+def exp(x: Variable, name: str | None = None) -> Variable:
+    """e ** x."""
+    return apply(arithmetic.Exp(), x, name=name)
+
+
+def log(x: Variable, name: str | None = None) -> Variable:
+    """The natural logarithm."""
+    return apply(arithmetic.Log(), x, name=name)
+
+
+def sqrt(x: Variable, name: str | None = None) -> Variable:
+    """The square root."""
+    return apply(arithmetic.Sqrt(), x, name=name)
+
+
+def square(x: Variable, name: str | None = None) -> Variable:
+    """x * x."""
+    return apply(arithmetic.Square(), x, name=name)
+
+
+def abs(x: Variable, name: str | None = None) -> Variable:
+    """The absolute value."""
+    return apply(arithmetic.Abs(), x, name=name)
+
+
+def pow(x: Variable, factor: float = 1.0, name: str | None = None) -> Variable:
+    """x ** factor."""
+    return apply(arithmetic.Power(float(factor)), x, name=name)
+
+
+def scale(x: Variable, scale: float = 1.0, bias: float = 0.0, bias_after_scale: bool = True,
+          act: str | None = None, name: str | None = None) -> Variable:
+    """scale * x + bias, or scale * (x + bias)."""
+    offset = bias if bias_after_scale else scale * bias
+    op = arithmetic.Scale(float(scale), float(offset))
+    return activate(apply(op, x, name=name if act is None else None), act, name)
+
+
+def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
+    """x limited to [min, max]."""
+    if min > max:
+        raise ShapeError(f"clip: min {min!r} is above max {max!r}")
+    return apply(arithmetic.Clip(float(min), float(max)), x, name=name)
+
+
+def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
+    """The inner product over the last axis, which stays with extent 1."""
+    product = apply(arithmetic.Mul(), x, y)
+    return apply(reduce.ReduceSum((-1,), True), product, name=name)
+
+
+def l2_normalize(x: Variable, axis: int = -1, epsilon: float = 1e-12,
+                 name: str | None = None) -> Variable:
+    """x / sqrt(sum(x^2) + epsilon) along an axis."""
+    squares = apply(reduce.ReduceSum((axis,), True), square(x))
+    return apply(arithmetic.Div(), x, sqrt(scale(squares, bias=epsilon)), name=name)
+
+
+def cos_sim(X: Variable, Y: Variable, name: str | None = None) -> Variable:  # noqa: N803, RUF100
+    """The cosine of the angle between rows: [n, d] and [n, d] or [1, d] give [n, 1]."""
+    return dot(l2_normalize(X), l2_normalize(Y), name=name)

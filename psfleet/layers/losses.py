@@ -1,0 +1,51 @@
+"""Losses, one value per sample; `layers.mean` makes a scalar of them."""
+
+from psfleet.program.ops import loss
+from psfleet.program.ops.activation import Softmax
+from psfleet.program.variable import Variable, apply
+
+__all__ = ["cross_entropy", "log_loss", "sigmoid_cross_entropy_with_logits",
+           "softmax_with_cross_entropy", "square_error_cost"]
+
+
+def square_error_cost(input: Variable, label: Variable) -> Variable:
+    """(input - label)^2, elementwise."""
+    return apply(loss.SquareError(), input, label)
+
+
+def cross_entropy(input: Variable, label: Variable, soft_label: bool = False,
+                  ignore_index: int = -100) -> Variable:
+    """-log of the probability that `input` [..., classes] gives to the label: [..., 1].
+
+    Args:
+        label: int64 [..., 1]; with `soft_label` probabilities of input's shape.
+        ignore_index: Samples with this label get 0.
+    """
+    return apply(loss.CrossEntropy(soft_label, ignore_index), input, label)
+
+
+def softmax_with_cross_entropy(
+        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
+        numeric_stable_mode: bool = True, return_softmax: bool = False,
+        axis: int = -1) -> Variable | tuple[Variable, Variable]:
+    """cross_entropy of softmax(logits), without overflow; `return_softmax`: and the softmax."""
+    cost = apply(loss.SoftmaxCrossEntropy(soft_label, ignore_index, axis), logits, label)
+    return (cost, apply(Softmax(axis), logits)) if return_softmax else cost
+
+
+def sigmoid_cross_entropy_with_logits(x: Variable, label: Variable, ignore_index: int = -100,
+                                      name: str | None = None, normalize: bool = False) -> Variable:
+    """The binary cross entropy of sigmoid(x), elementwise, without overflow.
+
+    Args:
+        label: float32 in [0, 1], of x's shape.
+        ignore_index: Values with this label get 0.
+        normalize: Divide by the number of values that are not ignored.
+    """
+    return apply(loss.SigmoidCrossEntropy(float(ignore_index), normalize), x, label, name=name)
+
+
+def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4,
+             name: str | None = None) -> Variable:
+    """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
+    return apply(loss.LogLoss(float(epsilon)), input, label, name=name)

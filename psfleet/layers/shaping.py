@@ -1,0 +1,130 @@
+"""Changing shape and dtype, taking parts, putting together."""
+
+import builtins
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from psfleet.errors import ShapeError
+from psfleet.layers.activations import activate
+from psfleet.program.ops import manipulate
+from psfleet.program.shapes import axis_of
+from psfleet.program.variable import Variable, apply, dtype_of
+
+__all__ = ["cast", "concat", "expand", "flatten", "gather", "one_hot", "reshape", "slice", "split",
+           "squeeze", "stack", "transpose", "unsqueeze"]
+
+
+def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
+    """Variables one after the other along an axis."""
+    return apply(manipulate.Concat(axis), *input, name=name)
+
+
+def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1,
+          name: str | None = None) -> list[Variable]:
+    """Parts along an axis: so many equal ones, or of the given widths (one may be -1)."""
+    axis = axis_of(dim, input.shape, f"split of {input.name!r}")
+    extent = input.shape[axis]
+    if extent is None:
+        raise ShapeError(f"split of {input.name!r} {input.shape}: the extent of axis {axis} is "
+                         "unknown")
+    widths = _widths(extent, num_or_sections)
+    if builtins.sum(widths) != extent or any(width < 0 for width in widths):
+        raise ShapeError(f"split of {input.name!r}: axis {axis} has extent {extent}, it cannot be "
+                         f"split into {num_or_sections}")
+    edges = [0, *np.cumsum(widths).tolist()]
+    return [apply(manipulate.Slice((axis,), (start,), (end,)), input, name=name)
+            for start, end in pairwise(edges)]
+
+
+def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
+    if isinstance(parts, int):
+        return [extent // parts] * parts if parts > 0 else []
+    known = builtins.sum(width for width in parts if width >= 0)
+    return [extent - known if width == -1 else width for width in parts]
+
+
+def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
+    """Variables of one shape side by side along a new axis."""
+    return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
+
+
+def reshape(x: Variable, shape: Sequence[int], actual_shape: Any = None, act: str | None = None,
+            inplace: bool = False, name: str | None = None) -> Variable:
+    """Another shape: -1 is worked out, 0 copies x's extent."""
+    if isinstance(actual_shape, Variable):
+        raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
+    known = tuple(-1 if extent is None else int(extent) for extent in shape)
+    out = apply(manipulate.Reshape(known), x, name=name if act is None else None)
+    return activate(out, act, name)
+
+
+def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
+    """A matrix whose rows are the axes before `axis`."""
+    width = 1
+    for extent in x.shape[axis:]:
+        width = -1 if extent is None or width == -1 else width * extent
+    rows = 1 if axis == 0 else -1
+    if width == -1 and rows == -1:
+        raise ShapeError(f"flatten of {x.name!r} {x.shape} at axis {axis}: the width is unknown")
+    return apply(manipulate.Reshape((rows, width)), x, name=name)
+
+
+def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
+    """Without axes of extent 1: those named, all if none is."""
+    chosen = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
+        i for i, extent in enumerate(input.shape) if extent == 1}
+    if any(input.shape[axis] != 1 for axis in chosen):
+        raise ShapeError(f"squeeze of {input.name!r} {input.shape}: axes {sorted(chosen)} are not "
+                         "all 1")
+    return _to(input, [n for i, n in enumerate(input.shape) if i not in chosen], name)
+
+
+def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
+    """With new axes of extent 1 where `axes` says, as positions in the result."""
+    chosen = [axes] if isinstance(axes, int) else list(axes)
+    rank = input.ndim + len(chosen)
+    places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in chosen}
+    rest = iter(input.shape)
+    return _to(input, [1 if i in places else next(rest) for i in range(rank)], name)
+
+
+def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
+    """Reshape to a shape of which at most one extent is unknown."""
+    if list(shape).count(None) > 1:
+        raise ShapeError(f"{x.name!r} {x.shape} has more than one unknown extent")
+    return apply(manipulate.Reshape(tuple(-1 if n is None else n for n in shape)), x, name=name)
+
+
+def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
+    """Axes in the order `perm`."""
+    return apply(manipulate.Transpose(tuple(perm)), x, name=name)
+
+
+def slice(input: Variable, axes: Sequence[int], starts: Sequence[int],
+          ends: Sequence[int]) -> Variable:
+    """input[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
+    return apply(manipulate.Slice(tuple(axes), tuple(starts), tuple(ends)), input)
+
+
+def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
+    """Rows of `input` at the int64 indices [m] or [m, 1]."""
+    return apply(manipulate.Gather(), input, index)
+
+
+def cast(x: Variable, dtype: DTypeLike) -> Variable:
+    """The values in another dtype."""
+    return apply(manipulate.Cast(dtype_of(dtype).name), x)
+
+
+def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
+    """Whole numbers [..., 1] (or [...]) as float32 [..., depth]: 1 at the number."""
+    return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
+
+
+def expand(x: Variable, expand_times: Sequence[int], name: str | None = None) -> Variable:
+    """Each axis repeated so many times."""
+    return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

@@ -1,0 +1,45 @@
+"""Where values come from: feeds and constants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from psfleet.program.ops.source import Fill
+from psfleet.program.program import default_main_program
+from psfleet.program.shapes import extents
+from psfleet.program.variable import Variable, apply, dtype_of
+
+__all__ = ["data", "fill_constant", "ones", "zeros"]
+
+
+def data(name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0,
+         stop_gradient: bool = True) -> Variable:
+    """A variable that each run is fed.
+
+    Args:
+        name: Its key in the feed.
+        shape: With the batch axis; None or -1 where only the feed decides.
+        dtype: float32, or int64 for ids and labels.
+        lod_level: Must be 0: psfleet has no nested sequences.
+    """
+    variable = Variable(name, extents(shape), dtype_of(dtype), stop_gradient=stop_gradient)
+    variable.is_data = True
+    default_main_program().add(variable)
+    return variable
+
+
+def fill_constant(shape: Sequence[int], dtype: DTypeLike, value: float, force_cpu: bool = False,
+                  out: Any = None) -> Variable:
+    """An array of one value."""
+    return apply(Fill(tuple(shape), dtype_of(dtype).name, value))
+
+
+def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
+    """An array of ones."""
+    return fill_constant(shape, dtype, 1)
+
+
+def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
+    """An array of zeros."""
+    return fill_constant(shape, dtype, 0)

@@ -1,0 +1,171 @@
+"""Layers with parameters, and products."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from psfleet import initializer
+from psfleet.errors import IdError, ShapeError
+from psfleet.layers.activations import activate
+from psfleet.layers.arithmetic import scale as scaled
+from psfleet.layers.reductions import sum as summed
+from psfleet.program import names
+from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
+from psfleet.program.ops import dropout as dropping
+from psfleet.program.ops.arithmetic import Add
+from psfleet.program.ops.embedding import DenseEmbedding, Embedding
+from psfleet.program.ops.matmul import Affine, MatMul
+from psfleet.program.ops.normalize import LayerNorm
+from psfleet.program.shapes import axis_of, extents, size_of
+from psfleet.program.variable import Variable, apply, as_variable, leaf
+
+__all__ = ["create_parameter", "dropout", "embedding", "fc", "layer_norm", "matmul"]
+
+
+def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 1,
+       param_attr: Any = None, bias_attr: Any = None, act: str | None = None,
+       name: str | None = None) -> Variable:
+    """A fully connected layer: act(sum of input_i @ w_i + b).
+
+    Args:
+        input: One variable or several, each with its own weights `name.w_0`, `name.w_1`, ...
+        size: The number of outputs.
+        num_flatten_dims: So many leading axes stay; the others are flattened into the inputs.
+        param_attr: Of the weights (one, or a list for several inputs). Default start: Xavier.
+        bias_attr: Of the bias `name.b_0`, False for none. Default start: zeros.
+        act: relu, sigmoid, tanh, softmax or None.
+    """
+    label = name or names.generate("fc")
+    inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
+    said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
+    if not inputs or len(said) != len(inputs):
+        raise ShapeError(f"fc {label!r} has {len(inputs)} inputs and {len(said)} param_attr")
+    weights = [_weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
+               for i, (x, attr) in enumerate(zip(inputs, said, strict=True))]
+    bias = _bias(size, f"{label}.b_0", bias_attr)
+    rest = [] if bias is None else [bias]
+    if len(inputs) == 1:
+        op = Affine(axis_of(num_flatten_dims, (*inputs[0].shape, None), "fc"), act == "relu")
+        out = apply(op, inputs[0], weights[0], *rest, name=label)
+        return out if act == "relu" else activate(out, act, label)
+    parts = [apply(Affine(num_flatten_dims), x, w) for x, w in zip(inputs, weights, strict=True)]
+    total = summed(parts)
+    out = apply(Add(), total, *rest, name=label) if rest else total
+    return activate(out, act, label)
+
+
+def _weights(x: Variable, size: int, axes: int, name: str, said: Attribute) -> Variable:
+    width = size_of(x.shape[axes:])
+    if width is None:
+        raise ShapeError(f"fc of {x.name!r} {x.shape}: the extents from axis {axes} on must be "
+                         "known")
+    attr = attribute(said)
+    if attr is None:
+        raise ShapeError(f"fc of {x.name!r}: param_attr is False, but weights there must be")
+    return leaf(make_parameter((width, size), name, attr, initializer.Xavier()))
+
+
+def _bias(size: int, name: str, said: Attribute) -> Variable | None:
+    attr = attribute(said)
+    if attr is None:
+        return None
+    return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
+
+
+def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
+              is_distributed: bool = False, padding_idx: int | None = None,
+              param_attr: Any = None, dtype: DTypeLike = "float32",
+              name: str | None = None) -> Variable:
+    """Rows of a table by id: [*input.shape, dim].
+
+    Args:
+        input: int64 ids of any shape.
+        size: [rows, dim]; rows may be None with `is_distributed`.
+        is_sparse: The gradient holds the batch's rows only, and they alone are updated.
+        is_distributed: Ids are any int64; rows appear when first updated. Implies is_sparse.
+        padding_idx: This id gives zeros and its row is never updated.
+        param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
+            sparse or not.
+    """
+    if np.dtype(dtype) != np.float32:
+        raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
+    label = name or names.generate("embedding")
+    rows, dim = _table_size(size, is_distributed, label)
+    sparse = is_sparse or is_distributed
+    attr = attribute(param_attr)
+    if attr is None:
+        raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
+    parameter = make_parameter((rows, dim), f"{label}.w_0", attr, None, sparse=sparse,
+                               distributed=is_distributed)
+    padding = padding_idx
+    if padding is not None and padding < 0 and rows > 0:
+        padding += rows
+    op = Embedding(padding) if sparse else DenseEmbedding(padding)
+    return apply(op, input, leaf(parameter), name=label)
+
+
+def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tuple[int, int]:
+    shape = extents(size)
+    if len(shape) != 2 or not shape[1]:
+        raise ShapeError(f"embedding {label!r}: size is {tuple(size)}, it must be [rows, dim]")
+    rows = shape[0]
+    if rows is None and not distributed:
+        raise IdError(f"embedding {label!r}: size is {tuple(size)}; the number of rows may be left "
+                      "open with is_distributed=True only")
+    return -1 if rows is None else rows, shape[1]
+
+
+def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False,
+           alpha: float = 1.0, name: str | None = None) -> Variable:
+    """alpha * x @ y over the last two axes; leading axes broadcast."""
+    out = apply(MatMul(transpose_x, transpose_y), x, y, name=name)
+    return out if alpha == 1.0 else scaled(out, alpha)
+
+
+def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int | None = None,
+            name: str | None = None,
+            dropout_implementation: str = "downgrade_in_infer") -> Variable:
+    """Sets values to 0 at random in training.
+
+    The mask is a pure function of (seed, the result's name, the program's step).
+
+    Args:
+        dropout_prob: The share set to 0.
+        is_test: True: as in a program cloned for tests.
+        seed: None: the program's random_seed.
+        dropout_implementation: `downgrade_in_infer`: x * mask in training, x * (1 - p) in tests.
+            `upscale_in_train`: x * mask / (1 - p) in training, x in tests.
+    """
+    if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
+        raise ShapeError(f"dropout_implementation is {dropout_implementation!r}; use "
+                         "downgrade_in_infer or upscale_in_train")
+    op = dropping.Dropout(float(dropout_prob), is_test, seed,
+                          dropout_implementation == "upscale_in_train")
+    return apply(op, x, name=name)
+
+
+def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_norm_axis: int = 1,
+               epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None,
+               act: str | None = None, name: str | None = None) -> Variable:
+    """(x - mean) / sqrt(variance + epsilon) within each sample, times `name.w_0` plus `name.b_0`.
+
+    Args:
+        begin_norm_axis: Mean and variance are over this axis and those after it.
+    """
+    label = name or names.generate("layer_norm")
+    width = size_of(input.shape[begin_norm_axis:])
+    if width is None:
+        raise ShapeError(f"layer_norm of {input.name!r} {input.shape}: the extents from axis "
+                         f"{begin_norm_axis} on must be known")
+    weights = []
+    wanted = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
+    for used, said, suffix, start in wanted:
+        attr = attribute(said) if used else None
+        if attr is not None:
+            weights.append(leaf(make_parameter((width,), f"{label}.{suffix}", attr,
+                                               initializer.Constant(start))))
+    has_scale = scale and attribute(param_attr) is not None
+    op = LayerNorm(begin_norm_axis, epsilon, has_scale, len(weights) > has_scale)
+    return activate(apply(op, input, *weights, name=label), act, label)

@@ -1,0 +1,1 @@
+"""The graph of operations: variables, records, backward passes, programs and their executor."""

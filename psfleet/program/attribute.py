@@ -1,0 +1,116 @@
+"""What a script says about a parameter, and how the parameter comes to be."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from psfleet import initializer as initializers
+from psfleet.errors import ShapeError, UsageError
+from psfleet.parameter import Parameter
+from psfleet.program import names
+from psfleet.program.program import default_main_program, default_startup_program
+from psfleet.program.variable import Variable, leaf
+from psfleet.tables.spec import Initializer
+
+__all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
+
+
+@dataclass
+class ParamAttr:
+    """Name, first values and treatment of one parameter.
+
+    Attributes:
+        name: Of the parameter; layers that name the same one share it.
+        initializer: One of psfleet.initializer; None: the layer's own choice.
+        learning_rate: A factor on the optimizer's rate.
+        regularizer: Replaces the optimizer's.
+        trainable: False: it stays as it starts.
+        need_clip: False: gradient clipping leaves it out.
+    """
+
+    name: str | None = None
+    initializer: Any = None
+    learning_rate: float = 1.0
+    regularizer: Any = None
+    trainable: bool = True
+    do_model_average: bool = True
+    need_clip: bool = True
+
+
+Attribute: TypeAlias = ParamAttr | str | bool | Initializer | initializers.Start | None
+
+
+def attribute(said: Attribute) -> ParamAttr | None:
+    """A ParamAttr of what layers accept: a name, an initializer, True, None; None of False."""
+    match said:
+        case None | True:
+            return ParamAttr()
+        case False:
+            return None
+        case str():
+            return ParamAttr(name=said)
+        case ParamAttr():
+            return said
+        case Initializer() | initializers.Start():
+            return ParamAttr(initializer=said)
+    raise UsageError(f"a parameter attribute is {said!r}; it must be a ParamAttr, a name, an "
+                     "initializer or False")
+
+
+def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: Any, *,
+                   sparse: bool = False, distributed: bool = False) -> Parameter:
+    """The parameter `said.name or name` of the default startup program, made if it is new.
+
+    Args:
+        start: The initializer if the attribute has none.
+
+    Raises:
+        ShapeError: It exists with another shape or kind.
+    """
+    programs = default_startup_program()
+    name = said.name or name
+    known = programs.parameters.get(name)
+    if known is not None:
+        if (known.shape, known.sparse, known.distributed) != (shape, sparse, distributed):
+            raise ShapeError(f"parameter {name!r} exists with shape {known.shape}; here it would "
+                             f"be {shape}, or of another kind: give it another name")
+        return known
+    chosen = said.initializer if said.initializer is not None else start
+    seed = default_main_program().random_seed or programs.random_seed
+    value = None
+    if isinstance(chosen, initializers.Assign):
+        value, chosen = chosen.value, None
+        if value.shape != shape or sparse:
+            raise ShapeError(f"parameter {name!r} of shape {shape} cannot start as an array of "
+                             f"shape {value.shape}")
+    elif isinstance(chosen, initializers.Start):
+        seed = chosen.own_seed or seed
+    parameter = Parameter(
+        name, value, shape=shape, sparse=sparse, distributed=distributed,
+        initializer=initializers.resolve(chosen, shape), seed=seed, trainable=said.trainable,
+        learning_rate=said.learning_rate, regularizer=said.regularizer, need_clip=said.need_clip)
+    programs.parameters[name] = parameter
+    return parameter
+
+
+def create_parameter(shape: list[int] | tuple[int, ...], dtype: DTypeLike = "float32",
+                     name: str | None = None, attr: Attribute = None, is_bias: bool = False,
+                     default_initializer: Any = None) -> Variable:
+    """A new dense parameter, as a variable to compute with.
+
+    Args:
+        shape: Known extents.
+        dtype: float32.
+        name: Of the parameter; also settable as `attr.name`.
+        attr: A ParamAttr, a name or an initializer.
+        is_bias: It starts as zeros if nothing else is said; else by Xavier.
+    """
+    if np.dtype(dtype) != np.float32:
+        raise ShapeError(f"parameters are float32; dtype is {dtype!r}")
+    start = default_initializer or (
+        initializers.Constant() if is_bias else initializers.Xavier())
+    said = attribute(attr) or ParamAttr()
+    unique = name or said.name or names.generate("parameter") + ".w_0"
+    return leaf(make_parameter(tuple(shape), unique, said, start))

@@ -1,0 +1,146 @@
+"""Backward passes of programs: which gradients a run is to compute."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.parameter import Parameter
+from psfleet.program.gradient import ancestors
+from psfleet.program.program import default_main_program
+from psfleet.program.record import Record
+from psfleet.program.variable import Variable, leaf
+
+__all__ = ["Backward", "append_backward", "gradients"]
+
+
+@dataclass(eq=False)
+class Backward:
+    """One pass back from a loss.
+
+    Attributes:
+        loss: A single value.
+        wanted: By leaf variable, the variable that stands for its gradient.
+        checkpoints: Recompute: activations between these are dropped and computed again. None: all
+            activations are kept.
+    """
+
+    loss: Variable
+    wanted: dict[Variable, Variable]
+    checkpoints: list[Variable] | None = field(default=None)
+
+    def active(self) -> tuple[list[Record], set[Variable]]:
+        """The records that gradients go through, in order, and the variables that get one."""
+        reached = set(self.wanted)
+        records = []
+        for record in ancestors([self.loss]):
+            if not record.output.stop_gradient and any(v in reached for v in record.inputs):
+                reached.add(record.output)
+                records.append(record)
+        return records, reached
+
+
+def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
+                    no_grad_set: Iterable[Any] | None = None,
+                    callbacks: Sequence[Callable[..., Any]] | None = None,
+                    checkpoints: Sequence[Variable | str] | None = None,
+                    ) -> list[tuple[Parameter, Variable]]:
+    """Gradients of a loss by the parameters it depends on.
+
+    Args:
+        loss: Symbolic, a single value.
+        parameter_list: Parameters, their variables or names; None: all that are trainable.
+        no_grad_set: Those to leave out.
+        callbacks: Each is called with every (parameter, gradient variable).
+        checkpoints: Variables (or names of variables or layers) to keep; what lies between them is
+            computed again in the backward pass.
+
+    Returns:
+        (parameter, variable of its gradient), in the order in which the parameters were first used.
+        A gradient can be fetched, computed with, and given to an update. It has a value once the
+        backward pass has run; that of a sparse parameter is a SparseGrad.
+
+    Raises:
+        UsageError: The loss depends on none of the parameters, or on a gradient.
+        ShapeError: The loss is not a single value.
+    """
+    if loss.value is not None:
+        raise UsageError(f"{loss.name!r} has a value already; call its backward()")
+    if loss.shape not in ((), (1,)):
+        raise ShapeError(f"the loss {loss.name!r} has shape {loss.shape}; it must be a single "
+                         "value, for example layers.mean of it")
+    used = _parameters_of(loss)
+    left_out = {_name(entry) for entry in no_grad_set or ()}
+    chosen = [name for name in ([_name(entry) for entry in parameter_list]
+                                if parameter_list is not None else used) if name not in left_out]
+    missing = [name for name in chosen if name not in used]
+    if parameter_list is not None and missing:
+        raise UsageError(f"the loss {loss.name!r} does not depend on the parameter {missing[0]!r}")
+    leaves = [used[name] for name in chosen if not used[name].stop_gradient]
+    if not leaves:
+        raise UsageError(f"the loss {loss.name!r} depends on no trainable parameter")
+    found = _make(loss, leaves, checkpoints)
+    pairs = [(v.parameter, gradient) for v, gradient in found.wanted.items() if v.parameter]
+    for callback in callbacks or ():
+        for parameter, variable in pairs:
+            callback(parameter, variable)
+    return pairs
+
+
+def gradients(targets: Variable | Sequence[Variable],
+              inputs: Variable | Sequence[Variable]) -> list[Variable]:
+    """Gradients of one single-valued target by leaf variables: parameters or data."""
+    target = targets if isinstance(targets, Variable) else targets[0]
+    leaves = [inputs] if isinstance(inputs, Variable) else list(inputs)
+    for variable in leaves:
+        if variable.record is not None:
+            raise UsageError(f"{variable.name!r} is computed by the program; gradients() takes "
+                             "data and parameters")
+    return list(_make(target, leaves, None).wanted.values())
+
+
+def _make(loss: Variable, leaves: list[Variable],
+          checkpoints: Sequence[Variable | str] | None) -> Backward:
+    program = default_main_program()
+    wanted: dict[Variable, Variable] = {}
+    made = Backward(loss, wanted)
+    for variable in leaves:
+        name, number = f"{variable.name}@GRAD", 0
+        while name in program.variables:
+            number += 1
+            name = f"{variable.name}@GRAD@{number}"
+        gradient = Variable(name, variable.shape, variable.dtype, stop_gradient=True)
+        gradient.backward_pass = made
+        wanted[variable] = gradient
+        program.add(gradient)
+    if checkpoints is not None:
+        made.checkpoints = [_checkpoint(entry) for entry in checkpoints]
+    return made
+
+
+def _checkpoint(entry: Variable | str) -> Variable:
+    """A variable, by itself, by its name or by its layer's name."""
+    program = default_main_program()
+    if isinstance(entry, Variable):
+        return entry
+    results = [v for name, v in program.variables.items() if name.startswith(f"{entry}.tmp_")]
+    if entry not in program.variables and results:
+        return results[-1]
+    return program.variable(entry, "checkpoint")
+
+
+def _parameters_of(loss: Variable) -> dict[str, Variable]:
+    found: dict[str, Variable] = {}
+    for record in ancestors([loss]):
+        for variable in record.inputs:
+            if variable.backward_pass is not None:
+                raise UsageError(f"the loss {loss.name!r} depends on the gradient "
+                                 f"{variable.name!r}; second derivatives are not available")
+            if variable.parameter is not None:
+                leaf(variable.parameter)
+                found.setdefault(variable.parameter.name, variable)
+    return found
+
+
+def _name(entry: Any) -> str:
+    return entry if isinstance(entry, str) else str(entry.name)

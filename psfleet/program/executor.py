@@ -1,0 +1,143 @@
+"""Running programs: validate the feed, fetch parameters, forward, backward, update."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.errors import UsageError
+from psfleet.parameter import SparseGrad, fetch
+from psfleet.program.feed import batch_size, check_feed
+from psfleet.program.plan import Plan, make_plan
+from psfleet.program.program import Program, default_main_program
+from psfleet.program.record import Array, Gradient
+from psfleet.program.run import Run
+from psfleet.program.variable import Variable
+
+__all__ = ["CPUPlace", "CUDAPlace", "Executor"]
+
+_PLANS = 64  # programs and fetch lists whose plans an executor remembers
+
+
+class CPUPlace:
+    """Programs run on the CPU."""
+
+    def __repr__(self) -> str:
+        return "CPUPlace()"
+
+
+class CUDAPlace:
+    """Accepted for the reference's sake: programs run on the CPU, CUDA is the servers' matter."""
+
+    def __init__(self, id: int = 0) -> None:
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.id})"
+
+
+class Executor:
+    """Runs programs.
+
+    Attributes:
+        place: Where; kept for the reference's sake.
+        meter: If set, an object whose `measure(run)` is called after every operation.
+    """
+
+    def __init__(self, place: Any = None) -> None:
+        self.place = place or CPUPlace()
+        self.meter: Any = None
+        self._plans: OrderedDict[tuple[int, tuple[str, ...]], Plan] = OrderedDict()
+
+    def run(self, program: Program | None = None, feed: Mapping[str, Any] | None = None,
+            fetch_list: Sequence[Variable | str] | Variable | str | None = None,
+            feed_var_name: str = "feed", fetch_var_name: str = "fetch", scope: Any = None,
+            return_numpy: bool = True, use_program_cache: bool = True,
+            use_prune: bool = True) -> list[Any]:
+        """Run a program once; if optimizers have added updates to it, this is a training step.
+
+        Args:
+            program: The default main program if None. A startup program has nothing to do.
+            feed: Arrays by the names of the program's data.
+            fetch_list: Variables or names of what to return: results, parameters, gradients.
+            return_numpy: False gives concrete variables instead of arrays.
+            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for the
+                reference's sake.
+
+        Returns:
+            One array per entry of the fetch list; SparseGrad for a sparse parameter's gradient.
+
+        Raises:
+            ShapeError: A feed does not fit its variable.
+            IdError: Ids are fractional, NaN or outside a table.
+            UsageError: A feed is missing or unknown, or a fetch is unknown.
+        """
+        program = program or default_main_program()
+        fetches = [_named(program, entry) for entry in _entries(fetch_list)]
+        plan = self._plan(program, fetches)
+        arrays = check_feed(program, plan.feeds, feed or {})
+        run = Run(program, plan, arrays, self.meter)
+        if program.records:
+            self._step(program, plan, run)
+        results = [run.result(variable) for variable in fetches]
+        self._update(program, run, batch_size(program, arrays))
+        if return_numpy:
+            return results
+        return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
+
+    def _plan(self, program: Program, fetches: Sequence[Variable]) -> Plan:
+        key = (program.version, tuple(variable.name for variable in fetches))
+        if key not in self._plans:
+            self._plans[key] = make_plan(program, fetches)
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return self._plans[key]
+
+    @staticmethod
+    def _step(program: Program, plan: Plan, run: Run) -> None:
+        run.forward(plan.early)
+        fetch([v.parameter for v in plan.dense if v.parameter],
+              [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+        run.take_parameters()
+        run.forward(plan.forward)
+        run.backward()
+        run.forward(plan.late)
+
+    @staticmethod
+    def _update(program: Program, run: Run, samples: int) -> None:
+        if program.for_test:
+            return
+        for update in program.updates:
+            values: list[tuple[Any, Gradient]] = [
+                (parameter, run.values[variable]) for parameter, variable in update.params_grads
+                if run.values.get(variable) is not None]
+            loss = None if update.loss is None else float(run.values[update.loss].item())
+            update.optimizer.apply_values(values, samples=samples, loss=loss)
+        program.step += 1
+        if program.updates:
+            for hook in program.after_step:
+                hook(program.step)
+
+    def close(self) -> None:
+        """Let go of the plans."""
+        self._plans.clear()
+
+
+def _entries(fetch_list: Sequence[Variable | str] | Variable | str | None) -> list[Variable | str]:
+    if fetch_list is None:
+        return []
+    return [fetch_list] if isinstance(fetch_list, Variable | str) else list(fetch_list)
+
+
+def _named(program: Program, entry: Any) -> Variable:
+    if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
+        raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")
+    return program.variable(entry if isinstance(entry, str) else entry.name, "fetch")
+
+
+def _wrapped(variable: Variable, value: Array | SparseGrad) -> Any:
+    if isinstance(value, SparseGrad):
+        return value
+    return Variable(variable.name, np.shape(value), value.dtype, value=value, stop_gradient=True)

@@ -1,0 +1,75 @@
+"""The backward sweep over records, the same for eager and static programs."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from psfleet.parameter import SparseGrad
+from psfleet.program.record import Context, Gradient, Record
+
+if TYPE_CHECKING:
+    from psfleet.program.variable import Variable
+
+__all__ = ["Sweep", "ancestors", "summed"]
+
+
+def ancestors(targets: "Iterable[Variable]") -> list[Record]:
+    """Every record that the targets are computed by, in order of execution."""
+    found: set[Record] = set()
+    waiting = [target.record for target in targets if target.record is not None]
+    while waiting:
+        record = waiting.pop()
+        if record not in found:
+            found.add(record)
+            waiting += [v.record for v in record.inputs if v.record is not None]
+    return sorted(found, key=lambda record: record.serial)
+
+
+def summed(first: Gradient, second: Gradient) -> Gradient:
+    """The sum of two gradients of one parameter."""
+    if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
+        return SparseGrad(np.concatenate([first.ids, second.ids]),
+                          np.concatenate([first.rows, second.rows]))
+    total: Gradient = first + second  # type: ignore[operator]  # a variable is dense or sparse
+    return total
+
+
+class Sweep:
+    """Gradients on their way from the loss to the leaves.
+
+    Attributes:
+        gradients: By variable; those of leaves are left when the sweep is over.
+    """
+
+    def __init__(self, seeds: "dict[Variable, Gradient]") -> None:
+        self.gradients = dict(seeds)
+        self._own: set[Variable] = set()  # gradients that nobody else holds: summed in place
+
+    def run(self, records: Sequence[Record], contexts: dict[Record, Context],
+            keep: bool = False) -> None:
+        """Go back through records; a context is let go as soon as it is used, unless `keep`."""
+        for record in reversed(records):
+            context = contexts[record] if keep else contexts.pop(record)
+            gradient = self.gradients.pop(record.output, None)
+            if gradient is not None:
+                self.step(record, context, gradient)
+
+    def step(self, record: Record, context: Context, gradient: Gradient) -> None:
+        """Hand a record's output gradient on to its inputs."""
+        parts = record.op.backward(context, gradient)  # type: ignore[arg-type]  # only leaves are sparse
+        for variable, need, part in zip(record.inputs, context.needs, parts, strict=True):
+            if need and part is not None:
+                self.add(variable, part)
+
+    def add(self, variable: "Variable", part: Gradient) -> None:
+        """Add to a variable's gradient."""
+        before = self.gradients.get(variable)
+        if before is None:
+            self.gradients[variable] = part
+        elif variable in self._own and isinstance(before, np.ndarray):
+            before += part
+        else:
+            self.gradients[variable] = summed(before, part)
+            if isinstance(before, np.ndarray) and before.ndim:
+                self._own.add(variable)

@@ -1,0 +1,263 @@
+"""Elementwise arithmetic with broadcasting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from psfleet.errors import ShapeError
+from psfleet.program.record import Array, Context, Gradient, Op, Spec
+from psfleet.program.shapes import broadcast
+
+if TYPE_CHECKING:
+    from psfleet.program.variable import Variable
+
+__all__ = ["Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Min", "Mul", "Pow", "Power", "Scale",
+           "Sqrt", "Square", "Sub", "Unary", "unbroadcast"]
+
+
+def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum a gradient over the axes along which its input was repeated."""
+    if gradient.shape == shape:
+        return gradient
+    added = gradient.ndim - len(shape)
+    axes = tuple(range(added)) + tuple(
+        added + i for i, n in enumerate(shape) if n == 1 and gradient.shape[added + i] != 1)
+    total: Array = gradient.sum(axis=axes).reshape(shape)
+    return total
+
+
+@dataclass(frozen=True)
+class _Binary(Op):
+    """Two inputs, aligned at their last axes."""
+
+    def infer(self, x: "Variable", y: "Variable") -> Spec:
+        if x.dtype != y.dtype:
+            raise ShapeError(f"{type(self).__name__} of {x.name!r} ({x.dtype}) and {y.name!r} "
+                             f"({y.dtype}): the dtypes differ; use layers.cast on one")
+        return broadcast(x.shape, y.shape, f"{type(self).__name__} of {x.name!r} and {y.name!r}"
+                         ), x.dtype
+
+
+class Add(_Binary):
+    """x + y."""
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        context.save(x.shape, y.shape)
+        out: Array = x + y
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return [unbroadcast(gradient, shape) if need else None
+                for need, shape in zip(context.needs, context.saved, strict=True)]
+
+
+class Sub(_Binary):
+    """x - y."""
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        context.save(x.shape, y.shape)
+        out: Array = x - y
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        left, right = context.saved
+        return (unbroadcast(gradient, left) if context.needs[0] else None,
+                unbroadcast(-gradient, right) if context.needs[1] else None)
+
+
+class Mul(_Binary):
+    """x * y."""
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        context.save(x.shape, y.shape, y if context.needs[0] else None,
+                     x if context.needs[1] else None)
+        out: Array = x * y
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        left, right, y, x = context.saved
+        return (unbroadcast(gradient * y, left) if context.needs[0] else None,
+                unbroadcast(gradient * x, right) if context.needs[1] else None)
+
+
+class Div(_Binary):
+    """x / y."""
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        context.save(x, y)
+        out: Array = x / y
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        x, y = context.saved
+        part = gradient / y
+        return (unbroadcast(part, x.shape) if context.needs[0] else None,
+                unbroadcast(-part * (x / y), y.shape) if context.needs[1] else None)
+
+
+class _Choice(_Binary):
+    """Max and Min: the gradient goes to the chosen one, to x where they are equal."""
+
+    def _takes_x(self, x: Array, y: Array) -> Array:
+        raise NotImplementedError
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        chosen = self._takes_x(x, y)
+        context.save(chosen, x.shape, y.shape)
+        return np.where(chosen, x, y)
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        chosen, left, right = context.saved
+        return (unbroadcast(gradient * chosen, left) if context.needs[0] else None,
+                unbroadcast(gradient * ~chosen, right) if context.needs[1] else None)
+
+
+class Max(_Choice):
+    """The larger of x and y."""
+
+    def _takes_x(self, x: Array, y: Array) -> Array:
+        return x >= y
+
+
+class Min(_Choice):
+    """The smaller of x and y."""
+
+    def _takes_x(self, x: Array, y: Array) -> Array:
+        return x <= y
+
+
+class Pow(_Binary):
+    """x ** y, for x > 0 where y needs a gradient."""
+
+    def forward(self, context: Context, x: Array, y: Array) -> Array:
+        out: Array = x**y
+        context.save(x, y, out)
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        x, y, out = context.saved
+        return (unbroadcast(gradient * y * x ** (y - 1), x.shape) if context.needs[0] else None,
+                unbroadcast(gradient * out * np.log(x), y.shape) if context.needs[1] else None)
+
+
+@dataclass(frozen=True)
+class Unary(Op):
+    """One input, an output of the same shape and dtype."""
+
+    def infer(self, x: "Variable") -> Spec:
+        if x.dtype.kind != "f":
+            raise ShapeError(f"{type(self).__name__} of {x.name!r} needs floats, not {x.dtype}; "
+                             "use layers.cast")
+        return x.shape, x.dtype
+
+
+@dataclass(frozen=True)
+class Scale(Unary):
+    """factor * x + offset, for floats and whole numbers."""
+
+    factor: float = 1.0
+    offset: float = 0.0
+
+    def infer(self, x: "Variable") -> Spec:
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array) -> Array:
+        out: Array = x * x.dtype.type(self.factor) if self.factor != 1 else x
+        return out + x.dtype.type(self.offset) if self.offset else out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient * gradient.dtype.type(self.factor) if self.factor != 1 else gradient,)
+
+
+@dataclass(frozen=True)
+class Power(Unary):
+    """x ** factor, for a fixed exponent."""
+
+    factor: float = 1.0
+
+    def forward(self, context: Context, x: Array) -> Array:
+        context.save(x)
+        out: Array = np.power(x, x.dtype.type(self.factor))
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        (x,) = context.saved
+        kind = x.dtype.type
+        return (gradient * (kind(self.factor) * np.power(x, kind(self.factor - 1))),)
+
+
+class Exp(Unary):
+    """e ** x."""
+
+    def forward(self, context: Context, x: Array) -> Array:
+        out: Array = np.exp(x)
+        context.save(out)
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient * context.saved[0],)
+
+
+class Log(Unary):
+    """The natural logarithm."""
+
+    def forward(self, context: Context, x: Array) -> Array:
+        context.save(x)
+        out: Array = np.log(x)
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient / context.saved[0],)
+
+
+class Sqrt(Unary):
+    """The square root."""
+
+    def forward(self, context: Context, x: Array) -> Array:
+        out: Array = np.sqrt(x)
+        context.save(out)
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient / (context.saved[0] * 2),)
+
+
+class Square(Unary):
+    """x * x."""
+
+    def forward(self, context: Context, x: Array) -> Array:
+        context.save(x)
+        return x * x
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient * (context.saved[0] * 2),)
+
+
+class Abs(Unary):
+    """The absolute value; its gradient at 0 is 0."""
+
+    def forward(self, context: Context, x: Array) -> Array:
+        context.save(x)
+        return np.abs(x)
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient * np.sign(context.saved[0]),)
+
+
+@dataclass(frozen=True)
+class Clip(Unary):
+    """x limited to [low, high]; the gradient is 0 outside."""
+
+    low: float = 0.0
+    high: float = 0.0
+
+    def forward(self, context: Context, x: Array) -> Array:
+        kind: Any = x.dtype.type
+        low, high = kind(self.low), kind(self.high)
+        context.save((x >= low) & (x <= high))
+        return np.clip(x, low, high)
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        return (gradient * context.saved[0],)

@@ -1,0 +1,94 @@
+"""Rows of a table by id."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import IdError
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.program.ops.scatter import scatter_rows
+from psfleet.program.record import Array, Context, Gradient, Op, Spec
+
+if TYPE_CHECKING:
+    from psfleet.program.variable import Variable
+
+__all__ = ["DenseEmbedding", "Embedding", "check_ids"]
+
+Ids = NDArray[np.int64]
+
+
+def check_ids(name: str, ids: Ids, rows: int | None) -> None:
+    """Refuse ids outside [0, rows); any id is good where there is no number of rows.
+
+    Raises:
+        IdError: Quotes the first bad id.
+    """
+    if rows is None or ids.size == 0 or (ids.min() >= 0 and ids.max() < rows):
+        return
+    bad = ids[(ids < 0) | (ids >= rows)].flat[0]
+    raise IdError(f"embedding {name!r} has rows 0 to {rows - 1}; an id is {bad}")
+
+
+@dataclass(frozen=True)
+class _Embedding(Op):
+    """Inputs: ids of any shape and the weights [rows, dim]. Output: [*ids.shape, dim].
+
+    Ids equal to `padding` give zeros and get no gradient.
+    """
+
+    padding: int | None = None
+
+    def infer(self, ids: "Variable", weights: "Variable") -> Spec:
+        if ids.dtype.kind not in "iu":
+            raise IdError(f"embedding {weights.name!r}: ids {ids.name!r} have dtype {ids.dtype}, "
+                          "they must be int64")
+        return (*ids.shape, weights.shape[1]), weights.dtype
+
+    def _blank(self, ids: Ids, out: Array) -> Array:
+        """Zeros where the padding is."""
+        if self.padding is None:
+            return out
+        pads = ids == self.padding
+        if pads.any():
+            out = out.copy()
+            out[pads] = 0
+        return out
+
+    def _kept(self, ids: Ids, gradient: Array) -> tuple[Ids, Array]:
+        """Flat ids and the rows of their gradients, without the padding's."""
+        flat, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        if self.padding is None:
+            return flat, rows
+        keep = flat != self.padding
+        return (flat, rows) if keep.all() else (flat[keep], rows[keep])
+
+
+class Embedding(_Embedding):
+    """Of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad."""
+
+    def forward(self, context: Context, ids: Ids, table: Parameter) -> Array:
+        if not table.distributed:
+            check_ids(table.name, ids, table.shape[0])
+        context.save(ids)
+        return self._blank(ids, table.lookup(ids))
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        flat, rows = self._kept(context.saved[0], gradient)
+        return None, SparseGrad(flat, np.ascontiguousarray(rows))
+
+
+class DenseEmbedding(_Embedding):
+    """Of a dense parameter."""
+
+    def forward(self, context: Context, ids: Ids, weights: Array) -> Array:
+        check_ids(context.record.inputs[1].name, ids, len(weights))
+        context.save(ids, weights.shape)
+        return self._blank(ids, weights[ids])
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        ids, shape = context.saved
+        flat, rows = self._kept(ids, gradient)
+        return None, scatter_rows(flat, rows, shape)

@@ -1,0 +1,38 @@
+"""Operations without inputs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from psfleet.program.record import Array, Context, Op, Spec
+
+__all__ = ["Fill", "StepCounter"]
+
+
+@dataclass(frozen=True)
+class Fill(Op):
+    """An array of one value."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    value: float = 0.0
+    differentiable = False
+
+    def infer(self) -> Spec:
+        return self.shape, np.dtype(self.dtype)
+
+    def forward(self, context: Context) -> Array:
+        return np.full(self.shape, self.value, self.dtype)
+
+
+@dataclass(frozen=True)
+class StepCounter(Op):
+    """The number of training runs of the program so far, this one included, int64 [1]."""
+
+    differentiable = False
+
+    def infer(self) -> Spec:
+        return (1,), np.dtype(np.int64)
+
+    def forward(self, context: Context) -> Array:
+        return np.array([context.program.step + 1], np.int64)

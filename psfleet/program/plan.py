@@ -1,0 +1,166 @@
+"""How to run a program for given results: what is needed, in which order, and for how long."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from psfleet.errors import UsageError
+from psfleet.parameter import Parameter
+from psfleet.program.backward import Backward
+from psfleet.program.gradient import ancestors
+from psfleet.program.ops.embedding import Embedding
+from psfleet.program.program import Program
+from psfleet.program.record import Record
+from psfleet.program.variable import Variable
+
+__all__ = ["BackwardPlan", "Plan", "make_plan"]
+
+Needs = dict[Record, tuple[bool, ...]]
+
+
+@dataclass
+class BackwardPlan:
+    """One backward pass: the records that gradients go through, and which inputs get one."""
+
+    backward: Backward
+    records: list[Record]
+    needs: Needs
+
+
+@dataclass
+class Plan:
+    """The pruned program.
+
+    Attributes:
+        feeds: Data variables that must be fed.
+        constants: Leaves with a value of their own.
+        dense: Leaves of dense parameters.
+        early: Records that compute ids of lookups without any parameter: run first, so that all
+            rows can be fetched in one call.
+        lookups: Leaves of sparse parameters with the variables of their ids, where early.
+        forward: The other records before the backward passes.
+        backwards: The backward passes.
+        late: Records that compute with gradients.
+        needs: Over all backward passes, which inputs of a record get a gradient.
+        releases: By record, variables whose value nobody needs after it.
+        kept: Variables whose values are results or are used late.
+    """
+
+    feeds: list[Variable] = field(default_factory=list)
+    constants: list[Variable] = field(default_factory=list)
+    dense: list[Variable] = field(default_factory=list)
+    early: list[Record] = field(default_factory=list)
+    lookups: list[tuple[Parameter, Variable]] = field(default_factory=list)
+    forward: list[Record] = field(default_factory=list)
+    backwards: list[BackwardPlan] = field(default_factory=list)
+    late: list[Record] = field(default_factory=list)
+    needs: Needs = field(default_factory=dict)
+    releases: dict[Record, list[Variable]] = field(default_factory=dict)
+    kept: set[Variable] = field(default_factory=set)
+
+
+def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
+    """The plan for these results and the program's updates."""
+    results = list(fetches)
+    for update in program.updates:
+        results += [variable for _, variable in update.params_grads]
+        results += [update.loss] if update.loss is not None else []
+    records, backwards = _needed(results)
+    plan = Plan()
+    plan.late = _depending_on_gradients(records)
+    before = [record for record in records if record not in set(plan.late)]
+    _leaves(plan, [*results, *(b.loss for b in backwards)], records)
+    plan.early, plan.lookups = _early(before)
+    plan.forward = [record for record in before if record not in set(plan.early)]
+    plan.backwards = [_backward_plan(backward) for backward in backwards]
+    plan.needs = _union(plan.backwards)
+    plan.kept = {*results, *(b.loss for b in backwards),
+                 *(v for record in plan.late for v in record.inputs)}
+    plan.releases = last_uses([*plan.early, *plan.forward], plan.kept)
+    return plan
+
+
+def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
+    """Every record that the results need, also through backward passes; and those passes."""
+    backwards: dict[Backward, None] = {}
+    targets = list(results)
+    while True:
+        records = ancestors(targets)
+        used = [*targets, *(v for record in records for v in record.inputs)]
+        new = {v.backward_pass: None for v in used
+               if v.backward_pass is not None and v.backward_pass not in backwards}
+        if not new:
+            return records, list(backwards)
+        backwards.update(new)
+        targets += [backward.loss for backward in new]
+
+
+def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
+    late: set[Variable] = set()
+    found = []
+    for record in records:
+        if any(v.backward_pass is not None or v in late for v in record.inputs):
+            late.add(record.output)
+            found.append(record)
+    return found
+
+
+def _leaves(plan: Plan, results: Iterable[Variable], records: Sequence[Record]) -> None:
+    """Sort the variables that no record makes."""
+    leaves = dict.fromkeys([v for record in records for v in record.inputs] + list(results))
+    for variable in leaves:
+        if variable.record is not None or variable.backward_pass is not None:
+            continue
+        if variable.parameter is not None:
+            if not variable.parameter.sparse:
+                plan.dense.append(variable)
+        elif variable.value is not None:
+            plan.constants.append(variable)
+        elif variable.is_data:
+            plan.feeds.append(variable)
+        else:
+            raise UsageError(f"nothing gives the variable {variable.name!r} a value")
+
+
+def _early(records: Sequence[Record]) -> tuple[list[Record], list[tuple[Parameter, Variable]]]:
+    lookups = []
+    early: dict[Record, None] = {}
+    for record in records:
+        if not isinstance(record.op, Embedding):
+            continue
+        ids, table = record.inputs
+        makers = ancestors([ids])
+        if table.parameter and not any(v.parameter for maker in makers for v in maker.inputs):
+            lookups.append((table.parameter, ids))
+            early.update(dict.fromkeys(makers))
+    return sorted(early, key=lambda record: record.serial), lookups
+
+
+def _backward_plan(backward: Backward) -> BackwardPlan:
+    records, reached = backward.active()
+    needs = {record: tuple((v in reached and not v.stop_gradient) or v in backward.wanted
+                           for v in record.inputs) for record in records}
+    return BackwardPlan(backward, records, needs)
+
+
+def _union(plans: Sequence[BackwardPlan]) -> Needs:
+    total: Needs = {}
+    for plan in plans:
+        for record, needs in plan.needs.items():
+            known = total.get(record, (False,) * len(needs))
+            total[record] = tuple(a or b for a, b in zip(known, needs, strict=True))
+    return total
+
+
+def last_uses(records: Sequence[Record], kept: set[Variable]) -> dict[Record, list[Variable]]:
+    """By record, the computed variables that it is the last one to use."""
+    last: dict[Variable, Record] = {}
+    for record in records:
+        last[record.output] = record
+        for variable in record.inputs:
+            if variable.record is not None:
+                last[variable] = record
+    found: dict[Record, list[Variable]] = {}
+    for variable, record in last.items():
+        if variable not in kept:
+            found.setdefault(record, []).append(variable)
+    return found

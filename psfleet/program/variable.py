@@ -1,0 +1,347 @@
+"""Variables: what operations take and give, symbolic in a program or with a value at once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.parameter import Parameter
+from psfleet.program import names
+from psfleet.program.gradient import Sweep, ancestors, summed
+from psfleet.program.ops import arithmetic
+from psfleet.program.ops import manipulate as shaping
+from psfleet.program.ops import matmul as products
+from psfleet.program.program import Program, default_main_program, in_eager_mode
+from psfleet.program.record import Array, Context, Gradient, Op, Record, Shape
+
+if TYPE_CHECKING:
+    from psfleet.program.backward import Backward
+
+__all__ = ["Variable", "apply", "as_variable", "compute", "dtype_of", "leaf", "no_grad",
+           "to_variable"]
+
+_KINDS: dict[str, np.dtype[Any]] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64), "u": np.dtype(np.int64),
+          "b": np.dtype(np.bool_)}
+_gradients_wanted = True
+
+
+class Variable:
+    """One value of the graph.
+
+    Attributes:
+        name: Unique in the program.
+        shape: Extents; None where only the feed decides.
+        dtype: float32, int64, bool (or float64 where asked for).
+        stop_gradient: No gradient flows to or through this variable.
+        persistable: It outlives a run: a parameter.
+        value: Concrete variables: the array.
+        record: What computes it; None for leaves.
+        parameter: For the leaf that stands for a parameter.
+        backward_pass: For a gradient variable: the pass that computes it.
+        grad: Concrete leaves that are no parameters: the gradient of the last backward pass.
+    """
+
+    def __init__(self, name: str, shape: Shape, dtype: DTypeLike, *, stop_gradient: bool = False,
+                 value: Array | None = None, parameter: Parameter | None = None) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.stop_gradient = stop_gradient
+        self.value = value
+        self.record: Record | None = None
+        self.parameter = parameter
+        self.backward_pass: Backward | None = None
+        self.is_data = False
+        self.grad: Gradient | None = None
+
+    @property
+    def persistable(self) -> bool:
+        return self.parameter is not None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def numpy(self) -> Array:
+        """The value.
+
+        Raises:
+            UsageError: It is symbolic: only `Executor.run` gives it one.
+        """
+        if self.parameter is not None:
+            return self.parameter.numpy()
+        if self.value is None:
+            raise UsageError(f"variable {self.name!r} has no value until a program runs; "
+                             "name it in the fetch_list of Executor.run")
+        return self.value
+
+    def item(self) -> Any:
+        """The only value, as a Python number."""
+        return self.numpy().item()
+
+    def gradient(self) -> Gradient | None:
+        """The gradient of the last backward pass, None if there is none."""
+        return self.parameter.grad if self.parameter is not None else self.grad
+
+    def clear_gradient(self) -> None:
+        """Forget the gradient."""
+        self._set_gradient(None)
+
+    def _set_gradient(self, gradient: Gradient | None) -> None:
+        if self.parameter is not None:
+            self.parameter.grad = gradient
+        else:
+            self.grad = gradient
+
+    def detach(self) -> "Variable":
+        """The same value, through which no gradient flows."""
+        return to_variable(self.numpy())
+
+    def backward(self, retain_graph: bool = False) -> None:
+        """Add the gradient of this concrete scalar to `grad` of every parameter it depends on.
+
+        Raises:
+            UsageError: It is symbolic, not a single value, or its graph was used up before.
+        """
+        if self.value is None:
+            raise UsageError(f"variable {self.name!r} has no value; in a program let "
+                             "optimizer.minimize(loss) do the backward pass")
+        if self.value.size != 1:
+            raise ShapeError(f"backward() of {self.name!r} with shape {self.shape}: it must be a "
+                             "single value, for example layers.mean of it")
+        sweep = Sweep({self: np.ones_like(self.value)})
+        records = [r for r in ancestors([self]) if not r.output.stop_gradient]
+        contexts = {record: _left(record) for record in records}
+        sweep.run(records, contexts)
+        for variable, part in sweep.gradients.items():
+            if variable.record is None and not variable.stop_gradient:
+                before = variable.gradient()
+                variable._set_gradient(part if before is None else summed(before, part))
+        if not retain_graph:
+            for record in records:
+                record.context = None
+        default_main_program().step += 1
+
+    def astype(self, dtype: DTypeLike) -> "Variable":
+        """The values in another dtype."""
+        return apply(shaping.Cast(dtype_of(dtype).name), self)
+
+    def __repr__(self) -> str:
+        value = "" if self.value is None else f", value={self.value!r}"
+        return f"Variable({self.name!r}, shape={self.shape}, dtype={self.dtype.name}{value})"
+
+    def __add__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Add(), self, other)
+
+    def __radd__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Add(), self, other)
+
+    def __sub__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Sub(), self, other)
+
+    def __rsub__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return apply(arithmetic.Scale(-1.0, float(other)), self)
+        return _binary(arithmetic.Sub(), other, self)
+
+    def __mul__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Mul(), self, other)
+
+    def __rmul__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Mul(), self, other)
+
+    def __truediv__(self, other: Any) -> "Variable":
+        return _binary(arithmetic.Div(), self, other)
+
+    def __rtruediv__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return apply(arithmetic.Scale(float(other)), apply(arithmetic.Power(-1.0), self))
+        return _binary(arithmetic.Div(), other, self)
+
+    def __pow__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return apply(arithmetic.Power(float(other)), self)
+        return _binary(arithmetic.Pow(), self, other)
+
+    def __neg__(self) -> "Variable":
+        return apply(arithmetic.Scale(-1.0), self)
+
+    def __matmul__(self, other: Any) -> "Variable":
+        return apply(products.MatMul(), self, other)
+
+    def __rmatmul__(self, other: Any) -> "Variable":
+        return apply(products.MatMul(), other, self)
+
+    # Without this NumPy would take an array on the left apart and ask for each of its elements.
+    __array_ufunc__ = None
+
+
+class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statement
+    """Inside the block eager operations keep nothing for a backward pass."""
+
+    def __enter__(self) -> None:
+        global _gradients_wanted
+        self._before, _gradients_wanted = _gradients_wanted, False
+
+    def __exit__(self, *exception: object) -> None:
+        global _gradients_wanted
+        _gradients_wanted = self._before
+
+
+def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
+    """A dtype by name.
+
+    Raises:
+        ShapeError: It is none that variables can have.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in (np.float32, np.float64, np.int64, np.int32, np.bool_):
+        raise ShapeError(f"dtype {dtype!r} is unknown; use float32, float64, int64, int32 or bool")
+    return found
+
+
+def to_variable(value: ArrayLike, name: str | None = None, dtype: DTypeLike | None = None, *,
+                stop_gradient: bool = True) -> Variable:
+    """A concrete variable: operations on it compute at once.
+
+    Args:
+        value: Floats become float32, whole numbers int64 unless `dtype` says otherwise.
+        stop_gradient: False: `backward()` fills its `grad`.
+    """
+    if isinstance(value, Variable):
+        return value
+    array = np.asarray(value)
+    kind: np.dtype[Any] | None = (_KINDS.get(array.dtype.kind) if dtype is None
+                                  else dtype_of(dtype))
+    if kind is None:
+        raise ShapeError(f"a variable cannot hold values of dtype {array.dtype}")
+    array = array.astype(kind, copy=False)
+    return Variable(name or names.generate("constant"), array.shape, kind, value=array,
+                    stop_gradient=stop_gradient)
+
+
+def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
+    """The variable that stands for a parameter in a program, the default one if none is given."""
+    program = program or default_main_program()
+    found = program.variables.get(parameter.name)
+    if found is None:
+        shape = tuple(None if extent is None or extent < 0 else extent
+                      for extent in parameter.shape)
+        found = Variable(parameter.name, shape, np.float32, parameter=parameter)
+        program.add(found)
+    if found.parameter is not parameter:
+        raise UsageError(f"the program has another variable or parameter named {parameter.name!r}")
+    found.stop_gradient = not parameter.trainable
+    return found
+
+
+def as_variable(value: Any) -> Variable:
+    """A variable as it is, a parameter's leaf, or a constant of an array or number."""
+    if isinstance(value, Variable):
+        return value
+    if isinstance(value, Parameter):
+        return leaf(value)
+    if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
+        return to_variable(np.asarray(value))
+    raise UsageError(f"a layer's input is {value!r}; it must be a variable, a parameter or an "
+                     "array")
+
+
+def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
+    """The result of an operation: computed at once, or recorded in the default program.
+
+    It is recorded if an input is symbolic, computed if one is concrete; of parameters and nothing
+    else it is recorded unless eager mode is on.
+
+    Args:
+        name: The result is called `name.tmp_0` (`tmp_1`, ...); without it the kind of operation is.
+    """
+    variables = tuple(as_variable(value) for value in inputs)
+    shape, dtype = op.infer(*variables)
+    label = name or names.generate(type(op).__name__.lower())
+    output = Variable(names.generate(f"{label}.tmp"), shape, dtype)
+    record = Record(op, variables, output)
+    output.record = record
+    output.stop_gradient = not op.differentiable or all(v.stop_gradient for v in variables)
+    if _is_eager(variables):
+        _compute_now(record)
+    else:
+        _settle(variables)
+        default_main_program().add(output)
+    return output
+
+
+def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any]) -> Array:
+    """Run an operation's forward; what NumPy refuses becomes one sentence."""
+    try:
+        return np.asarray(op.forward(context, *inputs), dtype=dtype)
+    except ShapeError:
+        raise
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        shapes = ", ".join(str(np.shape(value)) for value in inputs)
+        raise ShapeError(f"{context.record.output.name}: {type(op).__name__} cannot take inputs of "
+                         f"the shapes {shapes}: {error}") from error
+
+
+def _compute_now(record: Record) -> None:
+    output = record.output
+    if not _gradients_wanted:
+        output.stop_gradient = True
+    needs = tuple(not v.stop_gradient and not output.stop_gradient for v in record.inputs)
+    context = Context(default_main_program(), record, needs)
+    values = [v.parameter if v.parameter is not None and v.parameter.sparse else v.numpy()
+              for v in record.inputs]
+    output.value = compute(record.op, context, values, output.dtype)
+    output.shape = output.value.shape
+    if any(needs):
+        record.context = context
+    else:
+        output.record = None
+
+
+def _is_eager(variables: Sequence[Variable]) -> bool:
+    symbolic = any(v.value is None and v.parameter is None for v in variables)
+    return not symbolic and (in_eager_mode() or any(v.value is not None for v in variables))
+
+
+def _settle(variables: Sequence[Variable]) -> None:
+    """Concrete inputs of a recorded operation are constants of the program."""
+    program = default_main_program()
+    for variable in variables:
+        if variable.value is not None and variable.name not in program.variables:
+            program.add(variable)
+
+
+def _left(record: Record) -> Context:
+    if record.context is None:
+        raise UsageError(f"the graph of {record.output.name!r} was used up by an earlier backward()"
+                         "; pass retain_graph=True to that one")
+    return record.context
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _binary(op: Op, first: Any, second: Any) -> Variable:
+    """Arithmetic; a number on the right costs no variable of its own."""
+    if _is_number(second) and isinstance(first, Variable) and first.dtype.kind == "f":
+        number = float(second)
+        match op:
+            case arithmetic.Add():
+                return apply(arithmetic.Scale(1.0, number), first)
+            case arithmetic.Sub():
+                return apply(arithmetic.Scale(1.0, -number), first)
+            case arithmetic.Mul():
+                return apply(arithmetic.Scale(number), first)
+            case arithmetic.Div() if number:
+                return apply(arithmetic.Scale(1.0 / number), first)
+    return apply(op, first, second)
