@@ -284,8 +284,9 @@ class Fleet:
                       f"{entry['bytes'] / 2**20:,.1f} MiB, {entry['step']:,} updates", flush=True)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
-        """Rows or values, bytes and updates by table, summed over the servers."""
+        """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
         totals: dict[str, dict[str, Any]] = {}
+        runtimes.active().flush()
         for server in runtimes.active().stats():
             for table in server["tables"]:
                 unit = "rows" if table["kind"] == "sparse" else "values"
