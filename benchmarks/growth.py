@@ -1,0 +1,55 @@
+"""Growth: the worst pause of a push of 4,096 new ids while a table grows from empty to 4 M rows.
+
+One table in this process, dim 16, Adam; no other process takes part. The first pass of each run is
+into memory that no push has touched. "ms" is the wall clock, which on a busy machine counts what
+others did meanwhile; "CPU ms" is the time of the pushing thread.
+"""
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+from reporting import Report, arguments, finish
+
+from psfleet import rules
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+
+DIM, BATCH = 16, 4096
+
+Floats = NDArray[np.float64]
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rows", type=int, default=4_000_000)
+    options = parser.parse_args()
+    rows = min(options.rows, 1_000_000) if options.short else options.rows
+    report = Report("growth", f"Growth: pushes of {BATCH:,} new ids, empty to {rows:,} rows, "
+                              f"dim {DIM}, Adam")
+    runs = [pauses(rows) for _ in range(options.runs)]
+    for name, at in (("worst", 1.0), ("99.9 %", 0.999), ("99 %", 0.99), ("median", 0.5)):
+        values = np.array([np.quantile(run, at, axis=0) * 1e3 for run in runs])
+        wall, cpu = (float(value) for value in np.median(values, axis=0))
+        report.rows.append({"pause": name, "ms": wall, "CPU ms": cpu,
+                            "CPU smallest": float(values[:, 1].min()),
+                            "CPU largest": float(values[:, 1].max()), "runs": len(runs)})
+    finish(report, options.json)
+
+
+def pauses(rows: int) -> Floats:
+    """Of each push the seconds by the wall clock and of this thread: [pushes, 2]."""
+    table = SparseTable(TableSpec("growth", "sparse", (DIM,), rules.Adam()))
+    gradients = np.full((BATCH, DIM), 0.01, np.float32)
+    table.push(np.arange(-BATCH, 0, dtype=np.int64), gradients, 1e-3)
+    order = np.random.default_rng(1).permutation(rows // BATCH * BATCH).astype(np.int64)
+    taken = []
+    for ids in order.reshape(-1, BATCH):
+        start, cpu = time.perf_counter(), time.thread_time()
+        table.push(ids, gradients, 1e-3)
+        taken.append((time.perf_counter() - start, time.thread_time() - cpu))
+    return np.array(taken)
+
+
+if __name__ == "__main__":
+    main()

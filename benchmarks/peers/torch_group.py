@@ -1,0 +1,54 @@
+"""The contender that a PyTorch user would write: torch.distributed.rpc, 2 servers.
+
+torch is never imported here; the processes run `torch_rpc.py` and `torch_single.py`.
+"""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from processes import Crew, environment, release, start, wait_ready
+
+__all__ = ["torch_alone", "torch_crew"]
+
+_SCRIPT = Path(__file__).with_name("torch_rpc.py")
+_SERVERS = 2
+
+
+@contextlib.contextmanager
+def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
+    """Servers and workers of `workload`: w1, w2-sgd, w2-adam or w3."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        port = str(_free_port())
+        for rank in range(_SERVERS + workers):
+            own = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TP_SOCKET_IFNAME="lo",
+                              GLOO_SOCKET_IFNAME="lo")
+            command = [sys.executable, "-W", "ignore", str(_SCRIPT), workload, str(rank),
+                       str(_SERVERS), str(workers)]
+            processes.append(start(stack, command, own))
+        stack.callback(release, processes)
+        for process in processes:
+            wait_ready(process)
+        servers = [process.pid for process in processes[:_SERVERS]]
+        yield Crew(name, servers, processes[_SERVERS:])
+
+
+@contextlib.contextmanager
+def torch_alone(name: str) -> Iterator[Crew]:
+    """W3 in one process without a cluster."""
+    script = str(_SCRIPT.with_name("torch_single.py"))
+    with contextlib.ExitStack() as stack:
+        process = start(stack, [sys.executable, "-W", "ignore", script], environment())
+        stack.callback(release, [process])
+        wait_ready(process)
+        yield Crew(name, [], [process])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,25 @@
+"""The model of W3 in plain PyTorch."""
+
+import torch
+from data import FIELDS, W3_DENSE
+from torch import nn
+
+__all__ = ["Ctr"]
+
+DIM, HIDDEN = 16, 400
+
+
+class Ctr(nn.Module):
+    """Embeddings of 26 fields beside 13 numbers, into an MLP 400-400-1."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(rows, DIM, sparse=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(FIELDS * DIM + W3_DENSE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN),
+            nn.ReLU(), nn.Linear(HIDDEN, 1))
+
+    def forward(self, ids: torch.Tensor, wind: torch.Tensor) -> torch.Tensor:
+        """Logits [n, 1] of ids [n, 26] and numbers [n, 13]."""
+        logits: torch.Tensor = self.mlp(torch.cat([self.rows(ids).flatten(1), wind], 1))
+        return logits

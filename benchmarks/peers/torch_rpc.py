@@ -1,0 +1,207 @@
+"""A parameter server in torch.distributed.rpc, as its users write one: one process of the group.
+
+Arguments: workload (w1, w2-sgd, w2-adam, w3), rank, servers, workers. Ranks below `servers` serve.
+Each push waits until it is applied. Server s holds the ids that are s modulo `servers`.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from data import FIELDS, W1_BATCH, W1_IDS, W3_DENSE, W3_IDS, batches_w1, batches_w3
+from processes import obey
+from torch import nn
+
+DIM = 16
+HIDDEN = 400
+BATCHES = 40
+HELD: dict[str, Any] = {}
+MAKING = threading.Lock()
+
+
+class Rows:
+    """One server's rows of an embedding under SparseAdam."""
+
+    def __init__(self, rows: int) -> None:
+        self.lock = threading.Lock()
+        self.embedding = nn.Embedding(rows, DIM, sparse=True)
+        nn.init.normal_(self.embedding.weight, std=0.01)
+        self.optimizer = torch.optim.SparseAdam(list(self.embedding.parameters()), lr=1e-3)
+
+    def pull(self, places: torch.Tensor) -> torch.Tensor:
+        """Rows by place."""
+        return self.embedding.weight.data.index_select(0, places)
+
+    def push(self, places: torch.Tensor, gradients: torch.Tensor) -> None:
+        """One update of distinct rows."""
+        weight = self.embedding.weight
+        with self.lock:
+            weight.grad = torch.sparse_coo_tensor(places[None], gradients, weight.shape,
+                                                  is_coalesced=True)
+            self.optimizer.step()
+            weight.grad = None
+
+
+class Dense:
+    """One server's dense parameters."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], kind: str) -> None:
+        self.lock = threading.Lock()
+        self.parameters = [nn.Parameter(_initial(shape)) for shape in shapes]
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(self.parameters, 1e-3) if kind == "sgd"
+            else torch.optim.Adam(self.parameters, 1e-3, foreach=True))
+
+    def pull(self) -> list[torch.Tensor]:
+        """Every value."""
+        return [parameter.data for parameter in self.parameters]
+
+    def push(self, gradients: list[torch.Tensor]) -> None:
+        """One update of every parameter."""
+        with self.lock:
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.optimizer.step()
+
+
+def _initial(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape) * (2 / shape[0]) ** 0.5 if len(shape) > 1 else torch.zeros(shape)
+
+
+def make(name: str, kind: Callable[..., Any], *arguments: Any) -> None:
+    """Called on a server: create an object unless it is there."""
+    with MAKING:
+        if name not in HELD:
+            HELD[name] = kind(*arguments)
+
+
+def call(name: str, method: str, *arguments: Any) -> Any:
+    """Called on a server: use an object."""
+    return getattr(HELD[name], method)(*arguments)
+
+
+class Servers:
+    """What a worker says to the servers."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"server{s}" for s in range(count)]
+
+    def make(self, name: str, kind: Callable[..., Any], *arguments: list[Any]) -> None:
+        """Create one object per server; arguments are lists over the servers."""
+        for s, server in enumerate(self.names):
+            rpc.rpc_sync(server, make, (name, kind, *(a[s] for a in arguments)))
+
+    def start(self, name: str, method: str, *arguments: list[Any]) -> list[Any]:
+        """Begin a call to every server."""
+        return [rpc.rpc_async(server, call, (name, method, *(a[s] for a in arguments)))
+                for s, server in enumerate(self.names)]
+
+    def deal(self, unique: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Of sorted distinct ids: which go to each server, and their places there."""
+        count = len(self.names)
+        chosen = [torch.nonzero(unique % count == s).squeeze(1) for s in range(count)]
+        return chosen, [unique[index] // count for index in chosen]
+
+    def pull(self, chosen: list[torch.Tensor], places: list[torch.Tensor]) -> torch.Tensor:
+        """Rows of the distinct ids, in their order."""
+        out = torch.empty(sum(map(len, chosen)), DIM)
+        for index, future in zip(chosen, self.start("rows", "pull", places), strict=True):
+            out[index] = future.wait()
+        return out
+
+
+def w1(servers: Servers, rank: int) -> Callable[[int], None]:
+    """The step of W1."""
+    count = len(servers.names)
+    servers.make("rows", Rows, [W1_IDS // count] * count)
+    batches = [torch.from_numpy(ids) for ids in batches_w1(BATCHES, 10 + rank)]
+    gradient = torch.full((W1_BATCH, DIM), 0.01)
+
+    def step(number: int) -> None:
+        unique, inverse = torch.unique(batches[number % BATCHES], return_inverse=True)
+        chosen, places = servers.deal(unique)
+        servers.pull(chosen, places).index_select(0, inverse)
+        merged = torch.zeros(len(unique), DIM).index_add_(0, inverse, gradient)
+        for future in servers.start("rows", "push", places, [merged[index] for index in chosen]):
+            future.wait()
+
+    return step
+
+
+def w2(servers: Servers, kind: str) -> Callable[[int], None]:
+    """The step of W2: 16 arrays of a million, half of them on each of 2 servers."""
+    count = len(servers.names)
+    arrays = 16 // count
+    servers.make("dense", Dense, [[(1_000_000,)] * arrays] * count, [kind] * count)
+    gradients = [[torch.full((1_000_000,), 1e-3) for _ in range(arrays)]] * count
+
+    def step(number: int) -> None:
+        for future in servers.start("dense", "pull"):
+            future.wait()
+        for future in servers.start("dense", "push", gradients):
+            future.wait()
+
+    return step
+
+
+def w3(servers: Servers, rank: int) -> Callable[[int], None]:
+    """The step of W3."""
+    shapes = [(FIELDS * DIM + W3_DENSE, HIDDEN), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,),
+              (HIDDEN, 1), (1,)]
+    owners = [0, 1, 0, 1, 1, 1]  # balances the bytes over 2 servers
+    count = len(servers.names)
+    servers.make("rows", Rows, [W3_IDS // count] * count)
+    servers.make("dense", Dense, [[shape for shape, o in zip(shapes, owners, strict=True) if o == s]
+                                  for s in range(count)], ["adam"] * count)
+    batches = [tuple(map(torch.from_numpy, batch)) for batch in batches_w3(BATCHES, 5 + rank)]
+    loss_of = nn.BCEWithLogitsLoss()
+
+    def step(number: int) -> None:
+        ids, wind, labels = batches[number % BATCHES]
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        chosen, places = servers.deal(unique)
+        pending = servers.start("dense", "pull")
+        rows = servers.pull(chosen, places).requires_grad_()
+        got = [iter(future.wait()) for future in pending]
+        weights = [next(got[owner]).requires_grad_() for owner in owners]
+        hidden = torch.cat([nn.functional.embedding(inverse, rows).flatten(1), wind], 1)
+        for layer in range(3):
+            hidden = torch.addmm(weights[2 * layer + 1], hidden, weights[2 * layer])
+            if layer < 2:
+                hidden = torch.relu(hidden)
+        loss_of(hidden, labels).backward()
+        gradients = [[w.grad for w, owner in zip(weights, owners, strict=True) if owner == s]
+                     for s in range(count)]
+        assert rows.grad is not None
+        futures = servers.start("dense", "push", gradients)
+        futures += servers.start("rows", "push", places, [rows.grad[index] for index in chosen])
+        for future in futures:
+            future.wait()
+
+    return step
+
+
+def main() -> None:
+    workload, (rank, count, workers) = sys.argv[1], map(int, sys.argv[2:5])
+    torch.set_num_threads(1)
+    serves = rank < count
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=8, init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    rpc.init_rpc(f"server{rank}" if serves else f"worker{rank - count}", rank=rank,
+                 world_size=count + workers, rpc_backend_options=options)
+    if serves:
+        print("READY", flush=True)
+    else:
+        servers, seat = Servers(count), rank - count
+        obey(w1(servers, seat) if workload == "w1" else
+             w3(servers, seat) if workload == "w3" else w2(servers, workload.removeprefix("w2-")))
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    sys.modules["torch_rpc"] = sys.modules["__main__"]
+    main()

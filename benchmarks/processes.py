@@ -1,0 +1,154 @@
+"""Contenders as processes: servers of psfleet, and workers that take steps when they are told to.
+
+A worker program prints READY, then reads one number of steps per line from its standard input and
+answers each with one line of JSON.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ROOT", "Crew", "environment", "obey", "psfleet_crew", "release", "start", "wait_ready"]
+
+ROOT = Path(__file__).resolve().parent.parent
+_START = 120.0  # seconds within which everything must be ready
+_STOP = 10.0  # seconds that a process gets to end by itself, and again after SIGTERM
+
+
+class Crew:
+    """A contender: its processes, ready to be measured (see measuring.Subject)."""
+
+    def __init__(self, name: str, servers: list[int], workers: list[subprocess.Popen[str]]) -> None:
+        self.name = name
+        self._servers = servers
+        self._workers = workers
+
+    def processes(self) -> dict[str, list[int]]:
+        """Process ids by group."""
+        return {"servers": self._servers, "workers": [worker.pid for worker in self._workers]}
+
+    def run(self, steps: int) -> list[dict[str, Any]]:
+        """Have every worker make `steps` steps."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{steps}\n")
+            worker.stdin.flush()
+        return [json.loads(_line(worker)) for worker in self._workers]
+
+
+def obey(step: Callable[[int], None], finish: Callable[[], None] = lambda: None) -> None:
+    """Take steps as the driver says, until it closes the pipe.
+
+    Args:
+        step: Called with 0, 1, 2, ... throughout all runs.
+        finish: Called at the end of each run, within the measured time.
+    """
+    done = 0
+    print("READY", flush=True)
+    for line in sys.stdin:
+        for number in range(done, done + int(line)):
+            step(number)
+        finish()
+        done += int(line)
+        print(json.dumps({"steps": done}), flush=True)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a measured process: one thread for each BLAS, psfleet importable."""
+    paths = [str(ROOT / part) for part in (".", "server", "worker", "launch", "benchmarks")]
+    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+@contextlib.contextmanager
+def psfleet_crew(name: str, program: Sequence[str], *, servers: int = 2, workers: int = 1,
+                 tcp: bool = False, variables: Mapping[str, str] | None = None) -> Iterator[Crew]:
+    """Servers of psfleet and workers that run `program` (a script and its arguments)."""
+    more = dict(variables or {})
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
+        endpoints, running = _start_servers(stack, folder, servers, workers, tcp, more)
+        crew = []
+        for rank in range(workers):
+            own = environment(**more, PSFLEET_ROLE="worker", PSFLEET_RANK=str(rank),
+                              PSFLEET_SERVERS=",".join(endpoints), PSFLEET_WORKERS=str(workers))
+            crew.append(start(stack, [sys.executable, *program], own))
+        stack.callback(release, crew)
+        for worker in crew:
+            wait_ready(worker)
+        yield Crew(name, [server.pid for server in running], crew)
+
+
+def start(stack: contextlib.ExitStack, command: Sequence[str],
+          variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process with pipes that does not outlive the stack."""
+    process = subprocess.Popen(command, env=dict(variables), cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    stack.callback(_end, process)
+    return process
+
+
+def wait_ready(worker: subprocess.Popen[str]) -> None:
+    """Return when the worker has said READY."""
+    line = _line(worker)
+    if line.strip() != "READY":
+        raise RuntimeError(f"a worker said {line!r} instead of READY")
+
+
+def release(workers: Sequence[subprocess.Popen[str]]) -> None:
+    """Tell all workers together that there is no more to do; they may have to end together."""
+    for worker in workers:
+        assert worker.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.close()
+
+
+def _start_servers(stack: contextlib.ExitStack, folder: Path, servers: int, workers: int, tcp: bool,
+                   more: Mapping[str, str]) -> tuple[list[str], list[subprocess.Popen[str]]]:
+    wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
+    files = [folder / f"ready.{i}" for i in range(servers)]
+    running = []
+    for rank, file in enumerate(files):
+        command = [sys.executable, "-m", "psfleet_server", "--index", str(rank), "--servers",
+                   ",".join(wanted), "--workers", str(workers), "--ready-file", str(file)]
+        running.append(start(stack, command, environment(**more)))
+    return [_endpoint(file, server) for file, server in zip(files, running, strict=True)], running
+
+
+def _endpoint(file: Path, server: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + _START
+    while not file.exists():
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"a server did not become ready (exit code {server.poll()})")
+        time.sleep(0.01)
+    endpoint: str = json.loads(file.read_text())["endpoint"]
+    return endpoint
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a worker ended with exit code {worker.wait()}; its error is above")
+    return line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait for its end; stop it if it does not end by itself."""
+    for stop in (process.terminate, process.kill):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP)
+            break
+        stop()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

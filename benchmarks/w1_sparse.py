@@ -1,0 +1,91 @@
+"""W1: pull and push 65,536 Zipf ids a step from one sparse table, dim 16, Adam on the servers.
+
+The contenders take turns within one run. "ids" are raw ids of the batch (about 26,000 are
+distinct); CPU is that of all servers and workers.
+"""
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+from data import W1_BATCH, W1_IDS, batches_w1
+from measuring import Summary, in_turn
+from peers.torch_group import torch_crew
+from processes import obey, psfleet_crew
+from reporting import Report, arguments, finish, torch_missing
+
+DIM = 16
+BATCHES = 40
+INLINE = {"PSFLEET_LANE": "inline"}
+
+
+def work(rank: int, rows: int) -> None:
+    """A worker of psfleet."""
+    import psfleet
+    with psfleet.connect() as ps:
+        table = ps.sparse_table("w1", DIM, psfleet.optimizer.Adam(1e-3, lazy_mode=True))
+        fill(ps, table, rank, rows)
+        batches = batches_w1(BATCHES, 10 + rank)
+        gradient = np.full((W1_BATCH, DIM), 0.01, np.float32)
+
+        def step(number: int) -> None:
+            ids = batches[number % BATCHES]
+            table.pull(ids)
+            table.push(ids, gradient)
+
+        obey(step, ps.flush)
+
+
+def fill(ps: Any, table: Any, rank: int, rows: int) -> None:
+    """Make the table as large as a table in use: rows for ids 0 to `rows` - 1."""
+    count = 1 << 17
+    for start in range(rank * count, rows, ps.worker_num * count):
+        ids = np.arange(start, min(start + count, rows), dtype=np.int64)
+        table.push(ids, np.zeros((len(ids), DIM), np.float32)).wait()
+    ps.barrier()
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of the table before the run")
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    options = parser.parse_args()
+    rows = min(options.rows, 2_000_000) if options.short else options.rows
+    report = Report("w1_sparse", f"W1 sparse: pull + push, {W1_BATCH:,} raw ids a step, dim {DIM}, "
+                                 f"Adam, 2 servers, {rows:,} rows")
+    missing = "left out" if options.no_peers else torch_missing()
+    if missing:
+        report.skipped["torch rpc"] = missing
+    for workers in options.workers:
+        with contextlib.ExitStack() as stack:
+            program = [__file__, "--worker", str(rows)]
+            crews = [
+                stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
+                stack.enter_context(psfleet_crew("psfleet over TCP, no shared memory", program,
+                                                 workers=workers, tcp=True, variables=INLINE))]
+            if not missing:
+                crews.append(stack.enter_context(torch_crew("torch rpc", "w1", workers)))
+            steps = options.steps or (30 if options.short else 60)
+            found = in_turn(crews, warm=20, steps=steps, runs=options.runs)
+        report.rows += [row(name, workers, steps, summary) for name, summary in found.items()]
+    finish(report, options.json)
+
+
+def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
+    ids = W1_BATCH * steps * workers
+    return {"contender": name, "workers": workers,
+            "M ids / CPU-s": ids / summary.cpu / 1e6, "M ids / s": ids / summary.wall / 1e6,
+            "CPU us / step": summary.cpu / steps / workers * 1e6,
+            "servers": summary.parts["servers"] / steps / workers * 1e6,
+            "workers' part": summary.parts["workers"] / steps / workers * 1e6,
+            "CPU spread": summary.cpu_spread, "wall spread": summary.wall_spread,
+            "others' cores": summary.others, "runs": summary.runs}
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        from psfleet.environment import read_environment
+        work(read_environment().rank, int(sys.argv[-1]))
+    else:
+        main()

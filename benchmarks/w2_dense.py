@@ -1,0 +1,81 @@
+"""W2: pull and push 16 dense arrays of a million float32 each step, SGD and Adam on the servers.
+
+GB counts both directions: 128 MB a step. The contenders take turns within one run.
+"""
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+from measuring import Summary, in_turn
+from peers.torch_group import torch_crew
+from processes import obey, psfleet_crew
+from reporting import Report, arguments, finish, torch_missing
+
+ARRAYS, LENGTH = 16, 1_000_000
+GIGABYTES = 2 * ARRAYS * LENGTH * 4 / 1e9
+INLINE = {"PSFLEET_LANE": "inline"}
+
+
+def work(kind: str) -> None:
+    """A worker of psfleet."""
+    import psfleet
+    from psfleet.runtime import Gradient, Read
+    with psfleet.connect() as ps:
+        optimizer = psfleet.optimizer.SGD(1e-3) if kind == "sgd" else psfleet.optimizer.Adam(1e-3)
+        start = np.zeros(LENGTH, np.float32)
+        tables = [ps.dense_table(f"w2.{i}", start, optimizer) for i in range(ARRAYS)]
+        reads = [Read(table.spec.key) for table in tables]
+        gradient = np.full(LENGTH, 1e-3, np.float32)
+        gradients = [Gradient(table.spec.key, gradient, None, 1e-3) for table in tables]
+
+        def step(number: int) -> None:
+            ps.runtime.pull(reads)
+            ps.runtime.push(gradients)
+
+        obey(step, ps.flush)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--workers", type=int, nargs="*", default=[1])
+    options = parser.parse_args()
+    report = Report("w2_dense", f"W2 dense: pull + push {ARRAYS} x {LENGTH:,} float32, 2 servers")
+    missing = "left out" if options.no_peers else torch_missing()
+    if missing:
+        report.skipped["torch rpc"] = missing
+    for kind in ("sgd", "adam"):
+        for workers in options.workers:
+            steps = options.steps or (6 if options.short else 15)
+            report.rows += measure(kind, workers, steps, options.runs, not missing)
+    finish(report, options.json)
+
+
+def measure(kind: str, workers: int, steps: int, runs: int, peers: bool) -> list[dict[str, Any]]:
+    """The lines of one rule and number of workers."""
+    with contextlib.ExitStack() as stack:
+        program = [__file__, "--worker", kind]
+        crews = [stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
+                 stack.enter_context(psfleet_crew("psfleet over TCP, no shared memory", program,
+                                                  workers=workers, tcp=True, variables=INLINE))]
+        if peers:
+            crews.append(stack.enter_context(torch_crew("torch rpc", f"w2-{kind}", workers)))
+        found = in_turn(crews, warm=3, steps=steps, runs=runs)
+    return [row(name, kind, workers, steps, summary) for name, summary in found.items()]
+
+
+def row(name: str, kind: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
+    moved = GIGABYTES * steps * workers
+    return {"contender": name, "rule": kind, "workers": workers, "GB / s": moved / summary.wall,
+            "CPU-s / GB": summary.cpu / moved, "servers": summary.parts["servers"] / moved,
+            "workers' part": summary.parts["workers"] / moved, "CPU spread": summary.cpu_spread,
+            "wall spread": summary.wall_spread, "others' cores": summary.others,
+            "runs": summary.runs}
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        work(sys.argv[-1])
+    else:
+        main()

@@ -1,0 +1,129 @@
+"""W3: click-through rate end to end: 26 sparse fields x 16, MLP 400-400-1, batch 2048, Adam, async.
+
+2 servers and 2 workers unless --workers says otherwise; "single process" contenders have neither.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from data import FIELDS, W3_BATCH, W3_DENSE, W3_IDS, batches_w3
+from measuring import Summary, in_turn
+from peers.torch_group import torch_alone, torch_crew
+from processes import obey, psfleet_crew
+from reporting import Report, arguments, finish, torch_missing
+
+DIM, HIDDEN, BATCHES = 16, 400, 40
+INLINE = {"PSFLEET_LANE": "inline"}
+
+
+def work_program() -> None:
+    """A worker of psfleet whose dense part is the built-in program."""
+    import psfleet as ps
+    from psfleet import fleet, layers, optimizer
+    fleet.init()
+    ids = layers.data("ids", [None, FIELDS], dtype="int64")
+    wind = layers.data("wind", [None, W3_DENSE])
+    label = layers.data("label", [None, 1])
+    rows = layers.embedding(ids, size=[W3_IDS, DIM], is_distributed=True, name="rows")
+    hidden = layers.concat([layers.reshape(rows, [-1, FIELDS * DIM]), wind], axis=1)
+    hidden = layers.fc(hidden, HIDDEN, act="relu", name="first")
+    hidden = layers.fc(hidden, HIDDEN, act="relu", name="second")
+    logit = layers.fc(hidden, 1, name="last")
+    loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
+    strategy = fleet.DistributedStrategy(a_sync=True)
+    fleet.distributed_optimizer(optimizer.Adam(1e-3), strategy=strategy).minimize(loss)
+    executor = ps.Executor()
+    batches = [dict(zip(("ids", "wind", "label"), batch, strict=True))
+               for batch in batches_w3(BATCHES, 5 + fleet.worker_index())]
+    obey(lambda number: _run(executor, batches[number % BATCHES], loss), _flush)
+
+
+def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
+    executor.run(feed=batch, fetch_list=[loss])
+
+
+def _flush() -> None:
+    from psfleet import runtime
+    runtime.active().flush()
+
+
+def work_torch() -> None:
+    """A worker of psfleet whose dense part is PyTorch."""
+    import psfleet.torch as pst
+    import torch
+    from peers.torch_model import Ctr
+
+    from psfleet import fleet
+    torch.set_num_threads(1)
+    fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))
+    model: Any = Ctr(W3_IDS)
+    sparse = torch.optim.SparseAdam(list(model.rows.parameters()), 1e-3)
+    dense = torch.optim.Adam(model.mlp.parameters(), 1e-3)
+    model, opt = pst.convert(model, (sparse, dense))
+    loss_of = torch.nn.BCEWithLogitsLoss()
+    batches = [tuple(map(torch.from_numpy, batch))
+               for batch in batches_w3(BATCHES, 5 + fleet.worker_index())]
+
+    def step(number: int) -> None:
+        ids, wind, label = batches[number % BATCHES]
+        loss_of(model(ids, wind), label).backward()
+        opt.step()
+        opt.clear_grad()
+
+    obey(step, _flush)
+
+
+WORK: dict[str, Callable[[], None]] = {"program": work_program, "torch": work_torch}
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--psfleet-torch", action="store_true", help="psfleet through torch too")
+    options = parser.parse_args()
+    report = Report("w3_ctr", f"W3 CTR: {FIELDS} fields x {DIM}, MLP {HIDDEN}-{HIDDEN}-1, batch "
+                              f"{W3_BATCH}, Adam, async, 2 servers + {options.workers} workers")
+    missing = "left out" if options.no_peers else torch_missing()
+    if missing:
+        report.skipped |= dict.fromkeys(("torch rpc", "torch, one process"), missing)
+    with contextlib.ExitStack() as stack:
+        crews = [stack.enter_context(psfleet_crew(name, [__file__, "--worker", kind], tcp=tcp,
+                                                  workers=options.workers, variables=variables))
+                 for name, kind, tcp, variables in contenders(options.psfleet_torch)]
+        if not missing:
+            crews.append(stack.enter_context(torch_crew("torch rpc", "w3", options.workers)))
+            crews.append(stack.enter_context(torch_alone("torch, one process")))
+        steps = options.steps or (15 if options.short else 40)
+        found = in_turn(crews, warm=10, steps=steps, runs=options.runs)
+    for crew in crews:
+        workers = len(crew.processes()["workers"])
+        report.rows.append(row(crew.name, workers, steps, found[crew.name]))
+    for peer in ("TensorFlow ParameterServerStrategy", "Paddle"):
+        report.skipped[peer] = "needs an environment of its own; see benchmarks/README.md"
+    finish(report, options.json)
+
+
+def contenders(through_torch: bool) -> list[tuple[str, str, bool, dict[str, str]]]:
+    """(name, worker, over TCP, environment) of each psfleet contender."""
+    found = [("psfleet", "program", False, {}),
+             ("psfleet over TCP, no shared memory", "program", True, INLINE)]
+    return found + ([("psfleet through torch", "torch", False, {})] if through_torch else [])
+
+
+def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
+    samples = W3_BATCH * steps * workers
+    return {"contender": name, "workers": workers, "CPU us / sample": summary.cpu / samples * 1e6,
+            "samples / s": samples / summary.wall,
+            "servers": summary.parts.get("servers", 0.0) / samples * 1e6,
+            "workers' part": summary.parts["workers"] / samples * 1e6,
+            "CPU spread": summary.cpu_spread, "wall spread": summary.wall_spread,
+            "others' cores": summary.others, "runs": summary.runs}
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        WORK[sys.argv[-1]]()
+    else:
+        main()
