@@ -1,0 +1,64 @@
+# The commands people type; the CI types the same. Each does its own set-up, once.
+#   make train ARGS="--epochs 1"     make test ARGS="tests/launch -x"     make PYTHON=python3.12 test
+
+VENV ?= .venv
+SERVERS ?= 2
+WORKERS ?= 2
+ARGS ?=
+TIMES ?= 20
+export PYTHON
+
+.DELETE_ON_ERROR:
+.PHONY: help train test check bench bench-kernels torture test-engines docs clean
+
+help:
+	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
+	@echo "make test           all tests (ARGS=... for pytest)"
+	@echo "make check          ruff, mypy, generated stubs"
+	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
+	@echo "make torture        the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
+	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
+	@echo "make docs           check the examples and links of the documents"
+
+train: $(VENV)/.has-examples
+	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
+
+test: $(VENV)/.has-test
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/.has-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/generate_stubs.py --check
+
+bench: $(VENV)/.has-test
+	@$(call needs,benchmarks/run.py)
+	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+bench-kernels: $(VENV)/.has-test
+	@$(call needs,benchmarks/kernels.py)
+	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
+
+TESTS ?= tests/launch tests/cluster
+torture: $(VENV)/.has-test
+	for run in $$(seq $(TIMES)); do \
+	    echo "run $$run of $(TIMES)"; \
+	    $(VENV)/bin/python -m pytest -q -x -m "not docker" $(TESTS) $(ARGS) || exit 1; \
+	done
+
+test-engines: $(VENV)/.has-test
+	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
+
+docs: $(VENV)/.has-test
+	@$(call needs,tools/check_docs.py)
+	$(VENV)/bin/python tools/check_docs.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache psfleet-logs
+
+# What is installed is remembered by an empty file, so that the second time costs nothing.
+$(VENV)/.has-%: pyproject.toml tools/install
+	@tools/install $(VENV) $*
+	@touch $@
+
+needs = test -e $(1) || { echo "make $@: $(1) is not written yet" >&2; exit 1; }
