@@ -1,0 +1,79 @@
+"""A small trainer script; run in every way a script can be run, and its weights compared.
+
+Usage: trainer.py OUT [--rows N]: saves every table's content to OUT.npz on worker 0.
+Each step takes the next 8 * N samples of a fixed stream, of which this worker takes its share.
+"""
+
+import argparse
+import sys
+
+import numpy as np
+
+import psfleet as ps
+from psfleet import fleet, layers, optimizer
+from psfleet.runtime import active
+
+STEPS, BATCH = 12, 48
+
+
+def network() -> tuple[ps.Variable, ps.Variable]:
+    ids = layers.data("ids", [None, 4], dtype="int64")
+    dense = layers.data("dense", [None, 3])
+    label = layers.data("label", [None, 1])
+    deep = layers.embedding(ids, size=[None, 8], is_distributed=True, name="deep")
+    hidden = layers.fc(
+        layers.concat([layers.reshape(deep, [-1, 32]), dense], axis=1), 300, act="relu")
+    hidden = layers.dropout(hidden, 0.0)
+    logit = layers.fc(hidden, 1)
+    return layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label)), logit
+
+
+def batches() -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
+    rng = np.random.default_rng(11)
+    made = []
+    for _ in range(STEPS):
+        ids = rng.integers(-40, 40, (BATCH, 4))
+        made.append({"ids": ids, "dense": rng.normal(size=(BATCH, 3)).astype(np.float32),
+                     "label": (ids[:, :1] > 0).astype(np.float32)})
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    out = parser.parse_args().out
+    fleet.init()
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        sys.exit()
+    loss, _ = network()
+    opt = fleet.distributed_optimizer(optimizer.Adam(0.01))
+    opt.minimize(loss)
+    fleet.init_worker()
+    executor = ps.Executor()
+    index, workers = fleet.worker_index(), fleet.worker_num()
+    for batch in batches():
+        # Every worker takes its contiguous share of the same batch.
+        share = {name: np.array_split(value, workers)[index] for name, value in batch.items()}
+        executor.run(feed=share, fetch_list=[loss])
+    fleet.barrier_worker()
+    if fleet.is_first_worker():
+        np.savez(out, **contents())
+    fleet.stop_worker()
+
+
+def contents() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    found = {}
+    for key, spec in active().specs().items():
+        state = active().read_table(key)
+        for slot, values in enumerate(state.values):
+            found[f"{spec.name}.{slot}"] = values
+        found[f"{spec.name}.step"] = np.array(state.step)
+        if state.ids is not None:
+            found[f"{spec.name}.ids"] = state.ids
+    return found
+
+
+if __name__ == "__main__":
+    main()

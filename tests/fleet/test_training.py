@@ -1,0 +1,68 @@
+"""One trainer script, run in every way there is, ends with the same bits."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+SCRIPT = Path(__file__).parent / "scripts" / "trainer.py"
+LAUNCH = [sys.executable, "-m", "psfleet_launch"]
+
+Weights = dict[str, NDArray[np.float32]]
+Train = Callable[..., Weights]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Runs the script with these launcher options (none: embedded); remembers what came out."""
+    known: dict[tuple[str, ...], Weights] = {}
+
+    def run(*options: str) -> Weights:
+        if options not in known:
+            folder = tmp_path_factory.mktemp("run")
+            command = [sys.executable] if not options else [
+                *LAUNCH, *options, "--log-dir", str(folder), "--no-progress"]
+            done = subprocess.run([*command, str(SCRIPT), str(folder / "out.npz")], text=True,
+                                  capture_output=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            with np.load(folder / "out.npz") as arrays:
+                known[options] = dict(arrays)
+        return known[options]
+
+    return run
+
+
+def cluster(servers: int, workers: int, *more: str) -> tuple[str, ...]:
+    return ("--servers", str(servers), "--workers", str(workers), *more)
+
+
+def assert_same_bits(first: Weights, second: Weights) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert value.tobytes() == second[name].tobytes(), name
+
+
+@pytest.mark.parametrize("more", [(), ("--tcp",), ("--async",), ("--server-script",)],
+                         ids=lambda m: m[0] if m else "unix")
+def test_embedded_equals_one_server_and_one_worker(train: Train, more: tuple[str, ...]) -> None:
+    """`python script.py` and a cluster of one and one give the same bits, in every transport and mode."""
+    assert_same_bits(train(), train(*cluster(1, 1, *more)))
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_number_of_servers_does_not_change_bits(train: Train, servers: int) -> None:
+    """Sync mode, two workers: one, two and three servers end with the same weights and state."""
+    assert_same_bits(train(*cluster(1, 2, "--sync")), train(*cluster(servers, 2, "--sync")))
+
+
+def test_two_workers_equal_one_with_the_doubled_batch(train: Train) -> None:
+    """Sync mode averages: two workers with half of each batch take the steps of one with all of it."""
+    one, two = train(), train(*cluster(2, 2, "--sync"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        difference = np.linalg.norm(value - two[name])
+        assert difference <= 1e-6 * np.linalg.norm(value), name
