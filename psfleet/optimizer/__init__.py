@@ -9,30 +9,70 @@ from psfleet.clip import (
     GradientClipByValue,
 )
 from psfleet.optimizer import lr
-from psfleet.optimizer.adagrad import Adagrad
-from psfleet.optimizer.adam import Adam
+from psfleet.optimizer.adadelta import Adadelta
+from psfleet.optimizer.adagrad import Adagrad, DecayedAdagrad, RowWiseAdagrad
+from psfleet.optimizer.adam import Adam, Adamax, AdamW, AMSGrad, NAdam, RAdam
+from psfleet.optimizer.asgd import ASGD
+from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
 from psfleet.optimizer.base import Optimizer
+from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.ftrl import Ftrl
+from psfleet.optimizer.lars import Lamb, LarsMomentum
+from psfleet.optimizer.lookahead import LookAhead
+from psfleet.optimizer.proximal import ProximalGD
+from psfleet.optimizer.rmsprop import RMSProp
+from psfleet.optimizer.rprop import Rprop
 from psfleet.optimizer.sgd import SGD, Momentum
 from psfleet.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
-SGDOptimizer = SGD
-MomentumOptimizer = Momentum
+AMSGradOptimizer = AMSGrad
+ASGDOptimizer = ASGD
+AdadeltaOptimizer = Adadelta
 AdagradOptimizer = Adagrad
 AdamOptimizer = Adam
+AdamWOptimizer = AdamW
+AdamaxOptimizer = Adamax
+DecayedAdagradOptimizer = DecayedAdagrad
 FtrlOptimizer = Ftrl
+DGCMomentumOptimizer = DGCMomentum
+LookAheadOptimizer = LookAhead
+LookaheadOptimizer = LookAhead
+LambOptimizer = Lamb
+LarsMomentumOptimizer = LarsMomentum
+MomentumOptimizer = Momentum
+NAdamOptimizer = NAdam
+ProximalGDOptimizer = ProximalGD
+RAdamOptimizer = RAdam
+RMSPropOptimizer = RMSProp
+RowWiseAdagradOptimizer = RowWiseAdagrad
+RpropOptimizer = Rprop
+SGDOptimizer = SGD
 
 __all__ = [
-    "SGD",
+    "AMSGrad",
+    "AMSGradOptimizer",
+    "ASGD",
+    "ASGDOptimizer",
+    "Adadelta",
+    "AdadeltaOptimizer",
     "Adagrad",
     "AdagradOptimizer",
     "Adam",
     "AdamOptimizer",
+    "AdamW",
+    "AdamWOptimizer",
+    "Adamax",
+    "AdamaxOptimizer",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
+    "DGCMomentum",
+    "DGCMomentumOptimizer",
+    "DecayedAdagrad",
+    "DecayedAdagradOptimizer",
     "DistributedOptimizer",
+    "ExponentialMovingAverage",
     "Ftrl",
     "FtrlOptimizer",
     "GradientClipByGlobalNorm",
@@ -42,9 +82,30 @@ __all__ = [
     "L1DecayRegularizer",
     "L2Decay",
     "L2DecayRegularizer",
+    "Lamb",
+    "LambOptimizer",
+    "LarsMomentum",
+    "LarsMomentumOptimizer",
+    "LookAhead",
+    "LookAheadOptimizer",
+    "LookaheadOptimizer",
+    "ModelAverage",
     "Momentum",
     "MomentumOptimizer",
+    "NAdam",
+    "NAdamOptimizer",
     "Optimizer",
+    "ProximalGD",
+    "ProximalGDOptimizer",
+    "RAdam",
+    "RAdamOptimizer",
+    "RMSProp",
+    "RMSPropOptimizer",
+    "RowWiseAdagrad",
+    "RowWiseAdagradOptimizer",
+    "Rprop",
+    "RpropOptimizer",
+    "SGD",
     "SGDOptimizer",
     "lr",
 ]

@@ -1,6 +1,7 @@
-"""Adam and its family."""
+"""Adam and its relatives."""
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from psfleet import rules
@@ -10,7 +11,7 @@ from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
 from psfleet.rules.base import Rule
 
-__all__ = ["Adam"]
+__all__ = ["AMSGrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
 
 class Adam(Optimizer):
@@ -19,17 +20,109 @@ class Adam(Optimizer):
     Args:
         lazy_mode: Rows of a sparse parameter that have no gradient in a step rest: their moments do
             not decay and they do not drift. Parameters with rows for any id are always lazy.
+        amsgrad: As AMSGrad.
+        bias_correction_step: 1: the corrections are a step ahead, as in the reference's operator
+            for sparse gradients.
     """
 
     def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8, parameters: Iterable[Any] | None = None,
+                 epsilon: float = 1e-8,
+                 parameters: Iterable[Any] | None = None,
                  weight_decay: WeightDecay | float | None = None,
                  grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
-                 name: str | None = None, **older: Unpack[Older]) -> None:
+                 name: str | None = None,
+                 amsgrad: bool = False, bias_correction_step: int = 0, **older: Unpack[Older]) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        self._rule: Rule = (rules.AMSGrad(beta1, beta2, epsilon) if amsgrad else
+                      rules.Adam(beta1, beta2, epsilon, bias_correction_step))
         self.lazy = lazy_mode
-        self._rule = rules.Adam(beta1, beta2, epsilon)
+
+
+class AdamW(Optimizer):
+    """w *= 1 - learning_rate * weight_decay, then Adam's update.
+
+    Args:
+        weight_decay: Of the weights themselves, not of the gradient.
+        lr_ratio: Parameter -> a factor on its learning rate.
+        apply_decay_param_fun: Parameter name -> whether its weights decay; None: all do.
+        lazy_mode: As in Adam.
+    """
+
+    _rule: rules.AdamW
+
+    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-8, parameters: Iterable[Any] | None = None,
+                 weight_decay: float = 0.01, lr_ratio: Callable[[Parameter], float] | None = None,
+                 apply_decay_param_fun: Callable[[str], bool] | None = None,
+                 grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
+                 name: str | None = None, **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
+        self._rule = rules.AdamW(beta1, beta2, epsilon, weight_decay)
+        self._lr_ratio = lr_ratio
+        self._decays = apply_decay_param_fun
+        self.lazy = lazy_mode
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The rule of these hyperparameters."""
-        return self._rule
+        """The update rule for a parameter: without decay where `apply_decay_param_fun` says so."""
+        if parameter is None or self._decays is None or self._decays(parameter.name):
+            return self._rule
+        return dataclasses.replace(self._rule, weight_decay=0.0)
+
+    def rate_factor(self, parameter: Parameter) -> float:
+        """What the rate is multiplied by for this parameter."""
+        ratio = self._lr_ratio(parameter) if self._lr_ratio else 1.0
+        return super().rate_factor(parameter) * ratio
+
+
+class AMSGrad(Optimizer):
+    """Adam with the largest v so far in place of v."""
+
+    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-8,
+                 parameters: Iterable[Any] | None = None,
+                 weight_decay: WeightDecay | float | None = None,
+                 grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
+                 name: str | None = None,
+                 **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        self._rule = rules.AMSGrad(beta1, beta2, epsilon)
+        self.lazy = lazy_mode
+
+
+class Adamax(Optimizer):
+    """u = max(|g|, beta2 * u + epsilon); w -= learning_rate / (1 - beta1^t) * m / u."""
+
+    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-8,
+                 parameters: Iterable[Any] | None = None,
+                 weight_decay: WeightDecay | float | None = None,
+                 grad_clip: ClipGradBase | None = None, name: str | None = None,
+                 **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        self._rule = rules.Adamax(beta1, beta2, epsilon)
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov's momentum; see psfleet.rules.nadam for the formula."""
+
+    def __init__(self, learning_rate: Rate = 0.002, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-8, momentum_decay: float = 0.004,
+                 parameters: Iterable[Any] | None = None,
+                 weight_decay: WeightDecay | float | None = None,
+                 grad_clip: ClipGradBase | None = None, name: str | None = None,
+                 **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        self._rule = rules.NAdam(beta1, beta2, epsilon, momentum_decay)
+
+
+class RAdam(Optimizer):
+    """Adam whose rate is rectified while v is young; see psfleet.rules.radam for the formula."""
+
+    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
+                 epsilon: float = 1e-8,
+                 parameters: Iterable[Any] | None = None,
+                 weight_decay: WeightDecay | float | None = None,
+                 grad_clip: ClipGradBase | None = None, name: str | None = None,
+                 **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        self._rule = rules.RAdam(beta1, beta2, epsilon)

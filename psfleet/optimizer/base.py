@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph, state
-from psfleet.optimizer.binding import Grad, Seat, as_gradient, check_gradient, tables
+from psfleet.optimizer.binding import Seat, as_gradient, tables
+from psfleet.optimizer.gradients import Grad, check_gradient
 from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.standins import Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.base import Rule
@@ -33,7 +35,7 @@ class Older(TypedDict, total=False):
 
 
 class Optimizer:
-    """Base of the optimizers. A subclass gives `rule()`.
+    """Base of the optimizers. A subclass sets `_rule`.
 
     The optimizer owns no array: weights and state live in the tables of the active runtime, made at
     the first update. What it does is the same embedded and on a cluster.
@@ -52,6 +54,7 @@ class Optimizer:
         ConfigError: A value is out of range; it is quoted.
     """
 
+    _rule: Rule
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
 
     def __init__(self, learning_rate: Rate = 0.001, parameters: Iterable[Any] | None = None,
@@ -76,12 +79,13 @@ class Optimizer:
         self._known: dict[str, Parameter] = {}
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
+        self._promise(self._parameters or [], early=False)
 
     # -- what it is ----------------------------------------------------------------------------
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
         """The update rule for a parameter; None: for one without exceptions."""
-        raise NotImplementedError
+        return self._rule
 
     def decay(self, parameter: Parameter | None = None) -> Decay:
         """The regularization of a parameter, which the servers add to the gradient."""
@@ -184,6 +188,7 @@ class Optimizer:
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
         if graph.symbolic(pairs):
+            self._promise([graph.parameter_of(p) for p, _ in pairs], early=True)
             return [graph.add_update(self, pairs, loss)]
         self.apply_values(pairs, loss=graph.value_of(loss))
         return []
@@ -254,6 +259,12 @@ class Optimizer:
         if not known and self._waiting:
             state.restore(home, self._name, [seat], self._waiting)
         return seat
+
+    def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
+        """Let the parameters' values come from their tables, which are made when one is needed."""
+        promised = Promised(self._seat, early)
+        for parameter in parameters:
+            parameter.binding = parameter.binding or promised
 
     def _advance(self) -> None:
         self._updates += 1

@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
-from psfleet.clip import merge_rows
-from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.errors import UsageError
+from psfleet.optimizer.gradients import Grad, check_rows, densify
 from psfleet.optimizer.placement import place
+from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.rules.base import Rule
 from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
 from psfleet.tables.spec import Decay, TableSpec
 
-__all__ = ["Owner", "Seat", "Tables", "invalidate", "tables"]
+__all__ = ["Owner", "Seat", "Tables", "as_gradient", "invalidate", "tables"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-Grad = Floats | SparseGrad
 _LOOKUPS = 8  # of one sparse table whose rows are kept within a step
 
 
@@ -150,6 +150,10 @@ class Tables:
 
     def seat(self, owner: Owner, parameter: Parameter, by_rows: bool = False) -> Seat:
         """The parameter's table under this optimizer, made if it is new."""
+        if isinstance(parameter.binding, Averaged):
+            raise UsageError(f"parameter {parameter.name!r} shows its average; restore() before training on")
+        if isinstance(parameter.binding, Promised):
+            parameter.binding = None
         seat = self._owned.get((id(owner), id(parameter)))
         if seat is not None and self._seats.get(id(parameter)) is seat:
             return seat
@@ -165,6 +169,10 @@ class Tables:
     def find(self, owner: Owner, parameter: Parameter) -> Seat | None:
         """The parameter's table under this optimizer, if it has one."""
         return self._owned.get((id(owner), id(parameter)))
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters that have a table here."""
+        return [seat.parameter for seat in self._seats.values()]
 
     def _new_seat(self, owner: Owner, parameter: Parameter, by_rows: bool) -> Seat:
         spec = self._spec(owner, parameter, by_rows)
@@ -272,41 +280,6 @@ def as_gradient(seat: Seat, grad: Grad, rate: float) -> Gradient:
     if isinstance(grad, SparseGrad):
         grad = densify(seat.parameter, grad)
     return Gradient(seat.key, grad, None, rate)
-
-
-def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
-    """The array that a sparse gradient stands for; repeated ids are summed in order."""
-    check_rows(parameter, grad.ids)
-    merged = merge_rows(grad)
-    dense = np.zeros(parameter.shape, np.float32)
-    dense[merged.ids] = merged.rows
-    return dense
-
-
-def check_rows(parameter: Parameter, ids: Ids) -> None:
-    """Refuse ids that a parameter with a known number of rows does not have."""
-    rows = parameter.shape[0]
-    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
-        return
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= rows:
-        raise IdError(f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
-                      f"id {low if low < 0 else high} is not one of them")
-
-
-def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
-    """The gradient as float32 in a shape that fits the parameter."""
-    if isinstance(grad, SparseGrad):
-        check_rows(parameter, grad.ids)
-        if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
-            raise ShapeError(f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
-                             f"the gradient has rows of {grad.rows.shape[1:]}")
-        return SparseGrad(np.asarray(grad.ids, np.int64), np.asarray(grad.rows, np.float32))
-    dense = np.asarray(grad, np.float32)
-    if dense.shape != tuple(parameter.shape):
-        raise ShapeError(f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "
-                         f"the gradient has {dense.shape}")
-    return dense
 
 
 def _has_value(parameter: Parameter) -> bool:

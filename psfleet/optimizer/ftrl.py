@@ -6,9 +6,7 @@ from typing import Any, Unpack
 from psfleet import rules
 from psfleet.clip import ClipGradBase
 from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
-from psfleet.rules.base import Rule
 
 __all__ = ["Ftrl"]
 
@@ -23,13 +21,10 @@ class Ftrl(Optimizer):
     lazy = True
 
     def __init__(self, learning_rate: Rate, l1: float = 0.0, l2: float = 0.0,
-                 lr_power: float = -0.5, parameters: Iterable[Any] | None = None,
+                 lr_power: float = -0.5,
+                 parameters: Iterable[Any] | None = None,
                  weight_decay: WeightDecay | float | None = None,
                  grad_clip: ClipGradBase | None = None, name: str | None = None,
                  **older: Unpack[Older]) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Ftrl(l1, l2, lr_power)
-
-    def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The rule of these hyperparameters."""
-        return self._rule

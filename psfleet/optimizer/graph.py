@@ -1,15 +1,17 @@
 """What the optimizers ask of the graph; plain arrays and SparseGrad pass without it."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from psfleet.errors import UsageError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L1Decay, WeightDecay
 
-__all__ = ["add_update", "differentiate", "parameter_of", "regularized", "symbolic", "value_of"]
+__all__ = ["add_update", "differentiate", "parameter_of", "reader", "regularized", "symbolic",
+           "training_program", "value_of"]
 
 
 def parameter_of(item: Any) -> Any:
@@ -21,6 +23,43 @@ def value_of(loss: Any) -> float | None:
     """The loss as a number, if it has a value."""
     value = getattr(loss, "value", loss)
     return None if value is None else float(np.asarray(value).reshape(-1)[0])
+
+
+def training_program() -> Any:
+    """The program being built, if runs of it train; None in eager mode or without a graph."""
+    module = sys.modules.get("psfleet.program.program")
+    if module is None or module.in_eager_mode():
+        return None
+    program = module.default_main_program()
+    return program if program.updates else None
+
+
+def reader(source: Any) -> Callable[[int], float]:
+    """A function of the number of runs before this one that reads a step count.
+
+    Args:
+        source: A number, a function without arguments, or a variable of the program being built.
+    """
+    if isinstance(source, int | float | np.number):
+        number = float(source)
+        return lambda run: number
+    if callable(source):
+        return lambda run: float(source())
+    from psfleet.program.executor import Executor
+    from psfleet.program.program import default_main_program
+    from psfleet.program.variable import Variable
+
+    if not isinstance(source, Variable):
+        raise ConfigError(f"thres_steps is {source!r}; it must be a number, a function or a variable")
+    if source.value is not None:
+        return lambda run: float(source.numpy().reshape(-1)[0])
+    program, executor = default_main_program().clone(for_test=True), Executor()
+
+    def read(run: int) -> float:
+        program.step = run
+        return float(executor.run(program, fetch_list=[source])[0].reshape(-1)[0])
+
+    return read
 
 
 def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:

@@ -1,7 +1,7 @@
 """Which kind of table a parameter gets: dense, sparse, or sparse with every row updated."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -56,22 +56,32 @@ def reach(rule: Rule) -> Reach:
     try:
         if _moves(rule, scalar, fresh, 1):
             return "all"
-        used = _used(rule, scalar, fresh)
-        return "stored" if any(_moves(rule, scalar, used, step) for step in (4, 5)) else "touched"
+        moves = [_moves(rule, scalar, used, step) for step, used in _used(rule, scalar, fresh)]
+        return "stored" if any(moves) else "touched"
     except (ArithmeticError, ValueError, TypeError):
         return "all"
 
 
 def _used(rule: Rule, scalar: Callable[..., tuple[float, ...]],
-          values: tuple[float, ...]) -> tuple[float, ...]:
+          values: tuple[float, ...]) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Values after some updates, each with the number of the step that would follow."""
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
-        values = scalar(w, gradient, *slots, rule.scalars(0.1, step))
-    return values
+        values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))
+        yield step + 1, values
+
+
+def _numbers(rule: Rule, w: float, gradient: float, slots: Sequence[float],
+             step: int) -> tuple[float, ...]:
+    """The numbers of a batch, for a unit of one weight."""
+    h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
+    if measure is None or combine is None:
+        return h
+    return (*h, *combine(*measure(w, gradient, *slots, h), 1.0, h))
 
 
 def _moves(rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...],
            step: int) -> bool:
     w, *slots = values
-    after = scalar(w, 0.0, *slots, rule.scalars(0.1, step))
+    after = scalar(w, 0.0, *slots, _numbers(rule, w, 0.0, slots, step))
     return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))

@@ -6,9 +6,7 @@ from typing import Any, Unpack
 from psfleet import rules
 from psfleet.clip import ClipGradBase
 from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
-from psfleet.rules.base import Rule
 
 __all__ = ["SGD", "Momentum"]
 
@@ -16,25 +14,19 @@ __all__ = ["SGD", "Momentum"]
 class SGD(Optimizer):
     """w -= learning_rate * g. Arguments as Optimizer."""
 
-    def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The rule of these hyperparameters."""
-        return rules.SGD()
+    _rule = rules.SGD()
 
 
 class Momentum(Optimizer):
     """v = momentum * v + g; w -= learning_rate * v, or * (g + momentum * v) with `use_nesterov`.
 
-    The reference's `rescale_grad` is not taken: its CPU operator ignores it.
+    `rescale_grad` has no effect, as in the reference's CPU operator.
     """
 
     def __init__(self, learning_rate: Rate = 0.001, momentum: float = 0.9,
                  parameters: Iterable[Any] | None = None, use_nesterov: bool = False,
                  weight_decay: WeightDecay | float | None = None,
                  grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+                 rescale_grad: float = 1.0, **older: Unpack[Older]) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Momentum(momentum, use_nesterov)
-
-    def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The rule of these hyperparameters."""
-        return self._rule

@@ -1,0 +1,233 @@
+"""Averages of weights over training, to evaluate with: ExponentialMovingAverage and ModelAverage."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer import graph
+from psfleet.optimizer.binding import tables
+from psfleet.optimizer.standins import Averaged
+from psfleet.parameter import Parameter, fetch
+
+__all__ = ["ExponentialMovingAverage", "ModelAverage"]
+
+Floats = NDArray[np.float32]
+
+
+class WeightAverage:
+    """What both averages share: which parameters, and showing the averages in their place.
+
+    Averages are this worker's, made from the values that it sees. The tables are not changed: other
+    workers train on while this one evaluates. Rows of distributed parameters are not averaged.
+    """
+
+    def __init__(self, parameters: Iterable[Any] | None, name: str | None) -> None:
+        self._given = None if parameters is None else [graph.parameter_of(p) for p in parameters]
+        self._name = name or type(self).__name__
+        self._shown: list[tuple[Parameter, Any]] = []
+        self._program: Any = None
+
+    def _parameters(self) -> list[Parameter]:
+        if self._given is not None:
+            return self._given
+        if self._program is not None:
+            found = {p.name: p for update in self._program.updates for p, _ in update.params_grads}
+        else:
+            found = {p.name: p for p in tables().parameters()}
+        return [p for p in found.values() if p.trainable and not p.distributed]
+
+    def _values(self) -> list[tuple[Parameter, Floats]]:
+        if self._shown:
+            raise UsageError(f"{self._name}: the averages are applied; restore() before training on")
+        chosen = self._parameters()
+        if not chosen:
+            raise UsageError(f"{self._name}: no parameter has been updated yet; pass parameters=[...]")
+        fetch([p for p in chosen if not p.sparse], [])
+        return [(p, np.asarray(p.numpy(), np.float32)) for p in chosen]
+
+    def _follow(self, accumulate: Callable[[], None]) -> bool:
+        """Accumulate after each run of the program being built, if there is one that trains."""
+        program = graph.training_program()
+        if program is None:
+            return False
+        if program is not self._program:
+            self._program = program
+            program.after_step.append(lambda step: accumulate())
+        return True
+
+    def _averages(self) -> list[tuple[Parameter, Floats]]:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def apply(self, executor: Any = None, need_restore: bool = True) -> Iterator[None]:
+        """Show the averages in place of the weights inside the block.
+
+        Args:
+            executor: Accepted for the reference's sake.
+            need_restore: False: they stay until `restore()`.
+        """
+        averages = self._averages()
+        for parameter, average in averages:
+            self._shown.append((parameter, parameter.binding))
+            parameter.binding = Averaged(average)
+        try:
+            yield
+        finally:
+            if need_restore:
+                self.restore()
+
+    def restore(self, executor: Any = None) -> None:
+        """Show the weights again."""
+        for parameter, before in self._shown:
+            parameter.binding = before
+        self._shown.clear()
+
+
+class ExponentialMovingAverage(WeightAverage):
+    """ema = d * ema + (1 - d) * w after each update; shown: ema / (1 - d^updates).
+
+    Args:
+        decay: d, in [0, 1).
+        thres_steps: Number of steps s, or what gives it when called or converted; d is then
+            min(decay, (1 + s) / (10 + s)).
+        parameters: Which to average; None: those that the program, or any optimizer, updates.
+    """
+
+    def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None,
+                 parameters: Iterable[Any] | None = None) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigError(f"ExponentialMovingAverage: decay is {decay!r}, it must be in [0, 1)")
+        super().__init__(parameters, name)
+        self._decay = self._now = float(decay)
+        self._steps = None if thres_steps is None else graph.reader(thres_steps)
+        self._updates = 0
+        self._ema: dict[str, Floats] = {}
+
+    def update(self) -> None:
+        """Take in the current weights: now, or after each run of the program being built."""
+        if not self._follow(self._take):
+            self._take()
+
+    def _take(self) -> None:
+        self._updates += 1
+        self._now = self._decay
+        if self._steps is not None:
+            run = self._updates if self._program is None else self._program.step
+            steps = self._steps(run - 1)
+            self._now = min(self._decay, (1 + steps) / (10 + steps))
+        keep, take = np.float32(self._now), np.float32(1 - self._now)
+        for parameter, value in self._values():
+            before = self._ema.get(parameter.name)
+            self._ema[parameter.name] = take * value if before is None else keep * before + take * value
+
+    def _averages(self) -> list[tuple[Parameter, Floats]]:
+        if not self._updates:
+            raise UsageError(f"{self._name}: apply() before the first update()")
+        whole = np.float32(1 - self._now**self._updates)
+        return [(p, self._ema[p.name] / whole) for p in self._parameters() if p.name in self._ema]
+
+    def state_dict(self) -> dict[str, Any]:
+        """`name.ema` of each parameter and the number of updates."""
+        return {**{f"{name}.ema": ema.copy() for name, ema in self._ema.items()},
+                "updates": self._updates, "decay": self._now}
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        self._updates, self._now = int(state_dict["updates"]), float(state_dict["decay"])
+        self._ema = {key.removesuffix(".ema"): np.array(value, np.float32)
+                     for key, value in state_dict.items() if key.endswith(".ema")}
+
+
+class ModelAverage(WeightAverage):
+    """The mean of the weights over a window of the last updates.
+
+    A window that has min_average_window weights, and min(max_average_window, updates *
+    average_window_rate) of them, becomes the old window and a new one begins; shown is the mean over
+    both. Made while a training program is built, it takes in the weights after each run; otherwise
+    call `step()` after each update.
+
+    Args:
+        parameters: As in ExponentialMovingAverage.
+        regularization: Accepted for the reference's sake: nothing is trained here.
+    """
+
+    def __init__(self, average_window_rate: float, min_average_window: int = 10000,
+                 max_average_window: int = 10000, regularization: Any = None, name: str | None = None,
+                 parameters: Iterable[Any] | None = None) -> None:
+        if not average_window_rate >= 0:
+            raise ConfigError(f"ModelAverage: average_window_rate is {average_window_rate!r}, "
+                              "it must be at least 0")
+        if not 0 < min_average_window <= max_average_window:
+            raise ConfigError(f"ModelAverage: min_average_window is {min_average_window!r}, it must be "
+                              f"above 0 and at most max_average_window {max_average_window!r}")
+        super().__init__(parameters, name)
+        self._rate = average_window_rate
+        self._least, self._most = min_average_window, max_average_window
+        self._sums: dict[str, list[Floats]] = {}
+        self.num_updates = self.num_accumulates = self.old_num_accumulates = 0
+        self._follow(self.step)
+
+    def step(self) -> None:
+        """Take in the current weights."""
+        self.num_updates += 1
+        self.num_accumulates += 1
+        full = self.num_accumulates >= self._least and (
+            self.num_accumulates >= min(self._most, int(self.num_updates * self._rate)))
+        for parameter, value in self._values():
+            sums = self._sums.setdefault(parameter.name, [np.zeros_like(value) for _ in range(3)])
+            _accumulate(sums, value, self.num_updates % _SPILL == 0, full)
+        if full:
+            self.old_num_accumulates, self.num_accumulates = self.num_accumulates, 0
+
+    update = step
+
+    def minimize(self, loss: Any, startup_program: Any = None, parameters: Any = None,
+                 no_grad_set: Any = None) -> None:
+        """As `step`, under the name that optimizers have."""
+        self.step()
+
+    def _averages(self) -> list[tuple[Parameter, Floats]]:
+        count = self.num_accumulates + self.old_num_accumulates
+        if not count:
+            raise UsageError(f"{self._name}: apply() before the first step()")
+        return [(p, _total(self._sums[p.name]) / np.float32(count))
+                for p in self._parameters() if p.name in self._sums]
+
+    def state_dict(self) -> dict[str, Any]:
+        """`name.sum_1` to `name.sum_3` of each parameter and the three counts."""
+        found: dict[str, Any] = {f"{name}.sum_{i}": part.copy() for name, sums in self._sums.items()
+                                 for i, part in enumerate(sums, 1)}
+        return found | {name: getattr(self, name) for name in _COUNTS}
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        for name in _COUNTS:
+            setattr(self, name, int(state_dict[name]))
+        names = [key.removesuffix(".sum_1") for key in state_dict if key.endswith(".sum_1")]
+        self._sums = {name: [np.array(state_dict[f"{name}.sum_{i}"], np.float32) for i in (1, 2, 3)]
+                      for name in names}
+
+
+_SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact
+_COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
+
+
+def _accumulate(sums: list[Floats], value: Floats, spill: bool, full: bool) -> None:
+    """sum_1: the newest weights; sum_2: those before the last spill; sum_3: the old window's."""
+    sums[0] += value
+    if spill:
+        sums[1] += sums[0]
+        sums[0][...] = 0
+    if full:
+        sums[2][...] = sums[0] + sums[1]
+        sums[0][...] = 0
+        sums[1][...] = 0
+
+
+def _total(sums: Sequence[Floats]) -> Floats:
+    total: Floats = sums[0] + sums[1] + sums[2]
+    return total

@@ -1,0 +1,135 @@
+"""Deep gradient compression (Lin et al., 2018): send the large gradients, keep the rest."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet import rules
+from psfleet.clip import ClipGradBase, ClipGradByNorm
+from psfleet.errors import ConfigError
+from psfleet.optimizer import binding
+from psfleet.optimizer.base import Older, Optimizer, Rate
+from psfleet.optimizer.gradients import Grad, densify
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.regularizer import WeightDecay
+from psfleet.rules.base import Rule
+
+__all__ = ["DGCMomentum"]
+
+Floats = NDArray[np.float32]
+
+
+class DGCMomentum(Optimizer):
+    """Momentum whose gradients are compressed on the worker from update `rampup_begin_step` on.
+
+    Per parameter the worker keeps a velocity u = momentum * u + g (momentum correction) and what it
+    has not sent, v = v + u (error feedback). It sends the largest elements of v, at least one, and
+    sets v and u to zero there (factor masking). The servers then do plain SGD on what is sent; until
+    then they do Momentum. Sparse parameters always have Momentum.
+
+    Args:
+        rampup_begin_step: Updates before compression begins, counted by this worker and, for the
+            change of rule, by the tables.
+        rampup_step: Updates over which `sparsity` is gone through, in equal parts.
+        sparsity: Parts of the elements that are not sent; the last one stays.
+        local_grad_clip_norm: Norm to which each gradient is clipped before it is accumulated,
+            divided by the root of `num_trainers`.
+        num_trainers: None: the number of workers.
+    """
+
+    def __init__(self, learning_rate: Rate, momentum: float, rampup_begin_step: int,
+                 rampup_step: int = 1, sparsity: Sequence[float] = (0.999,),
+                 use_nesterov: bool = False, local_grad_clip_norm: float | None = None,
+                 num_trainers: int | None = None, weight_decay: WeightDecay | float | None = None,
+                 name: str | None = None, parameters: Iterable[Any] | None = None,
+                 grad_clip: ClipGradBase | None = None, **older: Unpack[Older]) -> None:
+        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
+        _check(rampup_begin_step, rampup_step, sparsity, num_trainers)
+        self._rule = rules.DGCMomentum(momentum, rampup_begin_step, use_nesterov)
+        self._plain = rules.Momentum(momentum, use_nesterov)
+        self._begin, self._length = rampup_begin_step, rampup_step
+        self._sparsity = tuple(sparsity)
+        self._momentum, self._nesterov = np.float32(momentum), use_nesterov
+        self._clip_norm = local_grad_clip_norm and ClipGradByNorm(local_grad_clip_norm).clip_norm
+        self._trainers = num_trainers
+        self._velocity: dict[str, Floats] = {}
+        self._unsent: dict[str, Floats] = {}
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        """The update rule for a parameter."""
+        return self._plain if parameter is not None and parameter.sparse else self._rule
+
+    def sparsity(self) -> float:
+        """The part of the elements that this update does not send; 0 before compression."""
+        past = self._updates - self._begin
+        if past < 0:
+            return 0.0
+        return self._sparsity[min(past * len(self._sparsity) // self._length, len(self._sparsity) - 1)]
+
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad:
+        if self._updates < self._begin or parameter.sparse:
+            return grad
+        if isinstance(grad, SparseGrad):
+            grad = densify(parameter, grad)
+        return self._compressed(parameter.name, self._clipped(parameter, grad))
+
+    def _clipped(self, parameter: Parameter, grad: Floats) -> Floats:
+        if not self._clip_norm:
+            return grad
+        workers = self._trainers or binding.tables().runtime.worker_num
+        norm = float(np.sqrt(np.sum(np.square(grad, dtype=np.float64))))
+        limit = self._clip_norm / workers**0.5
+        return grad * np.float32(limit / norm) if norm > limit else grad
+
+    def _compressed(self, name: str, grad: Floats) -> Floats:
+        zero = np.zeros_like(grad)
+        velocity, unsent = self._velocity.get(name, zero), self._unsent.get(name, zero)
+        if self._nesterov:
+            velocity = self._momentum * (velocity + grad)
+            unsent = unsent + velocity + grad
+        else:
+            velocity = self._momentum * velocity + grad
+            unsent = unsent + velocity
+        large = _largest(unsent, self.sparsity())
+        self._velocity[name] = np.where(large, np.float32(0), velocity)
+        self._unsent[name] = np.where(large, np.float32(0), unsent)
+        return np.where(large, unsent, np.float32(0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As Optimizer; this worker's `name.dgc_u` (velocity) and `name.dgc_v` (not sent) too."""
+        found = super().state_dict()
+        found.update({f"{name}.dgc_u": values.copy() for name, values in self._velocity.items()})
+        found.update({f"{name}.dgc_v": values.copy() for name, values in self._unsent.items()})
+        return found
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As Optimizer."""
+        super().set_state_dict(state_dict)
+        for ending, kept in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
+            kept.clear()
+            kept.update({key.removesuffix(ending): np.array(values, np.float32)
+                         for key, values in state_dict.items() if key.endswith(ending)})
+
+    set_dict = set_state_dict
+
+
+def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
+    """Where the largest magnitudes are: (1 - sparsity) of all elements, at least one."""
+    count = min(max(1, round(values.size * (1 - sparsity))), values.size)
+    order = np.argsort(-np.abs(values), axis=None, kind="stable")
+    chosen = np.zeros(values.size, np.bool_)
+    chosen[order[:count]] = True
+    return chosen.reshape(values.shape)
+
+
+def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | None) -> None:
+    if begin < 0:
+        raise ConfigError(f"DGCMomentum: rampup_begin_step is {begin!r}, it must be at least 0")
+    if length < 1:
+        raise ConfigError(f"DGCMomentum: rampup_step is {length!r}, it must be at least 1")
+    if not sparsity or not all(0 <= part < 1 for part in sparsity):
+        raise ConfigError(f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)")
+    if trainers is not None and trainers < 1:
+        raise ConfigError(f"DGCMomentum: num_trainers is {trainers!r}, it must be at least 1")

@@ -1,0 +1,56 @@
+"""Gradients as arrays or by rows: checked, scaled, made dense."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.clip import merge_rows
+from psfleet.errors import IdError, ShapeError
+from psfleet.parameter import Parameter, SparseGrad
+
+__all__ = ["Grad", "check_gradient", "check_rows", "densify", "scaled"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Grad = Floats | SparseGrad
+
+
+def scaled(grad: Grad, factor: float) -> Grad:
+    """The gradient times a number."""
+    if isinstance(grad, SparseGrad):
+        return SparseGrad(grad.ids, grad.rows * np.float32(factor))
+    return grad * np.float32(factor)
+
+
+def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
+    """The array that a sparse gradient stands for; repeated ids are summed in order."""
+    check_rows(parameter, grad.ids)
+    merged = merge_rows(grad)
+    dense = np.zeros(parameter.shape, np.float32)
+    dense[merged.ids] = merged.rows
+    return dense
+
+
+def check_rows(parameter: Parameter, ids: Ids) -> None:
+    """Refuse ids that a parameter with a known number of rows does not have."""
+    rows = parameter.shape[0]
+    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise IdError(f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
+                      f"id {low if low < 0 else high} is not one of them")
+
+
+def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
+    """The gradient as float32 in a shape that fits the parameter."""
+    if isinstance(grad, SparseGrad):
+        check_rows(parameter, grad.ids)
+        if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
+            raise ShapeError(f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
+                             f"the gradient has rows of {grad.rows.shape[1:]}")
+        return SparseGrad(np.asarray(grad.ids, np.int64), np.asarray(grad.rows, np.float32))
+    dense = np.asarray(grad, np.float32)
+    if dense.shape != tuple(parameter.shape):
+        raise ShapeError(f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "
+                         f"the gradient has {dense.shape}")
+    return dense

@@ -1,0 +1,129 @@
+"""LookAhead (Zhang et al., 2019): slow weights that follow the inner optimizer's."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.optimizer.base import Optimizer, Pairs
+from psfleet.optimizer.binding import Seat, Tables, tables
+from psfleet.parameter import Parameter
+from psfleet.rules.base import Rule
+from psfleet.runtime import TableState
+from psfleet.tables.spec import Decay
+
+__all__ = ["LookAhead"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class LookAhead(Optimizer):
+    """Every k updates: slow += alpha * (fast - slow), fast = slow.
+
+    The slow weights start from the fast ones after the first update, as in the reference. Worker 0
+    keeps them; on a cluster all workers meet at every k-th update.
+
+    Args:
+        inner_optimizer: Updates the fast weights.
+        alpha: How far slow goes to fast, in [0, 1].
+        k: Updates between two looks, at least 1.
+    """
+
+    def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5,
+                 name: str | None = None) -> None:
+        if not isinstance(inner_optimizer, Optimizer):
+            raise ConfigError(f"LookAhead: inner_optimizer is {inner_optimizer!r}, it must be an optimizer")
+        if not 0 <= alpha <= 1:
+            raise ConfigError(f"LookAhead: alpha is {alpha!r}, it must be in [0, 1]")
+        if not (isinstance(k, int) and k >= 1):
+            raise ConfigError(f"LookAhead: k is {k!r}, it must be a whole number of at least 1")
+        super().__init__(0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.alpha = np.float32(alpha)
+        self.k = k
+        self._parameters = inner_optimizer._parameters
+        self._slow: dict[str, tuple[Ids | None, Floats]] = {}
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        """The inner optimizer's."""
+        return self.inner_optimizer.rule(parameter)
+
+    def decay(self, parameter: Parameter | None = None) -> Decay:
+        """The inner optimizer's."""
+        return self.inner_optimizer.decay(parameter)
+
+    def get_lr(self) -> float:
+        """The inner optimizer's."""
+        return self.inner_optimizer.get_lr()
+
+    def set_lr(self, value: float) -> None:
+        """Set the inner optimizer's learning rate."""
+        self.inner_optimizer.set_lr(value)
+
+    def set_lr_scheduler(self, scheduler: Any) -> None:
+        """Set the inner optimizer's schedule."""
+        self.inner_optimizer.set_lr_scheduler(scheduler)
+
+    def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
+        return self.inner_optimizer._seat(parameter, by_rows)
+
+    def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
+        """See Optimizer."""
+        inner = self.inner_optimizer
+        inner.apply_values(pairs, samples, loss)
+        home = tables()
+        seats = [inner._seat(p) for p, _ in pairs if p.trainable]
+        self._known.update({seat.parameter.name: seat.parameter for seat in seats})
+        self._updates += 1
+        if home.runtime.worker_index == 0:
+            for seat in seats:
+                if seat.parameter.name not in self._slow:
+                    self._slow[seat.parameter.name] = _weights(home, seat)
+        if self._updates % self.k == 0:
+            home.exclusively(lambda: self._look(home, seats))
+
+    def _look(self, home: Tables, seats: list[Seat]) -> None:
+        for seat in seats:
+            state = home.runtime.read_table(seat.key)
+            slow = _joined(self._slow[seat.parameter.name], state)
+            slow += self.alpha * (state.values[0] - slow)
+            self._slow[seat.parameter.name] = (state.ids, slow)
+            home.runtime.write_table(seat.key, TableState(state.step, [slow, *state.values[1:]],
+                                                          state.ids))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and on worker 0 `name.slow` in the form of a state slot."""
+        found = self.inner_optimizer.state_dict()
+        for name, (ids, slow) in self._slow.items():
+            found[f"{name}.slow"] = slow.copy()
+            if ids is not None:
+                found[f"{name}.slow_ids"] = ids
+        return found
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        self.inner_optimizer.set_state_dict(state_dict)
+        self._updates = self.inner_optimizer._updates
+        self._slow = {key.removesuffix(".slow"): (
+            state_dict.get(f"{key}_ids"), np.array(values, np.float32))
+            for key, values in state_dict.items() if key.endswith(".slow")}
+
+    set_dict = set_state_dict
+
+
+def _weights(home: Tables, seat: Seat) -> tuple[Ids | None, Floats]:
+    home.runtime.flush()
+    state = home.runtime.read_table(seat.key)
+    return state.ids, state.values[0]
+
+
+def _joined(slow: tuple[Ids | None, Floats], state: TableState) -> Floats:
+    """The slow weights of the table's rows; a row that is new starts from its fast weights."""
+    ids, values = slow
+    if ids is None or state.ids is None:
+        return values
+    joined = state.values[0].copy()
+    joined[np.searchsorted(state.ids, ids)] = values
+    return joined
