@@ -98,7 +98,7 @@ def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = Fal
     if attr is None:
         raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
     parameter = make_parameter((rows, dim), f"{label}.w_0", attr, None, sparse=sparse,
-                               distributed=is_distributed)
+                               distributed=is_distributed, by_row=not sparse)
     padding = padding_idx
     if padding is not None and padding < 0 and rows > 0:
         padding += rows
@@ -129,7 +129,7 @@ def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int |
             dropout_implementation: str = "downgrade_in_infer") -> Variable:
     """Sets values to 0 at random in training.
 
-    The mask is a pure function of (seed, the result's name, the program's step).
+    The mask is a pure function of (seed, name, the program's step).
 
     Args:
         dropout_prob: The share set to 0.
@@ -141,9 +141,10 @@ def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int |
     if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
         raise ShapeError(f"dropout_implementation is {dropout_implementation!r}; use "
                          "downgrade_in_infer or upscale_in_train")
-    op = dropping.Dropout(float(dropout_prob), is_test, seed,
+    label = name or names.generate("dropout")
+    op = dropping.Dropout(label, float(dropout_prob), is_test, seed,
                           dropout_implementation == "upscale_in_train")
-    return apply(op, x, name=name)
+    return apply(op, x, name=label)
 
 
 def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_norm_axis: int = 1,

@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike
 
 from psfleet import initializer as initializers
 from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.initial import initial_rows
 from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
@@ -60,11 +61,13 @@ def attribute(said: Attribute) -> ParamAttr | None:
 
 
 def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: Any, *,
-                   sparse: bool = False, distributed: bool = False) -> Parameter:
+                   sparse: bool = False, distributed: bool = False,
+                   by_row: bool = False) -> Parameter:
     """The parameter `said.name or name` of the default startup program, made if it is new.
 
     Args:
         start: The initializer if the attribute has none.
+        by_row: A dense parameter that starts with the same bits as a sparse one of its name.
 
     Raises:
         ShapeError: It exists with another shape or kind.
@@ -87,9 +90,12 @@ def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: An
                              f"shape {value.shape}")
     elif isinstance(chosen, initializers.Start):
         seed = chosen.own_seed or seed
+    resolved = initializers.resolve(chosen, shape)
+    if by_row and value is None:
+        value = initial_rows(np.arange(shape[0]), shape[1], resolved, seed, name)
     parameter = Parameter(
         name, value, shape=shape, sparse=sparse, distributed=distributed,
-        initializer=initializers.resolve(chosen, shape), seed=seed, trainable=said.trainable,
+        initializer=resolved, seed=seed, trainable=said.trainable,
         learning_rate=said.learning_rate, regularizer=said.regularizer, need_clip=said.need_clip)
     programs.parameters[name] = parameter
     return parameter

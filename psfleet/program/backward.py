@@ -1,7 +1,7 @@
 """Backward passes of programs: which gradients a run is to compute."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from psfleet.errors import ShapeError, UsageError
@@ -21,21 +21,26 @@ class Backward:
     Attributes:
         loss: A single value.
         wanted: By leaf variable, the variable that stands for its gradient.
+        blocked: Names of variables through which no gradient flows.
         checkpoints: Recompute: activations between these are dropped and computed again. None: all
             activations are kept.
     """
 
     loss: Variable
     wanted: dict[Variable, Variable]
-    checkpoints: list[Variable] | None = field(default=None)
+    blocked: frozenset[str] = frozenset()
+    checkpoints: list[Variable] | None = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
         """The records that gradients go through, in order, and the variables that get one."""
         reached = set(self.wanted)
         records = []
         for record in ancestors([self.loss]):
-            if not record.output.stop_gradient and any(v in reached for v in record.inputs):
-                reached.add(record.output)
+            output = record.output
+            if output.stop_gradient or output.name in self.blocked:
+                continue
+            if any(v in reached for v in record.inputs):
+                reached.add(output)
                 records.append(record)
         return records, reached
 
@@ -50,7 +55,7 @@ def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
     Args:
         loss: Symbolic, a single value.
         parameter_list: Parameters, their variables or names; None: all that are trainable.
-        no_grad_set: Those to leave out.
+        no_grad_set: Parameters to leave out, and variables through which no gradient flows.
         callbacks: Each is called with every (parameter, gradient variable).
         checkpoints: Variables (or names of variables or layers) to keep; what lies between them is
             computed again in the backward pass.
@@ -70,16 +75,13 @@ def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
         raise ShapeError(f"the loss {loss.name!r} has shape {loss.shape}; it must be a single "
                          "value, for example layers.mean of it")
     used = _parameters_of(loss)
-    left_out = {_name(entry) for entry in no_grad_set or ()}
-    chosen = [name for name in ([_name(entry) for entry in parameter_list]
-                                if parameter_list is not None else used) if name not in left_out]
-    missing = [name for name in chosen if name not in used]
-    if parameter_list is not None and missing:
-        raise UsageError(f"the loss {loss.name!r} does not depend on the parameter {missing[0]!r}")
-    leaves = [used[name] for name in chosen if not used[name].stop_gradient]
+    blocked = frozenset(_name(entry) for entry in no_grad_set or ())
+    named = used if parameter_list is None else [_known_name(entry) for entry in parameter_list]
+    leaves = [used[name] for name in dict.fromkeys(named)
+              if name in used and name not in blocked and not used[name].stop_gradient]
     if not leaves:
-        raise UsageError(f"the loss {loss.name!r} depends on no trainable parameter")
-    found = _make(loss, leaves, checkpoints)
+        raise UsageError(f"the loss {loss.name!r} depends on no parameter that may be updated")
+    found = _make(loss, leaves, checkpoints, blocked)
     pairs = [(v.parameter, gradient) for v, gradient in found.wanted.items() if v.parameter]
     for callback in callbacks or ():
         for parameter, variable in pairs:
@@ -100,10 +102,11 @@ def gradients(targets: Variable | Sequence[Variable],
 
 
 def _make(loss: Variable, leaves: list[Variable],
-          checkpoints: Sequence[Variable | str] | None) -> Backward:
+          checkpoints: Sequence[Variable | str] | None,
+          blocked: frozenset[str] = frozenset()) -> Backward:
     program = default_main_program()
     wanted: dict[Variable, Variable] = {}
-    made = Backward(loss, wanted)
+    made = Backward(loss, wanted, blocked)
     for variable in leaves:
         name, number = f"{variable.name}@GRAD", 0
         while name in program.variables:
@@ -140,6 +143,13 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
                 leaf(variable.parameter)
                 found.setdefault(variable.parameter.name, variable)
     return found
+
+
+def _known_name(entry: Any) -> str:
+    """The name of a parameter; what is a string must name one of the program."""
+    if isinstance(entry, str):
+        default_main_program().variable(entry, "parameter")
+    return _name(entry)
 
 
 def _name(entry: Any) -> str:

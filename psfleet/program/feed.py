@@ -79,5 +79,5 @@ def whole_numbers(what: str, array: Array) -> Array:
         with np.errstate(invalid="ignore"):
             bad = ~((array == np.floor(array)) & (array >= -(2.0**63)) & (array < 2.0**63))
     if bad.any():
-        raise IdError(f"{what} must be whole numbers of 64 bits; one is {array[bad].flat[0]!r}")
+        raise IdError(f"{what} must be whole numbers of 64 bits; one is {array[bad].flat[0]}")
     return array.astype(np.int64)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Variable", "apply", "as_variable", "compute", "dtype_of", "leaf", "no_grad",
            "to_variable"]
 
-_KINDS: dict[str, np.dtype[Any]] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64), "u": np.dtype(np.int64),
-          "b": np.dtype(np.bool_)}
+_KINDS: dict[str, np.dtype[Any]] = {
+    "f": np.dtype(np.float32), "i": np.dtype(np.int64), "u": np.dtype(np.int64),
+    "b": np.dtype(np.bool_)}
 _gradients_wanted = True
 
 

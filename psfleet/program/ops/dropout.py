@@ -34,9 +34,10 @@ def keep_mask(shape: tuple[int, ...], drop: float, seed: int, name: str,
 class Dropout(Op):
     """x * mask in training. `upscale`: divided by (1 - drop) in training, else times that in tests.
 
-    `seed` None is the program's.
+    The mask's key is (seed, name, the program's step); `seed` None is the program's.
     """
 
+    name: str = ""
     drop: float = 0.5
     is_test: bool = False
     seed: int | None = None
@@ -57,7 +58,7 @@ class Dropout(Op):
             return x if self.upscale else x * scale
         program = context.program
         seed = program.random_seed if self.seed is None else self.seed
-        mask = keep_mask(x.shape, self.drop, seed, context.record.output.name, program.step)
+        mask = keep_mask(x.shape, self.drop, seed, self.name, program.step)
         scale = kind(1 / (1 - self.drop) if self.upscale and self.drop < 1 else 1)
         context.save(mask, scale)
         return x * mask * scale if scale != 1 else x * mask

@@ -159,7 +159,8 @@ class CrossEntropy(_ByClass):
             picked = np.take_along_axis(p, index, self.axis)
             context.save(p, index, ignored)
             out = np.minimum(-np.log(picked), p.dtype.type(_WORST))
-        return np.where(ignored, p.dtype.type(0), out)
+        picked_loss: Array = np.where(ignored, p.dtype.type(0), out)
+        return picked_loss
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         p, label, ignored = context.saved

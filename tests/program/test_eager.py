@@ -1,0 +1,168 @@
+"""Eager values and gradients are those of a program, bit for bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet as ps
+from psfleet import layers
+from psfleet.errors import ShapeError, UsageError
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.program import names
+from psfleet.program.program import (
+    Program,
+    default_startup_program,
+    eager_guard,
+    program_guard,
+)
+from psfleet.program.variable import Variable, no_grad, to_variable
+from tests.program.hand import HandSGD
+
+R = np.random.default_rng(11)
+FEED = {
+    "x": R.normal(size=(16, 6)).astype(np.float32),
+    "ids": R.integers(0, 30, (16, 4)),
+    "y": R.integers(0, 2, (16, 1)).astype(np.float32),
+    "label": R.integers(0, 3, (16, 1)),
+}
+
+
+def wide_and_deep(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variable:
+    """Wide & Deep with dropout and layer norm."""
+    wide = layers.reduce_sum(layers.embedding(ids, [None, 1], is_distributed=True), dim=1)
+    deep = layers.reshape(layers.embedding(ids, [30, 4], is_sparse=True), [-1, 16])
+    deep = layers.fc(layers.concat([deep, x], axis=1), 8, act="relu")
+    deep = layers.layer_norm(layers.dropout(deep, 0.3))
+    return layers.mean(layers.sigmoid_cross_entropy_with_logits(layers.fc(deep, 1) + wide, y))
+
+
+def classifier(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variable:
+    """A softmax classifier over several inputs of one fc."""
+    pooled = layers.reduce_mean(layers.embedding(ids, [30, 4], padding_idx=0), dim=1)
+    hidden = layers.fc([x, pooled], 8, act="tanh")
+    logits = layers.fc(hidden, 3)
+    cost = layers.softmax_with_cross_entropy(logits, label)
+    assert isinstance(cost, Variable)
+    return layers.mean(cost)
+
+
+def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variable:
+    """DeepFM: pairwise products by the square-of-sum trick, and a tower."""
+    rows = layers.embedding(ids, [None, 4], is_distributed=True)
+    total = layers.square(layers.reduce_sum(rows, dim=1))
+    pairs = 0.5 * layers.reduce_sum(total - layers.reduce_sum(layers.square(rows), dim=1), dim=1,
+                                    keep_dim=True)
+    tower = layers.fc(layers.fc(layers.reshape(rows, [0, 16]), 8, act="relu"), 1, act="sigmoid")
+    return layers.mean(layers.log_loss(layers.sigmoid(pairs) * tower, y))
+
+
+def run_static(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
+    """The loss and the gradients of one run of a program."""
+    with names.guard(), program_guard(Program(), Program()):
+        inputs = [layers.data(name, [None, *value.shape[1:]], dtype=value.dtype)
+                  for name, value in FEED.items()]
+        loss = network(*inputs)
+        sgd = HandSGD(0)
+        sgd.minimize(loss)
+        (value,) = ps.Executor().run(feed=FEED, fetch_list=[loss])
+        return value.item(), sgd.last
+
+
+def run_eager(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
+    """The same, computed at once."""
+    with names.guard(), program_guard(Program(), Program()):
+        loss = network(*[to_variable(value) for value in FEED.values()])
+        loss.backward()
+        return loss.item(), {name: parameter.grad for name, parameter
+                             in default_startup_program().parameters.items()}
+
+
+@pytest.mark.parametrize("network", [wide_and_deep, classifier, deep_fm])
+def test_eager_equals_static_bit_for_bit(network: Callable[..., Variable]) -> None:
+    """Loss and every gradient, sparse ones included."""
+    loss, gradients = run_static(network)
+    same_loss, same_gradients = run_eager(network)
+    assert loss == same_loss
+    assert gradients.keys() == same_gradients.keys()
+    for name, gradient in gradients.items():
+        other = same_gradients[name]
+        if isinstance(gradient, SparseGrad):
+            np.testing.assert_array_equal(gradient.ids, other.ids)
+            gradient, other = gradient.rows, other.rows
+        np.testing.assert_array_equal(gradient, other)
+
+
+def test_gradients_add_up_over_backward_passes() -> None:
+    """Until cleared: dense ones are summed, sparse ones joined."""
+    w = Parameter("w", np.ones((2, 2)))
+    table = Parameter("t", shape=(5, 2), sparse=True)
+    for _ in range(2):
+        x = to_variable(np.ones((1, 2)))
+        rows = layers.reduce_sum(x @ w)
+        rows.backward()
+    assert isinstance(w.grad, np.ndarray)
+    np.testing.assert_array_equal(w.grad, np.full((2, 2), 2))
+    from psfleet.program.ops.embedding import Embedding
+    from psfleet.program.variable import apply
+    for _ in range(2):
+        layers.reduce_sum(apply(Embedding(), np.array([3]), table)).backward()
+    assert isinstance(table.grad, SparseGrad)
+    np.testing.assert_array_equal(table.grad.ids, [3, 3])
+
+
+def test_a_used_up_graph_says_so() -> None:
+    """The second backward() needs retain_graph on the first."""
+    x = to_variable([1.0, 2.0], stop_gradient=False)
+    loss = layers.reduce_sum(x * x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    np.testing.assert_array_equal(x.numpy() * 4, np.asarray(x.gradient()))
+    with pytest.raises(UsageError, match="used up by an earlier backward"):
+        loss.backward()
+    with pytest.raises(ShapeError, match="it must be a single value"):
+        (x * 2).backward()
+
+
+def test_no_grad_keeps_nothing() -> None:
+    """Inside no_grad results are leaves."""
+    x = to_variable([1.0], stop_gradient=False)
+    with no_grad():
+        y = x * 3
+    assert y.stop_gradient
+    assert y.record is None
+    z = layers.reduce_sum(y * x)
+    z.backward()
+    np.testing.assert_array_equal(np.asarray(x.gradient()), [3.0])
+
+
+def test_layers_with_one_name_share_parameters() -> None:
+    """So an eager loop that names its layers trains the same weights; another shape is refused."""
+    x = to_variable(np.ones((2, 3)))
+    first, second = (layers.fc(x, 2, name="tower") for _ in range(2))
+    np.testing.assert_array_equal(first.numpy(), second.numpy())
+    assert sorted(default_startup_program().parameters) == ["tower.b_0", "tower.w_0"]
+    with pytest.raises(ShapeError, match=r"parameter 'tower\.w_0' exists with shape \(3, 2\)"):
+        layers.fc(x, 4, name="tower")
+
+
+def test_concrete_inputs_of_a_program_are_constants() -> None:
+    """An array met by a symbolic variable is recorded."""
+    x = layers.data("x", [None, 2])
+    out = x * np.array([2.0, 3.0], np.float32) + [[1.0, 1.0]]
+    (value,) = ps.Executor().run(feed={"x": np.ones((1, 2))}, fetch_list=[out])
+    np.testing.assert_array_equal(value, [[3, 4]])
+
+
+def test_eager_mode_decides_for_operations_without_inputs() -> None:
+    """fill_constant is recorded outside eager mode, computed inside."""
+    assert layers.ones([2]).value is None
+    with eager_guard():
+        np.testing.assert_array_equal(layers.ones([2]).numpy(), [1, 1])
+
+
+def test_dtypes_that_differ_are_refused() -> None:
+    """Nothing is promoted behind the user's back."""
+    with pytest.raises(ShapeError, match="the dtypes differ; use layers.cast"):
+        to_variable([1.0]) + to_variable([1])

@@ -1,0 +1,254 @@
+"""Running programs: feeds, fetches, updates, errors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet as ps
+from psfleet import layers
+from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.variable import Variable
+from tests.program.hand import HandSGD
+
+
+def small() -> tuple[Variable, Variable, Variable]:
+    """x [n, 3] -> fc -> prediction [n, 1]; loss against y."""
+    x = layers.data("x", [None, 3])
+    y = layers.data("y", [None, 1])
+    prediction = layers.fc(x, 1)
+    return prediction, layers.mean(layers.square_error_cost(prediction, y)), x
+
+
+def batch(size: int = 4) -> dict[str, Any]:
+    """A feed for `small`."""
+    random = np.random.default_rng(size)
+    return {"x": random.normal(size=(size, 3)).astype(np.float32),
+            "y": random.normal(size=(size, 1)).astype(np.float32)}
+
+
+def test_fetches_come_by_variable_and_by_name() -> None:
+    """Variables, their names, parameters and gradients can all be fetched."""
+    prediction, loss, _ = small()
+    pairs = HandSGD().minimize(loss)
+    feed = batch()
+    exe = ps.Executor()
+    values = exe.run(feed=feed, fetch_list=[prediction, loss.name, "fc_0.w_0", pairs[0][1], "x"])
+    np.testing.assert_allclose(values[0], feed["x"] @ values[2], rtol=1e-6)
+    np.testing.assert_allclose(values[1], np.mean((values[0] - feed["y"])**2), rtol=1e-6)
+    np.testing.assert_allclose(values[3], feed["x"].T @ (values[0] - feed["y"]) / 2, rtol=1e-5)
+    np.testing.assert_array_equal(values[4], feed["x"])
+
+
+def test_an_update_gets_values_samples_and_loss() -> None:
+    """Each run of a program with an update ends with one apply_values."""
+    _, loss, _ = small()
+    sgd = HandSGD()
+    pairs = sgd.minimize(loss)
+    assert [p.name for p, _ in pairs] == ["fc_0.w_0", "fc_0.b_0"]
+    exe = ps.Executor()
+    (value,) = exe.run(feed=batch(6), fetch_list=[loss])
+    assert sgd.calls == [(6, pytest.approx(float(value)))]
+    (after,) = exe.run(feed=batch(6), fetch_list=[loss])
+    assert after < value
+
+
+def test_a_test_clone_shares_parameters_and_updates_nothing() -> None:
+    """clone(for_test=True) sees the training program's weights and leaves them alone."""
+    prediction, loss, _ = small()
+    test = default_main_program().clone(for_test=True)
+    sgd = HandSGD()
+    sgd.minimize(loss)
+    exe = ps.Executor()
+    before = exe.run(test, feed=batch(), fetch_list=[prediction])[0]
+    assert sgd.calls == []
+    exe.run(feed=batch())
+    after = exe.run(test, feed=batch(), fetch_list=[prediction.name])[0]
+    assert not np.array_equal(before, after)
+    later = default_main_program().clone(for_test=True)
+    exe.run(later, feed=batch(), fetch_list=[loss])
+    assert len(sgd.calls) == 1
+
+
+def test_pruning_asks_only_for_the_feeds_that_results_need() -> None:
+    """A prediction needs no label."""
+    prediction, _, _ = small()
+    (value,) = ps.Executor().run(feed={"x": batch()["x"]}, fetch_list=[prediction])
+    assert value.shape == (4, 1)
+
+
+def test_a_startup_program_is_nothing_to_do() -> None:
+    """The reference's exe.run(startup_program) is accepted."""
+    small()
+    exe = ps.Executor()
+    assert exe.run(ps.default_startup_program()) == []
+
+
+def test_fetched_arrays_are_the_callers_own() -> None:
+    """Writing into results changes neither parameters nor feeds."""
+    small()
+    feed = batch()
+    exe = ps.Executor()
+    weights, fed = exe.run(feed=feed, fetch_list=["fc_0.w_0", "x"])
+    weights += 1
+    fed += 1
+    again = exe.run(feed=feed, fetch_list=["fc_0.w_0"])[0]
+    np.testing.assert_allclose(again + 1, weights, rtol=1e-6)
+    np.testing.assert_array_equal(feed["x"], batch()["x"])
+
+
+def test_gradients_can_be_computed_with_before_the_update() -> None:
+    """Operations between append_backward and add_update work on the gradients."""
+    _, loss, _ = small()
+    sgd = HandSGD()
+    from psfleet.program.backward import append_backward
+    pairs = append_backward(loss)
+    default_main_program().add_update(sgd, [(p, layers.scale(g, 0.5)) for p, g in pairs], loss)
+    whole = ps.Executor().run(feed=batch(), fetch_list=[pairs[0][1]])[0]
+    np.testing.assert_array_equal(sgd.last["fc_0.w_0"], whole * np.float32(0.5))
+
+
+def test_no_grad_set_and_parameter_list_choose() -> None:
+    """Only the chosen parameters get gradients; callbacks see them."""
+    _, loss, _ = small()
+    seen: list[str] = []
+    pairs = HandSGD().minimize(loss, no_grad_set={"fc_0.w_0"},
+                               callbacks=[lambda p, g: seen.append(p.name)])
+    assert [p.name for p, _ in pairs] == seen == ["fc_0.b_0"]
+    with pytest.raises(UsageError, match=r"parameter 'fc_9\.w_0' is not in the program"):
+        HandSGD().minimize(loss, parameter_list=["fc_9.w_0"])
+
+
+def test_sparse_tables_are_fetched_before_the_forward_in_one_call() -> None:
+    """Dense parameters and lookups whose ids are fed or computed from feeds come in one prefetch."""
+    ids = layers.data("ids", [None, 2], dtype="int64")
+    rows = layers.embedding(ids, [None, 4], is_distributed=True, name="a")
+    other = layers.embedding(layers.cast(ids, "int64") + 0, [9, 4], is_sparse=True, name="b")
+    loss = layers.mean(layers.fc(rows + other, 1, num_flatten_dims=2))
+    calls: list[Any] = []
+    values: list[str] = []
+
+    class Binding:
+        def value(self, parameter: Parameter) -> Any:
+            values.append(parameter.name)
+            return np.ones(parameter.shape, np.float32)
+
+        def lookup(self, parameter: Parameter, ids: Any) -> Any:
+            values.append(parameter.name)
+            return np.zeros((*ids.shape, 4), np.float32)
+
+        def prefetch(self, dense: Any, sparse: Any) -> None:
+            assert values == []
+            calls.append(([p.name for p in dense], [(p.name, i.shape) for p, i in sparse]))
+
+    binding = Binding()
+    for parameter in default_main_program().all_parameters():
+        parameter.binding = binding
+    ps.Executor().run(feed={"ids": np.ones((3, 2), np.int64)}, fetch_list=[loss])
+    assert calls == [(["fc_0.w_0", "fc_0.b_0"], [("a.w_0", (3, 2)), ("b.w_0", (3, 2))])]
+
+
+@pytest.mark.parametrize(("feed", "error", "says"), [
+    ({"ids": np.zeros((5, 9), np.int64)}, ShapeError,
+     r"feed 'ids' has shape \(5, 9\), the program wants \(None, 10\)"),
+    ({"ids": np.full((5, 10), 0.5)}, IdError, r"feed 'ids' must be whole numbers .* 0\.5"),
+    ({"ids": np.full((5, 10), np.nan)}, IdError, "nan"),
+    ({"ids": np.full((5, 10), 2.0**63)}, IdError, "whole numbers of 64 bits"),
+    ({"ids": np.full((5, 10), 2**64 - 1, np.uint64)}, IdError, "whole numbers of 64 bits"),
+    ({"ids": np.full((5, 10), 7)}, IdError, "embedding 'table.w_0' has rows 0 to 6; an id is 7"),
+    ({"ids": np.full((5, 10), -1)}, IdError, "an id is -1"),
+    ({"ids": np.full((5, 10), "a")}, ShapeError, "feed 'ids' has dtype"),
+    ({}, UsageError, "feed 'ids' is missing"),
+    ({"ids": np.zeros((5, 10)), "idz": 1}, UsageError,
+     "feed 'idz' is not data of the program; it has ids"),
+])
+def test_a_bad_feed_is_refused_before_anything_changes(
+        feed: dict[str, Any], error: type[Exception], says: str) -> None:
+    """The message quotes the offending value; no parameter changes."""
+    ids = layers.data("ids", [None, 10], dtype="int64")
+    rows = layers.embedding(ids, [7, 2], is_sparse=True, name="table")
+    sgd = HandSGD()
+    loss = layers.mean(rows)
+    sgd.minimize(loss)
+    with pytest.raises(error, match=says):
+        ps.Executor().run(feed=feed, fetch_list=[loss])
+    assert sgd.calls == []
+
+
+def test_whole_floats_are_good_ids() -> None:
+    """Ids may come as floats as long as they are whole."""
+    ids = layers.data("ids", [None], dtype="int64")
+    out = layers.embedding(ids, [7, 2], is_sparse=True)
+    feed = {"ids": np.array([1.0, 6.0])}
+    assert ps.Executor().run(feed=feed, fetch_list=[out])[0].shape == (2, 2)
+
+
+def test_unknown_fetches_and_shapeless_losses_are_refused() -> None:
+    """Each with one sentence."""
+    prediction, _, _ = small()
+    with pytest.raises(UsageError, match="fetch 'nothing' is not in the program"):
+        ps.Executor().run(feed=batch(), fetch_list=["nothing"])
+    with pytest.raises(UsageError, match="fetch_list has 3"):
+        ps.Executor().run(feed=batch(), fetch_list=[3])  # type: ignore[list-item]
+    with pytest.raises(ShapeError, match=r"has shape \(None, 1\); it must be a single value"):
+        HandSGD().minimize(prediction)
+    with pytest.raises(UsageError, match="has no value until a program runs"):
+        prediction.numpy()
+
+
+def test_shapes_that_only_the_feed_shows_to_differ_are_one_sentence() -> None:
+    """What NumPy would refuse deep inside names the variable and the shapes."""
+    total = layers.data("a", [None, 2]) + layers.data("b", [None, 2])
+    with pytest.raises(ShapeError, match=r"Add cannot take inputs of the shapes \(2, 2\), \(3, 2\)"):
+        ps.Executor().run(feed={"a": np.ones((2, 2)), "b": np.ones((3, 2))}, fetch_list=[total])
+
+
+def test_dense_and_sparse_embeddings_start_with_the_same_bits() -> None:
+    """is_sparse changes how gradients travel, not the first values."""
+    ids = layers.data("ids", [None], dtype="int64")
+    dense = layers.embedding(ids, [50, 3], name="table")
+    with program_guard(default_main_program(), Program()):
+        default_main_program().variables.pop("table.w_0")
+        sparse = layers.embedding(ids, [50, 3], is_sparse=True, name="table")
+    assert dense.record and sparse.record
+    values = [out.record.inputs[1].parameter for out in (dense, sparse) if out.record]
+    assert values[0] and values[1]
+    np.testing.assert_array_equal(values[0].numpy(), values[1].numpy())
+
+
+def test_return_numpy_false_gives_variables() -> None:
+    """As the reference's tensors, with .numpy()."""
+    prediction, _, _ = small()
+    (out,) = ps.Executor().run(feed=batch(), fetch_list=[prediction], return_numpy=False)
+    assert isinstance(out, Variable)
+    assert out.numpy().shape == (4, 1)
+
+
+def test_sparse_gradients_are_fetched_as_such() -> None:
+    """Ids and rows, repeats not merged."""
+    ids = layers.data("ids", [None], dtype="int64")
+    loss = layers.reduce_sum(layers.embedding(ids, [None, 2], is_distributed=True))
+    ((_, gradient),) = HandSGD(0).minimize(loss)
+    default_main_program().updates.clear()
+    default_main_program().touch()
+    (value,) = ps.Executor().run(feed={"ids": np.array([5, -5, 5])}, fetch_list=[gradient])
+    assert isinstance(value, SparseGrad)
+    np.testing.assert_array_equal(value.ids, [5, -5, 5])
+    assert (value.rows == 1).all()
+
+
+def test_two_losses_in_one_program_both_update() -> None:
+    """Each minimize has a backward pass of its own over shared records."""
+    x = layers.data("x", [None, 3])
+    hidden = layers.fc(x, 4, act="relu")
+    first, second = layers.mean(layers.fc(hidden, 1)), layers.mean(layers.square(hidden))
+    one, two = HandSGD(), HandSGD()
+    one.minimize(first)
+    pairs = two.minimize(second)
+    assert pairs[0][1].name == "fc_0.w_0@GRAD@1"
+    ps.Executor().run(feed={"x": np.ones((2, 3))})
+    assert set(one.last) == {"fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"}
+    assert set(two.last) == {"fc_0.w_0", "fc_0.b_0"}
+    assert not np.array_equal(one.last["fc_0.w_0"], two.last["fc_0.w_0"])
