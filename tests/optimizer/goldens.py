@@ -26,6 +26,11 @@ def hyper(name: str) -> dict[str, Any]:
     return values
 
 
+def names() -> set[str]:
+    """All recordings."""
+    return {file.stem for file in ROOT.glob("*/*.npz")}
+
+
 def _folder(name: str) -> Path:
     for folder in sorted(ROOT.iterdir(), reverse=True):
         if (folder / f"{name}.npz").exists():
