@@ -1,0 +1,107 @@
+"""The kernels' twin: the same update in plain NumPy float32, one weight after the other.
+
+Slow and simple. Tests hold the generated kernels to it bit for bit.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
+from psfleet.rules.base import Rule
+from psfleet.tables.spec import Decay
+
+__all__ = ["twin_push"]
+
+Floats = NDArray[np.float32]
+
+_powf = ctypes.CDLL(None).powf if hasattr(ctypes.CDLL(None), "powf") else math.pow
+if not isinstance(_powf, type(math.pow)):
+    _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
+
+# What the rules may name, in float32: Python's math would answer in float64.
+_NAMES: dict[str, Any] = {
+    "math": SimpleNamespace(sqrt=np.sqrt, copysign=np.copysign,
+                            pow=lambda x, y: np.float32(_powf(float(x), float(y)))),
+    "max": np.maximum, "min": np.minimum, "abs": np.abs,
+}
+
+
+def twin_push(rule: Rule, decay: Decay, learning_rate: float, step: int, values: list[Floats],
+              gradient: Floats, width: int) -> None:
+    """Update `values` in place: weights [n], then each state slot [n].
+
+    Args:
+        rule, decay, learning_rate: As for the tables.
+        step: Number of this update, from 1.
+        values: Slots that a unit shares are repeated for each of its weights.
+        gradient: float32 [n].
+        width: How many weights a unit has; used by rules with a unit.
+    """
+    scalars = scalars_of(rule, decay, learning_rate, step)
+    count = len(rule.scalars(learning_rate, step))
+    places = _in_turn(rule, step, values)
+    with np.errstate(all="ignore"):
+        gradient = _decayed(values[0], gradient, decay)
+        for start in range(0, len(gradient), max(width, 1)):
+            unit = slice(start, start + width)
+            _update(rule, [v[unit] for v in places], gradient[unit], tuple(scalars[:count]))
+
+
+def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
+    if not rule.turns:
+        return values
+    fixed = len(values) - rule.turns
+    return [*values[:fixed], values[fixed + (step - 1) % rule.turns]]
+
+
+def _decayed(weights: Floats, gradient: Floats, decay: Decay) -> Floats:
+    if decay.l2:
+        gradient = gradient + np.float32(decay.l2) * weights
+    if decay.l1:
+        gradient = gradient + np.float32(decay.l1) * np.sign(weights)
+    return gradient
+
+
+def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
+    measure, combine = rule.measure(), rule.combine()
+    if measure is not None and combine is not None:
+        terms = np.array([_in_numpy(measure)(*at, h) for at in _weights(values, gradient)], np.float32)
+        sums = [_sum(column) for column in terms.T]
+        h = h + tuple(_in_numpy(combine)(*sums, np.float32(len(gradient)), h))
+    function = _in_numpy(rule.scalar())
+    for i, at in enumerate(_weights(values, gradient)):
+        for value, new in zip(values, function(*at, h), strict=True):
+            value[i] = new
+
+
+def _weights(values: list[Floats], gradient: Floats) -> list[tuple[Any, ...]]:
+    """(w, g, *slots) of each weight, as np.float32."""
+    return list(zip(values[0], gradient, *values[1:], strict=True))
+
+
+def _sum(terms: Floats) -> np.float32:
+    """The sum in the one order that all kernels use, see rule_text."""
+    total = np.float64(0)
+    for start in range(0, len(terms), CHUNK):
+        chunk = terms[start:start + CHUNK]
+        lanes = np.zeros(LANES, np.float32)
+        for row in range(0, len(chunk), LANES):
+            part = chunk[row:row + LANES]
+            lanes[:len(part)] += part
+        while len(lanes) > 16:
+            lanes = lanes[:len(lanes) // 2] + lanes[len(lanes) // 2:]
+        for lane in lanes:
+            total += np.float64(lane)
+    return np.float32(total)
+
+
+def _in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with NumPy's float32 arithmetic behind the names it uses."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__, {**_NAMES, "__builtins__": {}}, function.__name__)

@@ -1,0 +1,122 @@
+"""Dedup, expand and merge against dictionaries."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.dedup import (
+    VIRTUAL_SHARDS,
+    dedup,
+    merge_pushes,
+    owned_by,
+    routes,
+    virtual_shards,
+)
+
+Floats = NDArray[np.float32]
+IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-2**63, 2**63 - 1])), max_size=400)
+
+
+def summed(ids: list[int], gradients: Floats) -> dict[int, Floats]:
+    """The twin: each id's gradients added in order of occurrence, keys in first-seen order."""
+    sums: dict[int, Floats] = {}
+    for id_, gradient in zip(ids, gradients, strict=True):
+        sums[id_] = sums.get(id_, np.zeros_like(gradient)) + gradient
+    return sums
+
+
+def unaligned(values: NDArray[Any]) -> NDArray[Any]:
+    return np.frombuffer(b"x" + values.tobytes(), values.dtype, offset=1).reshape(values.shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=IDS, groups=st.sampled_from([1, 2, 3, 7, 1024]), seed=st.integers(0, 99))
+def test_dedup_equals_dictionary(ids: list[int], groups: int, seed: int) -> None:
+    """Ids come out once, first seen first, each at its group; sums and expansion are the twin's bits."""
+    batch = np.array(ids, np.int64)
+    gradients = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
+    wanted = summed(ids, gradients)
+    found = dedup(unaligned(batch), groups)
+    owner = dict(zip(ids, routes(groups)[virtual_shards(batch)].tolist(), strict=True))
+    for group, unique in enumerate(found.unique):
+        assert unique.tolist() == [id_ for id_ in wanted if owner[id_] == group]
+        assert owned_by(unique, group, groups).all()
+    sums = found.merge(unaligned(gradients))
+    for unique, rows in zip(found.unique, sums, strict=True):
+        for id_, row in zip(unique.tolist(), rows, strict=True):
+            np.testing.assert_array_equal(row, wanted[id_])
+    expanded = found.expand([unaligned(rows) for rows in sums])
+    np.testing.assert_array_equal(
+        expanded, np.array([wanted[id_] for id_ in ids], np.float32).reshape(len(ids), 3))
+
+
+@pytest.mark.parametrize("dim", [1, 8, 16, 33, 300])
+def test_widths(dim: int) -> None:
+    """Every width gives the twin's bits, also for a batch of several blocks."""
+    random = np.random.default_rng(dim)
+    ids = random.integers(0, 500, 3000)
+    gradients = random.standard_normal((3000, dim)).astype(np.float32)
+    wanted, found = summed(ids.tolist(), gradients), dedup(ids, 4)
+    sums = found.merge(gradients)
+    expanded = found.expand(sums)
+    for place in range(0, 3000, 97):
+        np.testing.assert_array_equal(expanded[place], wanted[int(ids[place])])
+
+
+def test_merge_pushes() -> None:
+    """Pushes are joined in list order, and the factor is applied to the sums."""
+    first = (np.array([7, 2]), np.array([[1.5, 2], [3, 4]], np.float32))
+    second = (np.array([9, 7, 2**62]), np.array([[1, 1], [2, 2], [8, 8]], np.float32))
+    ids, rows = merge_pushes([first, second], 0.5)
+    assert ids.tolist() == [7, 2, 9, 2**62]
+    np.testing.assert_array_equal(rows, [[1.75, 2], [1.5, 2], [0.5, 0.5], [4, 4]])
+    ids, rows = merge_pushes([first], 1)
+    assert ids.tolist() == [7, 2]
+    np.testing.assert_array_equal(rows, first[1])
+
+
+def test_routes_are_even_and_ascending() -> None:
+    """Every server gets its share of the virtual shards, in one run."""
+    for groups in (1, 2, 3, 5, 1000, 1024):
+        table = routes(groups)
+        assert len(table) == VIRTUAL_SHARDS
+        assert (np.diff(table.astype(int)) >= 0).all()
+        assert np.ptp(np.bincount(table, minlength=groups)) <= 1
+
+
+def test_refusals() -> None:
+    """Wrong shapes and numbers of servers are refused by name."""
+    with pytest.raises(UsageError, match="there are 0 servers"):
+        dedup(np.arange(3), 0)
+    found = dedup(np.arange(3), 1)
+    with pytest.raises(ShapeError, match=r"\(2, 4\)"):
+        found.merge(np.zeros((2, 4), np.float32))
+    with pytest.raises(ShapeError, match=r"\(2, 4\)"):
+        found.expand([np.zeros((2, 4), np.float32)])
+
+
+def test_threads_do_not_share_buffers() -> None:
+    """Batches that are numbered at the same time come out right."""
+    random = np.random.default_rng(0)
+    batches = [random.integers(0, 3000, 20000) for _ in range(4)]
+    wrong: list[int] = []
+
+    def work(place: int) -> None:
+        for _ in range(20):
+            found = dedup(batches[place], 2)
+            rows = [unique.astype(np.float32)[:, None] for unique in found.unique]
+            if not np.array_equal(found.expand(rows)[:, 0], batches[place].astype(np.float32)):
+                wrong.append(place)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

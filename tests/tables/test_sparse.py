@@ -1,0 +1,192 @@
+"""The sparse table against a dictionary, over growth, removal and the whole range of ids."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.kernels.initial import initial_rows
+from psfleet.rules import SGD, Adagrad, Adam
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import Initializer, TableSpec
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+EDGES = [0, -1, 1, 2**63 - 1, -2**63]
+IDS = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(-2**63, 2**63 - 1),
+                         st.integers(0, 300)), max_size=200, unique=True)
+SPEC = TableSpec("rows", "sparse", (3,), Adagrad(initial_accumulator_value=0.5), seed=4)
+WIDTH = 6  # weights and the accumulator
+
+
+def first(ids: Ids) -> Floats:
+    weights = initial_rows(ids, 3, SPEC.initializer, SPEC.seed, SPEC.name)
+    return np.concatenate([weights, np.full_like(weights, 0.5)], axis=1)
+
+
+def updated(rows: Floats, gradients: Floats) -> Floats:
+    weights, moment = rows[:, :3], rows[:, 3:] + gradients * gradients
+    step = np.float32(0.1) * gradients / (np.sqrt(moment) + np.float32(1e-6))
+    return np.concatenate([weights - step, moment], axis=1)
+
+
+class Model(RuleBasedStateMachine):
+    """A table beside a dictionary id -> row."""
+
+    @initialize()
+    def start(self) -> None:
+        self.table = SparseTable(SPEC, max_rows=100_000)
+        self.rows: dict[int, Floats] = {}
+        self.steps = 0
+
+    def wanted(self, ids: Ids) -> Floats:
+        rows = [self.rows[i] if i in self.rows else first(np.array([i]))[0] for i in ids.tolist()]
+        return np.array(rows, np.float32).reshape(-1, WIDTH)
+
+    @rule(ids=IDS, seed=st.integers(0, 999))
+    def push(self, ids: list[int], seed: int) -> None:
+        self.apply(np.array(ids, np.int64), seed)
+
+    @rule(count=st.integers(1000, 8000), seed=st.integers(0, 999))
+    def push_many(self, count: int, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.apply(np.unique(random.integers(-2**63, 2**63 - 1, count)), seed)
+
+    def apply(self, ids: Ids, seed: int) -> None:
+        gradients = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
+        new = updated(self.wanted(ids), gradients)
+        self.table.push(ids, gradients, 0.1)
+        self.rows.update(zip(ids.tolist(), new, strict=True))
+        self.steps += 1
+
+    @rule(ids=IDS)
+    def pull(self, ids: list[int]) -> None:
+        batch = np.array([*ids, *ids[::-1]], np.int64)
+        out = np.empty((len(batch), 3), np.float32)
+        self.table.pull_into(batch, out)
+        np.testing.assert_array_equal(out, self.wanted(batch)[:, :3])
+
+    @rule(ids=IDS)
+    def restore(self, ids: list[int]) -> None:
+        batch = np.array(ids, np.int64)
+        rows = np.arange(len(ids) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+        self.table.restore(batch, rows)
+        self.rows.update(zip(ids, rows, strict=True))
+
+    @rule(part=st.floats(0, 1), seed=st.integers(0, 999))
+    def remove(self, part: float, seed: int) -> None:
+        known = np.array(list(self.rows), np.int64)
+        gone = known[np.random.default_rng(seed).random(len(known)) < part]
+        assert self.table.remove(np.append(gone, gone[:1])) == len(gone)
+        for id_ in gone.tolist():
+            del self.rows[id_]
+
+    @rule(limit=st.integers(1, 5000))
+    def read(self, limit: int) -> None:
+        pages = [self.table.state(at, limit) for at in range(0, max(len(self.rows), 1), limit)]
+        ids = np.concatenate([page[0] for page in pages])
+        assert ids.tolist() == sorted(self.rows)
+        np.testing.assert_array_equal(np.concatenate([page[1] for page in pages]), self.wanted(ids))
+
+    @invariant()
+    def same_size(self) -> None:
+        if hasattr(self, "table"):
+            assert len(self.table) == len(self.rows)
+            assert self.table.step == self.steps
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_growth_through_many_doublings() -> None:
+    """200,000 rows added in small and large pushes are all there, each with its own values."""
+    spec = TableSpec("t", "sparse", (2,), SGD(), initializer=Initializer("constant", 1.0))
+    table = SparseTable(spec)
+    ids = np.unique(np.random.default_rng(0).integers(-2**63, 2**63 - 1, 200_000))
+    shuffled = np.random.default_rng(1).permutation(ids)
+    for start in range(0, len(ids), 7001):
+        part = shuffled[start:start + 7001]
+        table.push(part, np.stack([part % 1000, part % 77], axis=1).astype(np.float32), 1.0)
+    assert len(table) == len(ids)
+    got, rows = table.state(0, len(ids))
+    np.testing.assert_array_equal(got, ids)
+    np.testing.assert_array_equal(rows, 1 - np.stack([ids % 1000, ids % 77], axis=1).astype(np.float32))
+
+
+def test_churn_reuses_memory() -> None:
+    """Rows that come and go for ever take the memory of those that are there at one time."""
+    table = SparseTable(TableSpec("t", "sparse", (4,), SGD()), max_rows=10_000)
+    for round_ in range(60):
+        ids = np.arange(5000, dtype=np.int64) + round_ * 5000
+        table.push(ids, np.zeros((5000, 4), np.float32), 0.1)
+        if round_ == 5:
+            settled = table.bytes
+        assert table.remove(ids) == 5000
+    assert table.bytes <= 2 * settled
+
+
+def test_a_full_table_refuses() -> None:
+    """A push that would pass the limit changes nothing; one of known ids is still served."""
+    table = SparseTable(TableSpec("t", "sparse", (1,), SGD()), max_rows=100)
+    table.push(np.arange(100), np.zeros((100, 1), np.float32), 0.1)
+    with pytest.raises(UsageError, match="holds 100 rows of at most 100 and was asked to add 5"):
+        table.push(np.arange(95, 105), np.ones((10, 1), np.float32), 0.1)
+    assert (len(table), table.step) == (100, 1)
+    table.push(np.arange(100), np.zeros((100, 1), np.float32), 0.1)
+    assert table.step == 2
+
+
+def test_an_empty_push_counts() -> None:
+    """A server to which a batch sends no id still makes the step, so that steps agree."""
+    table = SparseTable(TableSpec("t", "sparse", (2,), Adam()))
+    table.push(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), 0.1)
+    assert table.step == 1
+    assert len(table) == 0
+
+
+def test_pull_beside_push() -> None:
+    """A row that is pulled while others push is one whole version of it."""
+    table = SparseTable(TableSpec("t", "sparse", (64,), SGD(), initializer=Initializer("constant")))
+    ids, torn = np.arange(2000), []
+
+    def pull() -> None:
+        out = np.empty((2000, 64), np.float32)
+        for _ in range(50):
+            table.pull_into(ids, out)
+            torn.extend(row for row in out if (row != row[0]).any())
+
+    reader = threading.Thread(target=pull)
+    reader.start()
+    for step in range(50):
+        table.push(ids, np.full((2000, 64), step, np.float32), 0.1)
+    reader.join()
+    assert not torn
+
+
+@pytest.mark.parametrize("dim", [1, 7, 1024])
+def test_widths(dim: int) -> None:
+    """The narrowest and the widest rows work."""
+    table = SparseTable(TableSpec("t", "sparse", (dim,), SGD()))
+    ids = np.arange(-100, 100)
+    start = initial_rows(ids, dim, Initializer(), 0, "t")
+    table.push(ids, np.ones((200, dim), np.float32), 0.5)
+    out = np.empty((200, dim), np.float32)
+    table.pull_into(ids, out)
+    np.testing.assert_array_equal(out, start - np.float32(0.5))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    """Ids or rows of another shape or dtype are named in the message."""
+    table = SparseTable(TableSpec("t", "sparse", (4,), SGD()))
+    with pytest.raises(ShapeError, match="float64"):
+        table.push(np.zeros(2), np.zeros((2, 4), np.float32), 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"\(2, 3\)"):
+        table.push(np.zeros(2, np.int64), np.zeros((2, 3), np.float32), 0.1)
+    with pytest.raises(ShapeError, match=r"\(2, 4\)"):
+        table.restore(np.zeros(2, np.int64), np.zeros((2, 4), np.int32))  # type: ignore[arg-type]
