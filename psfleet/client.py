@@ -160,4 +160,5 @@ def connect(environment: Environment | None = None, mode: Mode = "async") -> Cli
     if environment.role is None:
         return Client(runtimes.load_runtime("embedded"))
     strategy = DistributedStrategy(a_sync=mode == "async")
-    return Client(runtimes.load_runtime("cluster", environment, resolve(strategy, environment.strategy)))
+    mode = resolve(strategy, environment.strategy).consistency.mode
+    return Client(runtimes.load_runtime("cluster", environment, mode))

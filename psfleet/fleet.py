@@ -23,7 +23,7 @@ from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.program.inference import save_inference
-from psfleet.strategy import DistributedStrategy, resolve
+from psfleet.strategy import DistributedStrategy, Settings, resolve
 
 __all__ = [
     "DistributedStrategy", "Fleet", "PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker", "Util",
@@ -126,8 +126,12 @@ class Fleet:
         atexit.register(self._leave)
 
     def _connect(self) -> runtimes.Runtime:
-        mode = resolve(self._strategy, self._environment.strategy)
+        mode = self._settings(self._strategy).consistency.mode
         return runtimes.load_runtime("cluster", self._environment, mode)
+
+    def _settings(self, strategy: DistributedStrategy | None) -> Settings:
+        """What counts of the script's strategy and the launcher's."""
+        return resolve(strategy, self._environment.strategy)
 
     def is_server(self) -> bool:
         """Whether this process is a server."""
@@ -208,11 +212,11 @@ class Fleet:
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy
-        return DistributedOptimizer(optimizer, strategy or self._strategy)
+        return DistributedOptimizer(optimizer, self._settings(self._strategy))
 
     def _check_unconnected(self, strategy: DistributedStrategy) -> None:
-        now = resolve(self._strategy, self._environment.strategy)
-        wanted = resolve(strategy, self._environment.strategy)
+        now = self._settings(self._strategy).consistency.mode
+        wanted = self._settings(strategy).consistency.mode
         if runtimes.is_active() and self._environment.role and now != wanted:
             raise ConfigError(f"the fleet is connected in mode {now!r}; pass the strategy for mode "
                               f"{wanted!r} before the first parameter is used")

@@ -1,71 +1,245 @@
-"""How a fleet trains: what DistributedStrategy may say and who has the last word."""
+"""How a fleet trains: what a strategy may say, and who has the last word.
+
+Settings come from three places; for each single key the first one that says something wins:
+1. flags of psfleet-launch, 2. its strategy file (both reach a worker as PSFLEET_STRATEGY),
+3. the script's DistributedStrategy. What nobody says has the default given here.
+
+A strategy file is TOML with a table for each part that is to be on:
+
+    [consistency]
+    mode = "async"
+    [gradient_merge]
+    k_steps = 4
+"""
 
 import dataclasses
 import json
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from psfleet.errors import ConfigError
 from psfleet.shard.events import Mode
 
-__all__ = ["DistributedStrategy", "resolve"]
+__all__ = ["DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars", "Settings",
+           "load_strategy_file", "resolve"]
 
 
-@dataclass
-class DistributedStrategy:
-    """Settings of a distributed optimizer, with the reference's names.
+@dataclass(frozen=True)
+class Consistency:
+    """When pushes take effect: `sync`, in rounds averaged over the workers, or `async`, at once."""
 
-    Attributes:
-        a_sync: False: sync mode, rounds in which the gradients of all workers are averaged.
-            True: async mode, each push is applied when it arrives.
-        a_sync_configs: Details of async mode. `k_steps` must be 0 (-1 means sync, as in the reference).
-    """
+    mode: Mode = "sync"
 
-    a_sync: bool = False
-    a_sync_configs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    def __post_init__(self) -> None:
+        if self.mode not in ("sync", "async"):
+            raise ConfigError(f"consistency mode is {self.mode!r}; it must be sync or async")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        known = [field.name for field in dataclasses.fields(self)]
-        if name not in known:
-            raise ConfigError(f"DistributedStrategy has no setting {name!r}; it has {', '.join(known)}")
-        super().__setattr__(name, value)
 
-    @property
-    def mode(self) -> Mode:
-        """The consistency mode that the settings mean.
+@dataclass(frozen=True)
+class GradientMerge:
+    """Push the sum (or the mean, `avg`) of the gradients of `k_steps` steps in place of each."""
+
+    k_steps: int = 1
+    avg: bool = True
+
+    def __post_init__(self) -> None:
+        if self.k_steps < 1:
+            raise ConfigError(f"gradient_merge k_steps is {self.k_steps}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class DGC:
+    """Momentum becomes DGCMomentum: only the largest gradients are sent, the rest is kept."""
+
+    rampup_begin_step: int = 0
+    rampup_step: int = 1
+    sparsity: tuple[float, ...] = (0.999,)
+
+
+@dataclass(frozen=True)
+class Lars:
+    """Momentum becomes LarsMomentum."""
+
+    lars_coeff: float = 0.001
+    lars_weight_decay: float = 0.0005
+    epsilon: float = 0.0
+    exclude_from_weight_decay: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lamb:
+    """Adam becomes Lamb."""
+
+    lamb_weight_decay: float = 0.01
+    exclude_from_weight_decay: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole strategy; a part that is None is off."""
+
+    consistency: Consistency = dataclasses.field(default_factory=Consistency)
+    gradient_merge: GradientMerge | None = None
+    dgc: DGC | None = None
+    lars: Lars | None = None
+    lamb: Lamb | None = None
+
+    def __post_init__(self) -> None:
+        rules = [name for name in ("dgc", "lars", "lamb") if getattr(self, name) is not None]
+        if len(rules) > 1:
+            raise ConfigError(f"{rules[0]} and {rules[1]} contradict each other: "
+                              "each replaces the optimizer; switch one off")
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
+        """The strategy with these parts on, each given as its settings by name.
 
         Raises:
-            ConfigError: They contradict each other or ask for what psfleet does not have.
+            ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
         """
-        steps = self.a_sync_configs.get("k_steps", 0)
-        unknown = sorted(set(self.a_sync_configs) - {"k_steps"})
+        _check_parts(parts)
+        return cls(**{name: _build(name, said) for name, said in parts.items()})
+
+
+_PARTS: dict[str, Any] = {
+    "consistency": Consistency, "gradient_merge": GradientMerge, "dgc": DGC, "lars": Lars,
+    "lamb": Lamb,
+}
+_SWITCHES = [name for name in _PARTS if name != "consistency"]
+
+
+class DistributedStrategy:
+    """A strategy as scripts for the reference write it: a switch and a dict for each part.
+
+        strategy = DistributedStrategy(a_sync=True)
+        strategy.gradient_merge = True
+        strategy.gradient_merge_configs = {"k_steps": 4, "avg": True}
+
+    `a_sync` is the mode: False sync, True async (with `a_sync_configs` k_steps 0). Any other name is
+    refused, and so is a configuration that contradicts itself.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._said: dict[str, Any] = {}
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_said":
+            super().__setattr__(name, value)
+            return
+        switch = name.removesuffix("_configs")
+        known = ["a_sync", *_SWITCHES]
+        if switch not in known:
+            raise ConfigError(f"DistributedStrategy has no setting {name!r}; it has "
+                              f"{', '.join(known)}, each with _configs")
+        wanted = dict if name.endswith("_configs") else bool
+        if not isinstance(value, wanted):
+            raise ConfigError(f"DistributedStrategy {name} is {value!r}; it must be a {wanted.__name__}")
+        self._said[name] = value
+        self.parts()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name.removesuffix("_configs") not in ("a_sync", *_SWITCHES):
+            raise AttributeError(name)
+        return self._said.get(name, {} if name.endswith("_configs") else False)
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """What the script says, as `Settings.from_parts` takes it."""
+        said: dict[str, dict[str, Any]] = {
+            name: dict(self._said.get(f"{name}_configs", {}))
+            for name in _SWITCHES if self._said.get(name)}
+        if "a_sync" in self._said:
+            said["consistency"] = {"mode": self._mode()}
+        _check_parts(said)
+        return said
+
+    def _mode(self) -> Mode:
+        """The reference: a_sync with k_steps 0 is async, with -1 sync, above 0 geo."""
+        configs = self.a_sync_configs
+        unknown = sorted(set(configs) - {"k_steps"})
         if unknown:
             raise ConfigError(f"a_sync_configs has no setting {unknown[0]!r}; it has k_steps")
+        steps = configs.get("k_steps", 0)
         if steps not in (0, -1):
             raise ConfigError(f"a_sync_configs k_steps is {steps!r}; only 0 (async) is available")
         return "async" if self.a_sync and steps == 0 else "sync"
 
 
-def resolve(strategy: DistributedStrategy | None, overrides: str) -> Mode:
-    """The mode that counts: 1. the launcher's flags (`overrides`, JSON), 2. the script, 3. sync.
+def resolve(strategy: DistributedStrategy | None, overrides: str) -> Settings:
+    """The settings that count.
+
+    Args:
+        strategy: What the script says.
+        overrides: What the launcher says: JSON in the form of a strategy file, or empty.
 
     Raises:
-        ConfigError: The overrides are not JSON, or name something unknown.
+        ConfigError: The overrides are not JSON, or something is unknown or contradictory.
     """
-    mode = (strategy or DistributedStrategy()).mode
-    if not overrides:
-        return mode
+    parts = strategy.parts() if strategy is not None else {}
+    if overrides:
+        try:
+            said = json.loads(overrides)
+        except ValueError as error:
+            raise ConfigError(f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}") from None
+        _check_parts(said)
+        parts = {name: {**parts.get(name, {}), **said.get(name, {})} for name in {**parts, **said}}
+    return Settings.from_parts(parts)
+
+
+def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
+    """The parts of a strategy file.
+
+    Raises:
+        ConfigError: It is missing, not TOML, or says something unknown.
+    """
     try:
-        said = json.loads(overrides)
-    except ValueError as error:
-        raise ConfigError(f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}") from None
-    unknown = sorted(set(said) - {"mode"})
-    if unknown:
-        raise ConfigError(f"PSFLEET_STRATEGY has no setting {unknown[0]!r}; it has mode")
-    match said.get("mode", mode):
-        case "sync":
-            return "sync"
-        case "async":
-            return "async"
-        case other:
-            raise ConfigError(f"PSFLEET_STRATEGY mode is {other!r}; it must be sync or async")
+        parts = tomllib.loads(Path(path).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"strategy file {path!r} cannot be read: {error}") from None
+    Settings.from_parts(parts)
+    return parts
+
+
+def _check_parts(parts: Any) -> None:
+    if not isinstance(parts, Mapping):
+        raise ConfigError(f"a strategy is {parts!r}; it must be a table of parts")
+    for name, said in parts.items():
+        if name not in _PARTS:
+            raise ConfigError(f"a strategy has no part {name!r}; it has {', '.join(_PARTS)}")
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"strategy part {name!r} is {said!r}; it must be a table of settings")
+
+
+def _build(part: str, said: Mapping[str, Any]) -> Any:
+    kind = _PARTS[part]
+    types = get_type_hints(kind)
+    for name, value in said.items():
+        if name not in types:
+            raise ConfigError(f"strategy part {part!r} has no setting {name!r}; it has "
+                              f"{', '.join(types)}")
+        if not _fits(value, types[name]):
+            raise ConfigError(f"{part} {name} is {value!r}; it must be {_spoken(types[name])}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value
+                   for name, value in said.items()})
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted is bool:
+        return isinstance(value, bool)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if getattr(wanted, "__origin__", None) is tuple:
+        item = wanted.__args__[0]
+        return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
+    return isinstance(value, str)
+
+
+def _spoken(wanted: Any) -> str:
+    plain = {bool: "true or false", int: "a whole number", float: "a number"}
+    return plain.get(wanted, "a list" if getattr(wanted, "__origin__", None) is tuple else "a name")

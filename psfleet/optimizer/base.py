@@ -12,6 +12,7 @@ from psfleet.optimizer import graph, state
 from psfleet.optimizer.binding import Seat, as_gradient, tables
 from psfleet.optimizer.gradients import Grad, check_gradient
 from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.standins import Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
@@ -79,6 +80,7 @@ class Optimizer:
         self._known: dict[str, Parameter] = {}
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
+        self.merger: GradientMerger | None = None
         self._promise(self._parameters or [], early=False)
 
     # -- what it is ----------------------------------------------------------------------------
@@ -91,6 +93,12 @@ class Optimizer:
         """The regularization of a parameter, which the servers add to the gradient."""
         own = parameter.regularizer if parameter is not None else None
         return as_decay(self.regularization if own is None else as_regularizer(own, self._name))
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that every optimizer takes, to make another one like this."""
+        return {"learning_rate": self._rate, "parameters": self._parameters,
+                "weight_decay": self.regularization, "grad_clip": self._grad_clip,
+                "multi_precision": self.multi_precision}
 
     def rate_factor(self, parameter: Parameter) -> float:
         """What the rate is multiplied by for this parameter."""
@@ -233,6 +241,11 @@ class Optimizer:
             samples: How many samples the step has used, for the progress display.
             loss: The step's loss, for the progress display.
         """
+        if self.merger is not None:
+            merged = self.merger.take(pairs, samples)
+            if merged is None:
+                return
+            pairs, samples = merged
         checked = [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
         doubled = len(checked) - len({p.name for p, _ in checked})
         if doubled:

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet.errors import UsageError
-from psfleet.strategy import DistributedStrategy
+from psfleet.optimizer.base import Optimizer
+from psfleet.optimizer.merging import GradientMerger
+from psfleet.optimizer.substitute import substitute
+from psfleet.strategy import Settings
 
 __all__ = ["DistributedOptimizer"]
 
@@ -16,14 +19,21 @@ class DistributedOptimizer:
 
     Args:
         optimizer: The local optimizer.
-        strategy: How the fleet trains; None: sync mode.
+        settings: The fleet's strategy. Its dgc, lars and lamb put another optimizer in place of this
+            one; its gradient_merge makes one push of several steps' gradients.
+
+    Attributes:
+        optimizer: The optimizer that does the work.
+        settings: As passed.
     """
 
-    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> None:
-        if isinstance(optimizer, DistributedOptimizer):
-            raise UsageError("the optimizer is distributed already; wrap it once")
-        self.optimizer = optimizer
-        self.strategy = strategy or DistributedStrategy()
+    def __init__(self, optimizer: Any, settings: Settings | None = None) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(f"distributed_optimizer needs a psfleet optimizer; it got {optimizer!r}")
+        self.settings = settings or Settings()
+        self.optimizer = substitute(optimizer, self.settings)
+        if self.settings.gradient_merge is not None:
+            self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
 
     def backward(self, loss: Any, startup_program: Any = None, parameter_list: Any = None,
                  no_grad_set: Any = None, callbacks: Any = None) -> list[tuple[Any, Any]]:

@@ -78,17 +78,17 @@ def test_bad_environment_is_one_clear_sentence(variables: dict[str, str], word: 
 def test_launcher_has_the_last_word_on_the_mode() -> None:
     """Flags win over the script, the script over the default, which is sync."""
     script = DistributedStrategy(a_sync=True)
-    assert resolve(None, "") == "sync"
-    assert resolve(script, "") == "async"
-    assert resolve(script, '{"mode": "sync"}') == "sync"
+    assert resolve(None, "").consistency.mode == "sync"
+    assert resolve(script, "").consistency.mode == "async"
+    assert resolve(script, '{"consistency": {"mode": "sync"}}').consistency.mode == "sync"
 
 
 @pytest.mark.parametrize("make", [
-    lambda: resolve(None, '{"mode": "sometimes"}'),
+    lambda: resolve(None, '{"consistency": {"mode": "sometimes"}}'),
     lambda: resolve(None, "sync"),
     lambda: resolve(None, '{"speed": 1}'),
     lambda: setattr(DistributedStrategy(), "a_synk", True),
-    lambda: resolve(DistributedStrategy(True, {"k_steps": 4}), ""),
+    lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 4}), ""),
     lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
     lambda: Fleet().run_server(),
 ])

@@ -1,0 +1,54 @@
+"""Gradient merge: one push for the gradients of several steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from psfleet.optimizer.gradients import Grad, scaled
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.strategy import GradientMerge
+
+__all__ = ["GradientMerger"]
+
+Pairs = list[tuple[Parameter, Grad]]
+
+
+class GradientMerger:
+    """Keeps the gradients of steps and gives their sum or mean every k-th time.
+
+    Gradients are added in the order of the steps; rows of sparse ones are kept side by side and
+    summed by the push. What waits when training ends before a k-th step is not applied.
+    """
+
+    def __init__(self, settings: GradientMerge) -> None:
+        self._settings = settings
+        self._kept: dict[int, tuple[Parameter, Grad]] = {}
+        self._steps = 0
+        self._samples = 0
+
+    def take(self, pairs: Sequence[tuple[Parameter, Grad]], samples: int) -> tuple[Pairs, int] | None:
+        """Take one step's gradients.
+
+        Returns:
+            The merged gradients and their samples if this was a k-th step, else None.
+        """
+        for parameter, grad in pairs:
+            before = self._kept.get(id(parameter))
+            self._kept[id(parameter)] = (parameter, grad if before is None else _sum(before[1], grad))
+        self._steps += 1
+        self._samples += samples
+        if self._steps < self._settings.k_steps:
+            return None
+        factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
+        merged = [(p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()]
+        total, self._steps, self._samples = self._samples, 0, 0
+        self._kept.clear()
+        return merged, total
+
+
+def _sum(first: Grad, second: Grad) -> Grad:
+    if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
+        return SparseGrad(np.concatenate([first.ids, second.ids]),
+                          np.concatenate([first.rows, second.rows]))
+    total: Grad = first + second  # type: ignore[operator]  # a parameter's gradients are of one kind
+    return total

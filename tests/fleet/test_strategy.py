@@ -1,0 +1,113 @@
+"""Strategies: what they may say, who has the last word, and what the switches do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet import optimizer
+from psfleet import runtime as runtimes
+from psfleet.errors import ConfigError
+from psfleet.fleet import DistributedStrategy, Fleet
+from psfleet.optimizer.distributed import DistributedOptimizer
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.strategy import Settings, load_strategy_file, resolve
+
+
+@pytest.fixture(autouse=True)
+def fresh_runtime() -> Iterator[None]:
+    """Each test trains on tables of its own."""
+    before = runtimes.use(None)
+    yield
+    runtimes.use(before)
+
+
+def distributed(inner: optimizer.Optimizer, **parts: object) -> DistributedOptimizer:
+    return DistributedOptimizer(inner, Settings.from_parts(parts))  # type: ignore[arg-type]
+
+
+def test_single_keys_are_overridden() -> None:
+    """The launcher's word counts key by key; what it does not say is the script's."""
+    script = DistributedStrategy(a_sync=True)
+    script.gradient_merge = True
+    script.gradient_merge_configs = {"k_steps": 4, "avg": False}
+    settings = resolve(script, '{"gradient_merge": {"k_steps": 2}}')
+    assert settings.consistency.mode == "async"
+    assert settings.gradient_merge is not None
+    assert (settings.gradient_merge.k_steps, settings.gradient_merge.avg) == (2, False)
+
+
+def test_strategy_file(tmp_path: Path) -> None:
+    """A TOML file says the same as the script's switches."""
+    file = tmp_path / "strategy.toml"
+    file.write_text('[consistency]\nmode = "async"\n[lamb]\nlamb_weight_decay = 0.1\n')
+    settings = Settings.from_parts(load_strategy_file(str(file)))
+    assert settings.consistency.mode == "async"
+    assert settings.lamb is not None
+    assert settings.lamb.lamb_weight_decay == 0.1
+
+
+@pytest.mark.parametrize(("text", "word"), [
+    ("[consistency]\nmode = 'often'\n", "often"),
+    ("[consistency]\nspeed = 1\n", "speed"),
+    ("[turbo]\n", "turbo"),
+    ("gradient_merge = 3\n", "3"),
+    ("[gradient_merge]\nk_steps = 0\n", "0"),
+    ("[gradient_merge]\nk_steps = 'two'\n", "two"),
+    ("[lars]\n[lamb]\n", "contradict"),
+    ("[lars\n", "cannot be read"),
+])
+def test_bad_files_are_one_clear_sentence(tmp_path: Path, text: str, word: str) -> None:
+    """Unknown, ill-typed or contradictory settings are refused, the value quoted."""
+    file = tmp_path / "strategy.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=word):
+        load_strategy_file(str(file))
+
+
+def test_gradient_merge_pushes_the_mean_of_k_steps() -> None:
+    """Four steps with k_steps 2 are two updates by the means, dense and sparse alike."""
+    dense, rows = Parameter("w", np.zeros(3)), Parameter("rows", shape=(-1, 2), sparse=True,
+                                                         distributed=True)
+    first = rows.lookup(np.array([5]))
+    merged = distributed(optimizer.SGD(1.0), gradient_merge={"k_steps": 2})
+    for value in (1.0, 3.0, 5.0, 7.0):
+        gradient = SparseGrad(np.array([5]), np.full((1, 2), value, np.float32))
+        merged.apply_gradients([(dense, np.full(3, value, np.float32)), (rows, gradient)])
+    assert dense.numpy().tolist() == [-8.0, -8.0, -8.0]
+    assert np.allclose(rows.lookup(np.array([5])), first - 8)
+    assert merged.state_dict()["w.step"] == 2
+
+
+@pytest.mark.parametrize(("part", "inner", "kind"), [
+    ("dgc", lambda: optimizer.Momentum(0.1), optimizer.DGCMomentum),
+    ("lars", lambda: optimizer.Momentum(0.1), optimizer.LarsMomentum),
+    ("lamb", lambda: optimizer.Adam(0.1), optimizer.Lamb),
+])
+def test_switches_replace_the_optimizer(part: str, inner: object, kind: type) -> None:
+    """dgc, lars and lamb train with their optimizer, at the same rate."""
+    made = distributed(inner(), **{part: {}})  # type: ignore[operator]
+    assert type(made.optimizer) is kind
+    assert made.get_lr() == 0.1
+    parameter = Parameter("w", np.ones(4))
+    made.apply_gradients([(parameter, np.ones(4, np.float32))])
+    assert not np.array_equal(parameter.numpy(), np.ones(4))
+
+
+@pytest.mark.parametrize("part", ["dgc", "lars", "lamb"])
+def test_switches_need_their_optimizer(part: str) -> None:
+    """A switch that does not fit the script's optimizer is refused and names it."""
+    with pytest.raises(ConfigError, match="SGD"):
+        distributed(optimizer.SGD(0.1), **{part: {}})
+
+
+def test_fleet_passes_the_strategy_on() -> None:
+    """fleet.distributed_optimizer trains as its strategy says."""
+    fleet = Fleet()
+    fleet.init()
+    strategy = DistributedStrategy(gradient_merge=True, gradient_merge_configs={"k_steps": 3})
+    made = fleet.distributed_optimizer(optimizer.SGD(1.0), strategy)
+    assert made.settings.gradient_merge is not None
+    assert made.optimizer.merger is not None
+    fleet.stop_worker()
