@@ -48,7 +48,7 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 
 def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
     """The gradient's values (dense: flattened; sparse: [n, dim]) and its ids, contiguous."""
-    values = np.ascontiguousarray(gradient.values, np.float32)
+    values = np.asarray(gradient.values, np.float32, order="C")
     if spec.kind == "dense":
         if gradient.ids is not None or values.shape != spec.shape:
             raise ShapeError(f"table {spec.name!r} has shape {spec.shape}, "

@@ -31,6 +31,8 @@ def prepare() -> None:
     """Tune malloc and gRPC for this process, unless the user has settled them."""
     if not _malloc_is_settled():
         _tune_malloc()
+    # What goes wrong in a call reaches the caller as an error; gRPC's own lines would say it twice.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if importlib.metadata.version("grpcio").startswith(_MEASURED_GRPC):
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
 

@@ -24,7 +24,7 @@ __all__ = ["Call", "Client", "Patience", "Send"]
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ class Connection:
         self.incarnation = 0
         self.sequence = 0
         self._meetings = 0
-        self._rests = 0
 
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
@@ -93,11 +92,10 @@ class Connection:
         return answer
 
     def rest(self) -> None:
-        """Sync mode: let rounds close without this worker until all workers rest."""
-        self._rests += 1
+        """Sync mode: let rounds close without this worker until all are at the next meeting."""
         wait_all(self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
             worker=self.worker, incarnation=self.incarnation, last=self.sequence,
-            rest=self._rests)))
+            rest=self._meetings + 1)))
 
     def leave(self) -> None:
         """End this life in order. A server that is gone has ended because everybody had left."""

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 f8d3a5e39c2e44b297e29ca0a24b7a591188ef392098ee7acf71a540df7078bf
+# From protos/psfleet/v1/frame.proto, SHA-256 4a66352b61c21c69ca880f21bfa501efed66e20c56dd7348b89372c25b948a8a
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -44,7 +44,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Header(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -61,18 +62,31 @@ class Header(_message.Message):
     samples: int
     loss: float
     outcome: Outcome
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
+    lane: Lane
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("generation", "turn")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    turn: int
+    def __init__(self, generation: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("table", "content", "count", "learning_rate", "step")
+    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     table: int
     content: Content
     count: int
     learning_rate: float
     step: int
-    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ...) -> None: ...
+    offset: int
+    answer: int
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ...) -> None: ...

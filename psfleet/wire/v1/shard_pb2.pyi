@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 f2c3d3a1a625af7b945f9e746a15c43c82e0c6d6d6b0aedb8bb946bd2ec15a5c
+# From protos/psfleet/v1/shard.proto, SHA-256 7a18c52ac185800b496d120a3b969d1379acfa480035dfe2566e0bb184961146
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -26,6 +26,32 @@ class JoinRequest(_message.Message):
     incarnation: int
     mode: Mode
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "generation", "boot", "pid", "descriptor", "bytes", "token")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    generation: int
+    boot: str
+    pid: int
+    descriptor: int
+    bytes: int
+    token: bytes
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., boot: _Optional[str] = ..., pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., bytes: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("attached",)
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    attached: bool
+    def __init__(self, attached: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("server", "servers", "sequence")

@@ -1,0 +1,121 @@
+"""When somebody is missing, the others say who, in time."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.environment import Environment
+from psfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    ProtocolError,
+    ServerUnavailable,
+)
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_worker.client import Patience
+from psfleet_worker.runtime import ClusterRuntime
+
+SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))
+GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)
+HASTY = Patience(wait=2.0, answer=30.0, outage=1.0, start=30.0)
+
+
+def test_a_server_that_is_gone_is_named_in_time() -> None:
+    """After kill -9 of a server the next pull raises ServerUnavailable, and so does close."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
+        runtime.create(SPEC, np.zeros(3, np.float32))
+        runtime.push([GRADIENT]).wait(30)
+        fleet.kill(1)
+        began = time.monotonic()
+        with pytest.raises(ServerUnavailable, match=r"server 1 at unix:.* has not answered for"):
+            runtime.flush()
+        assert time.monotonic() - began < 5
+        with pytest.raises(ServerUnavailable, match="server 1"):
+            runtime.close()
+
+
+def test_nobody_listens() -> None:
+    """A fleet that never starts is given up after Patience.start."""
+    environment = Environment("worker", 0, ("unix:/nonexistent/server",), 1)
+    with pytest.raises(ServerUnavailable, match="server 0 at unix:/nonexistent/server"):
+        ClusterRuntime(environment, "sync", patience=Patience(start=0.3))
+
+
+def test_a_round_names_the_worker_that_it_waits_for() -> None:
+    """A sync flush whose round lacks worker 1 raises DeadlineExceeded that names worker 1."""
+    with LocalFleet(2, 2) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
+        runtime.create(SPEC, np.zeros(3, np.float32))
+        runtime.push([GRADIENT]).wait(30)
+        for timeout in (None, 0.2):
+            with pytest.raises(DeadlineExceeded, match=r"round 1 did not close .* worker 1"):
+                runtime.flush(timeout)
+        with pytest.raises(DeadlineExceeded):
+            runtime.close()
+
+
+def test_a_barrier_names_the_worker_that_it_waits_for() -> None:
+    """A barrier without worker 1 ends with its name; asked for again, it goes on."""
+    with LocalFleet(1, 2) as fleet:
+        first = ClusterRuntime(fleet.environment(0), "async", patience=HASTY)
+        with pytest.raises(DeadlineExceeded, match=r"barrier 1 of worker 0 .* waits for worker 1"):
+            first.barrier(0.3)
+        second = ClusterRuntime(fleet.environment(1), "async", patience=HASTY)
+        with pytest.raises(ProtocolError, match=r"worker 1 comes to all_reduce .* is at barrier"):
+            second.all_reduce(np.zeros(1))
+        second.barrier()
+        first.barrier()
+        first.close()
+        second.close()
+
+
+def test_an_earlier_life_is_fenced() -> None:
+    """When a worker's seat is taken by a new process, the old one cannot push any more."""
+    with LocalFleet(2, 1) as fleet:
+        old = ClusterRuntime(fleet.environment(0), "async")
+        old.create(SPEC, np.zeros(3, np.float32))
+        old.push([GRADIENT]).wait(30)
+        new = ClusterRuntime(fleet.environment(0), "async")
+        with pytest.raises(Fenced, match="life 1 of worker 0 is over; life 2 has begun"):
+            old.push([GRADIENT]).wait(30)
+        new.create(SPEC, np.zeros(3, np.float32))
+        new.push([GRADIENT]).wait(30)
+        np.testing.assert_array_equal(new.read_table(SPEC.key).values[0], [-2, -2, -2])
+        with pytest.raises(Fenced):
+            old.close()
+        new.close()
+
+
+def test_workers_must_agree_on_mode_and_number() -> None:
+    """Another mode, another number of workers, or servers in another order are refused."""
+    with LocalFleet(2, 2) as fleet:
+        ClusterRuntime(fleet.environment(0), "sync").close()
+        with pytest.raises(ConfigError, match="mode"):
+            ClusterRuntime(fleet.environment(1), "async")
+        with pytest.raises(ConfigError, match="believes in 3 workers"):
+            ClusterRuntime(Environment("worker", 1, fleet.endpoints, 3), "sync")
+        turned = Environment("worker", 1, fleet.endpoints[::-1], 2)
+        with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):
+            ClusterRuntime(turned, "sync", patience=HASTY)
+        missing = Environment("worker", 1, fleet.endpoints[:1], 2)
+        with pytest.raises(ConfigError, match="is server 0 of 2; start it as 0 of 1"):
+            ClusterRuntime(missing, "sync")
+
+
+def test_a_server_that_cannot_write_fails_the_save(tmp_path: Path) -> None:
+    """A save into a folder that is a file raises, and leaves nothing behind."""
+    with LocalFleet(1, 1) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync")
+        runtime.create(SPEC, np.zeros(3, np.float32))
+        (tmp_path / "file").write_text("occupied")
+        with pytest.raises(Exception, match="file"):
+            runtime.save(str(tmp_path / "file" / "model"))
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+        runtime.close()

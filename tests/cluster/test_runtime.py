@@ -1,0 +1,291 @@
+"""What a trainer script asks of a cluster, on a fleet that lives as long as the module."""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.errors import (
+    CheckpointError,
+    IdError,
+    ShapeError,
+    TableConflict,
+    UnknownTable,
+    UsageError,
+)
+from psfleet.kernels.initial import initial_rows
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_worker.runtime import ClusterRuntime
+
+SGD = make_rule("sgd", {})
+ZERO = Initializer("constant", 0.0)
+
+
+def sparse(name: str, dim: int = 3, initializer: Initializer = ZERO) -> TableSpec:
+    """A sparse table under SGD."""
+    return TableSpec(name, "sparse", (dim,), SGD, initializer=initializer)
+
+
+def dense(name: str, *shape: int) -> TableSpec:
+    """A dense table under SGD."""
+    return TableSpec(name, "dense", shape, SGD)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ClusterRuntime]:
+    """The only worker of a fleet with 2 servers, async."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        yield runtime
+        runtime.close()
+
+
+def together(fleet: LocalFleet, mode: Any, work: Callable[[ClusterRuntime], None]) -> None:
+    """Every worker of the fleet does the work."""
+
+    def life(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), mode)
+        work(runtime)
+        runtime.close()
+
+    in_threads([partial(life, worker) for worker in range(fleet.workers)])
+
+
+def test_rows_come_in_the_shape_of_the_ids(alone: ClusterRuntime) -> None:
+    """A pull of ids [2, 3] gives rows [2, 3, dim]; no ids give no rows; both ends of int64 work."""
+    spec = sparse("shapes", 3, Initializer("uniform", -1, 1))
+    alone.create(spec)
+    ids = np.array([[5, 5, -1], [2**63 - 1, -(2**63), 0]])
+    rows, none = alone.pull([Read(spec.key, ids), Read(spec.key, np.zeros(0, np.int64))])
+    assert rows.shape == (2, 3, 3)
+    assert none.shape == (0, 3)
+    np.testing.assert_array_equal(rows, initial_rows(ids, 3, spec.initializer, spec.seed, spec.name))
+
+
+def test_pulling_makes_no_rows(alone: ClusterRuntime) -> None:
+    """Rows appear with the first push, not with a pull."""
+    spec = sparse("no rows")
+    alone.create(spec)
+    alone.pull([Read(spec.key, np.arange(100))])
+    assert sum(t["count"] for s in alone.stats() for t in s["tables"] if t["name"] == "no rows") == 0
+
+
+def test_gradients_of_a_repeated_id_are_summed(alone: ClusterRuntime) -> None:
+    """One push with an id three times changes its row once, by the sum."""
+    spec = sparse("sums")
+    alone.create(spec)
+    ids = np.array([7, 8, 7, 7])
+    alone.push([Gradient(spec.key, np.ones((4, 3), np.float32), ids, 1.0)]).wait(30)
+    rows, = alone.pull([Read(spec.key, np.array([7, 8, 9]))])
+    np.testing.assert_array_equal(rows[:, 0], [-3, -1, 0])
+
+
+def test_dense_arrays_of_any_shape(alone: ClusterRuntime) -> None:
+    """Scalars, empty arrays and arrays of several blocks come back as they were and learn."""
+    for shape in [(), (0, 3), (5,), (70, 3, 41)]:
+        spec = dense(f"dense {shape}", *shape)
+        value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        value = np.asarray(value, np.float32).reshape(shape)
+        alone.create(spec, value)
+        np.testing.assert_array_equal(alone.pull([Read(spec.key)])[0], value)
+        alone.push([Gradient(spec.key, np.ones(shape, np.float32), None, 0.5)])
+        np.testing.assert_array_equal(alone.pull([Read(spec.key)])[0], value - np.float32(0.5))
+
+
+def test_the_same_definition_twice_is_one_table(alone: ClusterRuntime) -> None:
+    """Creating a table again keeps its content."""
+    spec = dense("twice", 3)
+    alone.create(spec, np.ones(3, np.float32))
+    alone.create(spec, np.zeros(3, np.float32))
+    np.testing.assert_array_equal(alone.pull([Read(spec.key)])[0], [1, 1, 1])
+
+
+def test_another_definition_is_refused(alone: ClusterRuntime) -> None:
+    """A table cannot be created anew with another width."""
+    alone.create(sparse("conflict", 3))
+    with pytest.raises(TableConflict, match="conflict"):
+        alone.create(sparse("conflict", 4))
+
+
+def refused_pushes() -> dict[str, tuple[type[Exception], Gradient]]:
+    """Gradients that cannot be meant, for tables "checked" [dim 3] and "checked dense" [2, 2]."""
+    rows, square = sparse("checked"), dense("checked dense", 2, 2)
+    ones = np.ones
+    f4: Any = np.float32
+    return {
+        "wrong width": (ShapeError, Gradient(rows.key, ones((2, 4), f4), np.arange(2))),
+        "fewer rows than ids": (ShapeError, Gradient(rows.key, ones((2, 3), f4), np.arange(3))),
+        "no ids": (ShapeError, Gradient(rows.key, ones((2, 3), f4))),
+        "fractional ids": (IdError, Gradient(rows.key, ones((2, 3), f4), np.array([1, 1.5]))),
+        "NaN ids": (IdError, Gradient(rows.key, ones((2, 3), f4), np.array([1, np.nan]))),
+        "wrong dense shape": (ShapeError, Gradient(square.key, ones((4,), f4))),
+        "ids for a dense table": (ShapeError, Gradient(square.key, ones((2, 2), f4), np.arange(2))),
+        "unknown table": (UnknownTable, Gradient(5, ones((2, 2), f4))),
+    }
+
+
+@pytest.mark.parametrize("case", refused_pushes())
+def test_a_push_that_cannot_be_meant_changes_nothing(alone: ClusterRuntime, case: str) -> None:
+    """One sentence, no change, and the next push works."""
+    tables = [sparse("checked"), dense("checked dense", 2, 2)]
+    alone.create(tables[0])
+    alone.create(tables[1], np.zeros((2, 2), np.float32))
+    before = [alone.read_table(spec.key) for spec in tables]
+    error, gradient = refused_pushes()[case]
+    good = Gradient(tables[1].key, np.ones((2, 2), np.float32), None, 1.0)
+    with pytest.raises(error) as caught:
+        alone.push([gradient] if gradient.table == tables[1].key else [good, gradient])
+    assert "\n" not in str(caught.value)
+    same_bits([alone.read_table(spec.key) for spec in tables], before)
+
+
+def test_a_table_twice_in_a_push_is_refused(alone: ClusterRuntime) -> None:
+    """A push holds at most one gradient per table."""
+    spec = dense("once", 1)
+    alone.create(spec, np.zeros(1, np.float32))
+    gradient = Gradient(spec.key, np.ones(1, np.float32), None, 1.0)
+    with pytest.raises(UsageError, match="twice"):
+        alone.push([gradient, gradient])
+
+
+def test_state_is_written_and_read(alone: ClusterRuntime) -> None:
+    """write_table sets weights, optimizer state and step; rows not given stay."""
+    training = Training(steps=3)
+    training.run(alone)
+    before = training.result(alone)
+    training.run(alone)
+    for spec, state in zip((training.dense, training.sparse), before, strict=True):
+        alone.write_table(spec.key, state)
+    after = training.result(alone)
+    same_bits(after[:1], before[:1])
+    kept = np.isin(after[1].ids, before[1].ids)  # type: ignore[arg-type]
+    assert after[1].ids is not None
+    same_bits([TableState(after[1].step, [v[kept] for v in after[1].values], after[1].ids[kept])],
+              before[1:])
+
+
+def test_reductions_of_one_worker_are_its_array(alone: ClusterRuntime) -> None:
+    """A lone worker gets back what it brings, dtype and shape included."""
+    for dtype in ("float32", "float64", "int32", "int64"):
+        value = np.arange(6, dtype=dtype).reshape(2, 3)
+        got = alone.all_reduce(value)
+        np.testing.assert_array_equal(got, value)
+        assert got.dtype == value.dtype
+    assert alone.all_reduce(np.array(3.0)).shape == ()
+    with pytest.raises(UsageError, match="mean"):
+        alone.all_reduce(np.zeros(1), "mean")
+    with pytest.raises(ShapeError, match="float16"):
+        alone.all_reduce(np.zeros(1, np.float16))
+    alone.barrier()
+
+
+def test_reductions_go_in_worker_order() -> None:
+    """sum, max and min over 3 workers; the sum is added in worker order, to the bit."""
+    values = [np.array([1e8, 1.0], np.float32), np.array([-1e8, 5.0], np.float32),
+              np.array([1.0, 3.0], np.float32)]
+    wanted = {"sum": (values[0] + values[1]) + values[2], "max": np.array([1e8, 5.0], np.float32),
+              "min": np.array([-1e8, 1.0], np.float32)}
+
+    def work(runtime: ClusterRuntime) -> None:
+        for mode, want in wanted.items():
+            got = runtime.all_reduce(values[runtime.worker_index], mode)
+            np.testing.assert_array_equal(got, want)
+
+    with LocalFleet(1, 3) as fleet:
+        together(fleet, "sync", work)
+
+
+def test_workers_with_unequal_steps_meet_at_a_barrier() -> None:
+    """Rounds go on without workers that wait at a barrier, and with all of them after it."""
+    spec = dense("unequal", 5000)
+
+    def work(runtime: ClusterRuntime) -> None:
+        runtime.create(spec, np.zeros(5000, np.float32))
+        for _epoch in range(2):
+            for _ in range(2 + 3 * runtime.worker_index):
+                runtime.push([Gradient(spec.key, np.ones(5000, np.float32), None, 1.0)])
+            runtime.barrier()
+        np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], np.full(5000, -10))
+        assert [server["round"] for server in runtime.stats()] == [10, 10]
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, "sync", work)
+
+
+def test_a_worker_that_has_left_is_not_waited_for() -> None:
+    """Rounds and barriers of the others go on after a worker has closed its runtime."""
+    spec = dense("left", 3)
+    gone = threading.Event()
+
+    def work(runtime: ClusterRuntime) -> None:
+        runtime.create(spec, np.zeros(3, np.float32))
+        runtime.push([Gradient(spec.key, np.ones(3, np.float32), None, 1.0)])
+        runtime.flush()
+        if runtime.worker_index == 1:
+            runtime.close()
+            gone.set()
+            return
+        assert gone.wait(30)
+        runtime.push([Gradient(spec.key, np.ones(3, np.float32), None, 1.0)])
+        runtime.barrier()
+        np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], [-2, -2, -2])
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, "sync", work)
+        assert fleet.wait() == [0, 0]
+
+
+def test_one_worker_gives_the_first_value_on_all_servers() -> None:
+    """When workers come with different first values, one of them counts, everywhere."""
+    spec = dense("whose", 40_000)
+    seen: list[np.ndarray[Any, Any]] = []
+
+    def work(runtime: ClusterRuntime) -> None:
+        runtime.create(spec, np.full(40_000, runtime.worker_index, np.float32))
+        seen.extend(runtime.pull([Read(spec.key)]))
+
+    with LocalFleet(3, 4) as fleet:
+        together(fleet, "async", work)
+    assert len({value.tobytes() for value in seen}) == 1
+    assert len(np.unique(seen[0])) == 1
+
+
+def test_a_checkpoint_loads_on_another_number_of_servers(tmp_path: Path) -> None:
+    """Saved by 2 servers, loaded by 3, saved, loaded by 1: bit-equal, optimizer state included."""
+    training = Training(steps=4)
+    results: list[list[TableState]] = []
+    for number, servers in enumerate((2, 3, 1)):
+        with LocalFleet(servers, 1) as fleet:
+            runtime = ClusterRuntime(fleet.environment(0), "sync")
+            if number:
+                runtime.load(str(tmp_path / str(number - 1)))
+            else:
+                training.run(runtime)
+            runtime.save(str(tmp_path / str(number)))
+            results.append(training.result(runtime))
+            runtime.close()
+    same_bits(results[1], results[0])
+    same_bits(results[2], results[0])
+
+
+def test_a_missing_checkpoint_is_one_sentence(alone: ClusterRuntime, tmp_path: Path) -> None:
+    """Loading what is not there changes nothing; saving where servers cannot write leaves nothing."""
+    with pytest.raises(CheckpointError, match=r"no manifest\.json"):
+        alone.load(str(tmp_path / "nowhere"))
+
+
+def test_closing_twice_is_closing_once() -> None:
+    """close() may be called again; the servers end after the last worker has left."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime.close()
+        runtime.close()
+        assert fleet.wait() == [0, 0]
