@@ -22,17 +22,20 @@ from psfleet.rules.rmsprop import RMSProp
 from psfleet.rules.rowwise_adagrad import RowwiseAdagrad
 from psfleet.rules.rprop import Rprop
 from psfleet.rules.sgd import SGD
+from psfleet.rules.torch_rmsprop import TorchRMSprop
+from psfleet.rules.torch_sparse_adam import TorchSparseAdam
 
 __all__ = [
     "AMSGrad", "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "DGCMomentum",
     "DecayedAdagrad", "Ftrl", "Lamb", "LarsMomentum", "Momentum", "NAdam", "ProximalGD",
-    "RAdam", "RMSProp", "RULES", "RowwiseAdagrad", "Rprop", "Rule", "SGD", "Slot", "make_rule",
-    "rule_class",
+    "RAdam", "RMSProp", "RULES", "RowwiseAdagrad", "Rprop", "Rule", "SGD", "Slot", "TorchRMSprop",
+    "TorchSparseAdam", "make_rule", "rule_class",
 ]
 
 _ALL: tuple[type[Rule], ...] = (
     Adadelta, Adagrad, Adam, Adamax, AdamW, AMSGrad, ASGD, DecayedAdagrad, DGCMomentum, Ftrl,
     Lamb, LarsMomentum, Momentum, NAdam, ProximalGD, RAdam, RMSProp, RowwiseAdagrad, Rprop, SGD,
+    TorchRMSprop, TorchSparseAdam,
 )
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
 
