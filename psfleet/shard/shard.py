@@ -234,13 +234,13 @@ class Shard:
     # -- updates -------------------------------------------------------------------------------
 
     def _apply(self, pushes: Sequence[Push]) -> None:
-        """One update of every table that the pushes name: the mean over the pushes, in seat order."""
+        """One update of every table: the mean over the pushes that name it, in seat order."""
         by_table: dict[int, list[Gradient]] = {}
         for push in pushes:
             for gradient in push.gradients:
                 by_table.setdefault(gradient.table, []).append(gradient)
         for key, gradients in by_table.items():
-            self._update(self.tables[key], gradients, 1.0 / len(pushes))
+            self._update(self.tables[key], gradients, 1.0 / len(gradients))
 
     def _update(self, table: Table, gradients: list[Gradient], scale: float) -> None:
         rate = gradients[0].learning_rate
