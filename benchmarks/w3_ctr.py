@@ -51,10 +51,10 @@ def _flush() -> None:
 
 def work_torch() -> None:
     """A worker of psfleet whose dense part is PyTorch."""
-    import psfleet.torch as pst
     import torch
     from peers.torch_model import Ctr
 
+    import psfleet.torch as pst
     from psfleet import fleet
     torch.set_num_threads(1)
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))

@@ -1,0 +1,108 @@
+"""Memory that two processes share."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psfleet.errors import FrameError
+from psfleet.wire.shared import FIRST, Blocks, Offer, SharedMemory
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def offered() -> Iterator[tuple[SharedMemory, Offer]]:
+    """A memory, its descriptor open for the length of a test."""
+    made = SharedMemory.make(SIZE)
+    assert made is not None
+    memory, offer = made
+    yield memory, offer
+    os.close(offer.descriptor)
+
+
+def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, Offer]) -> None:
+    """What one mapping writes the other reads, while no file system has a name for it."""
+    before = set(os.listdir("/dev/shm"))
+    memory, offer = offered
+    other = SharedMemory.open(offer)
+    assert other is not None
+    memory.array(FIRST, (3, 2), np.float32)[:] = 7
+    assert other.array(FIRST, (6,), np.float32).tolist() == [7] * 6
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_another_process_can_open_it(offered: tuple[SharedMemory, Offer]) -> None:
+    """A process of the same user finds the memory by the offer alone and writes into it."""
+    memory, offer = offered
+    program = ("from psfleet.wire.shared import *; import numpy as np; "
+               f"SharedMemory.open({offer!r}).array(FIRST, (2,), np.int64)[:] = 5, 6")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
+    assert memory.array(FIRST, (2,), np.int64).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("change", [
+    {"boot": "elsewhere"}, {"boot": ""}, {"pid": 2**22 + 1}, {"descriptor": 0}, {"size": SIZE - 1},
+    {"size": 2**50}, {"token": bytes(16)}, {"token": b""}])
+def test_a_wrong_offer_is_declined(offered: tuple[SharedMemory, Offer], change: dict[str, object]) -> None:
+    """An offer from another host, of another file, size or token opens nothing."""
+    assert SharedMemory.open(replace(offered[1], **change)) is None  # type: ignore[arg-type]
+
+
+def test_a_file_that_can_shrink_is_declined() -> None:
+    """Memory whose size is not sealed could be cut under the server; it is not opened."""
+    descriptor = os.memfd_create("loose")
+    os.ftruncate(descriptor, SIZE)
+    token = os.read(descriptor, 16)
+    offer = Offer(SharedMemory.make(SIZE)[1].boot, os.getpid(), descriptor, SIZE, token)  # type: ignore[index]
+    try:
+        assert SharedMemory.open(offer) is None
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 1), (FIRST - 1, 1), (SIZE - 3, 1), (SIZE, 1),
+                                               (FIRST, SIZE), (2**63, 1), (FIRST, 2**62)])
+def test_a_place_outside_is_refused(offered: tuple[SharedMemory, Offer], offset: int,
+                                    count: int) -> None:
+    """No array reaches into the memory's head or beyond its end."""
+    with pytest.raises(FrameError, match="outside of the 65536 bytes"):
+        offered[0].array(offset, (count,), np.float32)
+
+
+def test_memory_that_is_not_to_be_had() -> None:
+    """A size beyond the machine's memory gives nothing, before a page of it is taken."""
+    assert SharedMemory.make(2**60) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=60))
+def test_places_do_not_overlap(steps: list[tuple[int, bool]]) -> None:
+    """Places in use never overlap and lie within the memory, whatever is taken and given."""
+    blocks = Blocks(SIZE)
+    held: dict[int, int] = {}
+    for size, give in steps:
+        if give and held:
+            blocks.give(held.popitem()[0])
+        elif (offset := blocks.take(size)) is not None:
+            held[offset] = size
+    ends = sorted((low, low + size) for low, size in held.items())
+    assert all(low >= FIRST and high <= SIZE and low % 64 == 0 for low, high in ends)
+    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(ends))
+    assert blocks.taken == len(held)
+
+
+def test_a_place_given_back_is_dealt_again() -> None:
+    """The same few places serve call after call of about the same size."""
+    blocks = Blocks(SIZE)
+    first = blocks.take(1000)
+    assert first is not None
+    blocks.give(first)
+    assert blocks.take(1010) == first
