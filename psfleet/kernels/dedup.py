@@ -37,7 +37,8 @@ def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
 
 def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
     """Which of the ids are dealt to `group`."""
-    return routes(groups)[virtual_shards(ids)] == group
+    owned: NDArray[np.bool_] = routes(groups)[virtual_shards(ids)] == group
+    return owned
 
 
 class Dedup:

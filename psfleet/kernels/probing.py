@@ -8,20 +8,28 @@ arena; thresholds are staggered so that segments grow one by one, never all in t
 
 `d`, the table's descriptor, is an array of int64; the names below are its places.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: ignore-errors
 
 from numba import int64, uint32, uint64
 
 from psfleet.kernels.hashing import mix
 from psfleet.kernels.memory import (
-    helper, load_i64, load_u32, load_u64, prefetch, read_i64, store_i64, store_u32, store_u64,
+    helper,
+    load_i64,
+    load_u32,
+    load_u64,
+    prefetch,
+    store_i64,
+    store_u32,
+    store_u64,
     trailing_zeros,
 )
 
 __all__ = [
     "BASE", "DEAD", "DESCRIPTOR_SIZE", "FIRST_LINES", "FREE_LINES", "FREE_ROW", "LINES", "LIVE",
-    "MARKS", "MASK", "NEXT_LINE", "NEXT_SLOT", "REMOVED", "ROWS", "SEGMENTS", "SEGMENT_COUNT", "SEGMENT_FIELDS",
-    "USED", "find_fast", "find_slow", "first_line", "insert", "prefetch_line", "remove",
+    "MARKS", "MASK", "NEXT_LINE", "NEXT_SLOT", "REMOVED", "ROWS", "SEGMENTS", "SEGMENT_COUNT",
+    "SEGMENT_FIELDS", "STRIDE", "USED", "find_fast", "find_slow", "first_line", "insert",
+    "prefetch_line", "remove",
 ]
 
 LINES = 0       # address of the lines' arena

@@ -132,7 +132,8 @@ class RuleText:
         text = f"\n@helper\ndef apply(n, gradient, lanes, {', '.join(self.pointers)}, h):\n"
         text += self._load_single() + self._decay_factors()
         if self._rule.measure() is not None:
-            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {', '.join(self.pointers)}, h)\n"
+            pointers = ", ".join(self.pointers)
+            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
         text += f"    for i in range({count}):\n" + indent(self._load("i"), " " * 8)
         text += f"\n        w, {results}= {self._function}({self._arguments('i')})\n"
         text += "        store_f32(p, i, w)\n"
@@ -144,7 +145,8 @@ class RuleText:
     def _measured(self, count: str) -> str:
         """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
         measure, combine = self._rule.measure(), self._rule.combine()
-        assert measure is not None and combine is not None
+        assert measure is not None
+        assert combine is not None
         sums = _results(measure, 2 + len(self._per_unit))
         names = [f"a{i}" for i in range(sums)]
 

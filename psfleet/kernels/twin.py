@@ -4,7 +4,6 @@ Slow and simple. Tests hold the generated kernels to it bit for bit.
 """
 
 import ctypes
-import math
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -20,9 +19,9 @@ __all__ = ["twin_push"]
 
 Floats = NDArray[np.float32]
 
-_powf = ctypes.CDLL(None).powf if hasattr(ctypes.CDLL(None), "powf") else math.pow
-if not isinstance(_powf, type(math.pow)):
-    _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
+# The compiled kernels call the C library's power function; NumPy's own differs in the last bit.
+_powf = ctypes.CDLL(None).powf
+_powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
 
 # What the rules may name, in float32: Python's math would answer in float64.
 _NAMES: dict[str, Any] = {
@@ -61,11 +60,12 @@ def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
 
 
 def _decayed(weights: Floats, gradient: Floats, decay: Decay) -> Floats:
+    decayed = gradient.copy()
     if decay.l2:
-        gradient = gradient + np.float32(decay.l2) * weights
+        decayed += np.float32(decay.l2) * weights
     if decay.l1:
-        gradient = gradient + np.float32(decay.l1) * np.sign(weights)
-    return gradient
+        decayed += np.float32(decay.l1) * np.sign(weights)
+    return decayed
 
 
 def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:

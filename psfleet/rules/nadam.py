@@ -53,7 +53,7 @@ class NAdam(Rule):
 
     def momentum(self, step: int) -> float:
         """mu of a step."""
-        return self.beta1 * (1 - 0.5 * 0.96 ** (step * self.momentum_decay))
+        return self.beta1 * (1 - 0.5 * math.pow(0.96, step * self.momentum_decay))
 
     def _product(self, step: int) -> float:
         """mu_1 * ... * mu_step; 0 once it is nothing beside 1, which takes few steps."""

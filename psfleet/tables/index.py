@@ -7,8 +7,20 @@ from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial import address_of
 from psfleet.kernels.probing import (
-    BASE, DESCRIPTOR_SIZE, FIRST_LINES, LINES, LIVE, MARKS, MASK, NEXT_LINE, NEXT_SLOT, ROWS,
-    SEGMENT_COUNT, SEGMENT_FIELDS, SEGMENTS, STRIDE, USED,
+    BASE,
+    DESCRIPTOR_SIZE,
+    FIRST_LINES,
+    LINES,
+    LIVE,
+    MARKS,
+    MASK,
+    NEXT_LINE,
+    NEXT_SLOT,
+    ROWS,
+    SEGMENT_COUNT,
+    SEGMENT_FIELDS,
+    SEGMENTS,
+    STRIDE,
 )
 from psfleet.tables.arena import Arena
 

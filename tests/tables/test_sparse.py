@@ -153,7 +153,8 @@ def test_an_empty_push_counts() -> None:
 def test_pull_beside_push() -> None:
     """A row that is pulled while others push is one whole version of it."""
     table = SparseTable(TableSpec("t", "sparse", (64,), SGD(), initializer=Initializer("constant")))
-    ids, torn = np.arange(2000), []
+    ids = np.arange(2000)
+    torn: list[Floats] = []
 
     def pull() -> None:
         out = np.empty((2000, 64), np.float32)
@@ -189,4 +190,4 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"\(2, 3\)"):
         table.push(np.zeros(2, np.int64), np.zeros((2, 3), np.float32), 0.1)
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
-        table.restore(np.zeros(2, np.int64), np.zeros((2, 4), np.int32))  # type: ignore[arg-type]
+        table.restore(np.zeros(2, np.int64), np.zeros((2, 4), np.int32))
