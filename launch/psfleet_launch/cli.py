@@ -6,11 +6,12 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
 from psfleet.errors import ConfigError
+from psfleet.strategy import load_strategy_file
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
@@ -29,6 +30,8 @@ _USAGE_EXIT = 2
               help="Rounds of all workers, whatever the script's strategy says.")
 @click.option("--async", "mode", flag_value="async",
               help="Each push is applied at once, whatever the script's strategy says.")
+@click.option("--strategy", "strategy_file", metavar="FILE",
+              help="A TOML file of settings that go before the script's; flags go before it.")
 @click.option("--tcp", is_flag=True, help="Free TCP ports on 127.0.0.1 instead of unix sockets.")
 @click.option("--port", type=click.IntRange(1, 65535), help="TCP ports from this one on.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("psfleet-logs"),
@@ -42,7 +45,7 @@ _USAGE_EXIT = 2
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(servers: int, workers: int, mode: Literal["sync", "async"] | None, tcp: bool,
+def launch(servers: int, workers: int, mode: str | None, strategy_file: str | None, tcp: bool,
            port: int | None, log_dir: Path, name: str | None, start_timeout: float,
            no_progress: bool, server_script: bool, script: str, arguments: tuple[str, ...]) -> int:
     """Train SCRIPT on a cluster of processes on this machine.
@@ -51,14 +54,22 @@ def launch(servers: int, workers: int, mode: Literal["sync", "async"] | None, tc
     exit code is that of the process that failed first (128 and its number for a signal), or 2 for
     bad usage.
     """
-    request = Request(script, arguments, servers, workers, mode, port or (0 if tcp else None),
-                      server_script)
+    request = Request(script, arguments, servers, workers, _strategy(strategy_file, mode),
+                      port or (0 if tcp else None), server_script)
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
     with private_folder() as folder:
         job = Job(request, name, secrets.token_hex(16), folder, logs)
         _check_ports(requested_endpoints(job))
         return _run(job, Limits(start=start_timeout), Screen(not no_progress))
+
+
+def _strategy(file: str | None, mode: str | None) -> dict[str, dict[str, Any]]:
+    """The settings of the file, and over them those of the flags."""
+    parts = load_strategy_file(file) if file else {}
+    if mode:
+        parts["consistency"] = {**parts.get("consistency", {}), "mode": mode}
+    return parts
 
 
 def _run(job: Job, limits: Limits, screen: Screen) -> int:

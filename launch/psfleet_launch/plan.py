@@ -9,9 +9,9 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from psfleet.errors import ConfigError
 from psfleet_launch.guard import MARKER
@@ -47,7 +47,7 @@ class Request:
         arguments: Its arguments.
         servers: Number of server processes.
         workers: Number of worker processes.
-        mode: sync or async, over the script's own strategy; None: as the script says.
+        strategy: What the job says over the script's own strategy, as a strategy file does.
         port: None: unix sockets. 0: any free TCP ports. n: TCP ports n, n+1, ... on 127.0.0.1.
         server_script: Servers run the script too, and it branches on `fleet.is_server()`.
     """
@@ -56,7 +56,7 @@ class Request:
     arguments: tuple[str, ...] = ()
     servers: int = 1
     workers: int = 1
-    mode: Literal["sync", "async"] | None = None
+    strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = None
     server_script: bool = False
 
@@ -161,8 +161,8 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
         "PSFLEET_WORKER_ENDPOINTS": ",".join(["127.0.0.1:0"] * job.request.workers),
         "PYTHONUNBUFFERED": "1",
     }
-    if job.request.mode:
-        settled["PSFLEET_STRATEGY"] = json.dumps({"mode": job.request.mode})
+    if job.request.strategy:
+        settled["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
     inherited = {name: value for name, value in base.items() if name != "PSFLEET_READY_FILE"}

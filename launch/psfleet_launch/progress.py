@@ -64,7 +64,8 @@ def line(now: Progress, before: Progress | None = None) -> str:
     if before is not None and now.at > before.at:
         span = now.at - before.at
         parts.append(f"{(now.steps - before.steps) / span:,.0f} steps/s")
-        parts.append(f"{(now.samples - before.samples) / span:,.0f} samples/s")
+        if now.samples:  # a script may not tell
+            parts.append(f"{(now.samples - before.samples) / span:,.0f} samples/s")
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
     return " · ".join([*parts, f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"])

@@ -38,6 +38,7 @@ class Screen:
         self._live: Live | None = None
         self._began = time.monotonic()
         self._shown = self._began
+        self._pictures = 0
         self._unfinished = {False: b"", True: b""}
 
     def begin(self, job: Job, version: str) -> None:
@@ -45,7 +46,9 @@ class Screen:
         self._job = job
         asked = job.request
         parts = ["local", _count(asked.servers, "server"), _count(asked.workers, "worker"),
-                 asked.mode, "tcp" if asked.port is not None else None]
+                 asked.strategy.get("consistency", {}).get("mode"),
+                 *(part for part in asked.strategy if part != "consistency"),
+                 "tcp" if asked.port is not None else None]
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
     def say(self, text: str) -> None:
@@ -67,21 +70,16 @@ class Screen:
 
     def refresh(self) -> None:
         """Show the newest picture: at once on a terminal, else a line every few seconds."""
-        text = self._progress_line()
-        if not text:
+        history = self._poller.history if self._poller else []
+        if len(history) == self._pictures:
             return
+        self._pictures = len(history)
+        text = "  " + line(history[-1], history[-1 - _WINDOW:][0])
         if self._live:
-            self._live.update(Text(f"  {text}", no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._shown >= _PLAIN_EVERY:
             self._shown = time.monotonic()
-            self.say(f"  {text}")
-
-    def _progress_line(self) -> str:
-        history = self._poller.history if self._poller else []
-        if not history:
-            return ""
-        now = history[-1]
-        return line(now, history[max(0, len(history) - 1 - _WINDOW)] if len(history) > 1 else None)
+            self.say(text)
 
     def output(self, data: bytes, is_error: bool) -> None:
         """Pass on what worker 0 has written."""

@@ -53,7 +53,9 @@ class Launcher:
 
     def until_logged(self, name: str, text: str) -> None:
         """Wait until a log holds `text`."""
-        self.until(lambda: text in self.log(name), f"{text!r} in {name}")
+        ended = self.process.poll
+        self.until(lambda: text in self.log(name) or ended() is not None, f"{text!r} in {name}")
+        assert text in self.log(name), f"no {text!r} in {name}: {self.log('*')}"
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition; say what was found where it does not come."""

@@ -25,9 +25,9 @@ def serve(behaviour: str) -> None:
         time.sleep(600)
     endpoint = os.environ["PSFLEET_SERVERS"].split(",")[RANK]
     ready = Path(os.environ["PSFLEET_READY_FILE"])
-    said = json.dumps({"endpoint": endpoint.replace(":0", ":4711"), "pid": os.getpid()})
-    ready.with_suffix(".new").write_text(said)
-    ready.with_suffix(".new").rename(ready)
+    whole = Path(f"{ready}.new")
+    whole.write_text(json.dumps({"endpoint": endpoint.replace(":0", ":4711"), "pid": os.getpid()}))
+    whole.rename(ready)
     if behaviour == "stubborn-server":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.environment import read_environment
+from psfleet.strategy import resolve
 from tests.launch.conftest import Launch
 
 TWO = ("--servers", "2", "--workers", "2")
@@ -38,10 +39,22 @@ def test_the_environment_is_the_contract(job: Launch) -> None:
         assert (environment.role, environment.rank, environment.workers) == ("worker", rank, 2)
         assert len(environment.servers) == 2
         assert len(environment.worker_endpoints) == 2
-        assert json.loads(environment.strategy) == {"mode": "async"}
+        assert resolve(None, environment.strategy).consistency.mode == "async"
         assert seen["arguments"] == ["tells"]
         assert seen["PYTHONUNBUFFERED"] == "1"
         assert int(seen["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def test_flags_go_before_the_strategy_file(job: Launch, tmp_path: Path) -> None:
+    """A strategy file reaches the workers; --sync wins over what it says."""
+    (tmp_path / "s.toml").write_text('consistency.mode = "async"\ngradient_merge.k_steps = 4\n')
+    launcher = job("tells", "--strategy", "s.toml", "--sync")
+    assert "sync · gradient_merge" in launcher.ends()[2]
+    seen = json.loads(launcher.log("workerlog.0").splitlines()[0])
+    settings = resolve(None, seen["PSFLEET_STRATEGY"])
+    assert settings.consistency.mode == "sync"
+    assert settings.gradient_merge is not None
+    assert settings.gradient_merge.k_steps == 4
 
 
 def test_no_flag_leaves_the_strategy_to_the_script(job: Launch) -> None:

@@ -90,7 +90,8 @@ class LocalEngine:
         self._wait()
         for event in [*self._happened(), Tick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
-        self._screen.refresh()
+        if self._supervisor.phase is Phase.TRAINING:
+            self._screen.refresh()
 
     def _clear_up(self, watcher: subprocess.Popen[bytes]) -> None:
         guard.sweep(self._job.token)
