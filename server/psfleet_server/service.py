@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from safetensors import SafetensorError
 
 from psfleet.checkpoint import load_shard, write_shard
 from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
@@ -156,7 +157,7 @@ class _Shard:
         with self._host.lock:
             try:
                 file = write_shard(asked.path, self._host.shard)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"server {self._host.shard.index} cannot write to "
                                       f"{asked.path!r}: {error}") from None
         tables = []

@@ -1,0 +1,128 @@
+"""Lives and meetings, as a pure state machine."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    Gap,
+    NotReady,
+    ProtocolError,
+    PsfleetError,
+    ShapeError,
+    UsageError,
+)
+from psfleet.shard.events import Refuse
+from psfleet_server.coordinator import Arrival, Coordinator, Release
+
+
+def registered(workers: int) -> Coordinator:
+    """A coordinator whose workers have the lives 1, 2, 3, ..."""
+    coordinator = Coordinator(workers)
+    assert [coordinator.register(w, w + 100, workers) for w in range(workers)] == [
+        *range(1, workers + 1)]
+    return coordinator
+
+
+def barrier(worker: int, number: int = 1) -> Arrival:
+    """Worker w with life w + 1 at a barrier."""
+    return Arrival(worker, worker + 1, number)
+
+
+def reduction(worker: int, value: Any, mode: str = "sum", number: int = 1) -> Arrival:
+    """The same with an array."""
+    return Arrival(worker, worker + 1, number, mode, np.asarray(value, np.float32))
+
+
+def error_of(outcome: list[Release | Refuse]) -> PsfleetError:
+    """The error of the only refusal."""
+    [refusal] = outcome
+    assert isinstance(refusal, Refuse)
+    return refusal.error
+
+
+def test_a_start_gets_one_life() -> None:
+    """Registering again is answered with the same life; a new start gets a new one."""
+    coordinator = registered(2)
+    assert coordinator.register(0, 100, 2) == 1
+    assert coordinator.register(0, 555, 2) == 3
+    with pytest.raises(Fenced, match="later process"):
+        coordinator.register(0, 100, 2)
+
+
+def test_foreign_workers_are_refused() -> None:
+    """A seat that does not exist, or another belief in the fleet's size."""
+    with pytest.raises(ConfigError, match="worker 2 is unknown"):
+        Coordinator(2).register(2, 1, 2)
+    with pytest.raises(ConfigError, match="believes in 3"):
+        Coordinator(2).register(0, 1, 3)
+
+
+def test_the_last_to_arrive_releases_all() -> None:
+    """Nobody passes before everybody is there; a repeated arrival is answered again."""
+    coordinator = registered(3)
+    assert coordinator.arrive(barrier(2), "c2") == []
+    assert coordinator.arrive(barrier(0), "c0") == []
+    assert coordinator.arrive(barrier(0), "c0 again") == []
+    outcome = coordinator.arrive(barrier(1), "c1")
+    assert outcome == [Release(c, None) for c in ("c0", "c0 again", "c1", "c2")]
+    assert coordinator.arrive(barrier(1), "late") == [Release("late", None)]
+    assert coordinator.arrive(barrier(1, 2), "next") == []
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("sum", 1.0), ("max", 1e8), ("min", -1e8)])
+def test_a_reduction_goes_in_worker_order(mode: str, wanted: float) -> None:
+    """Whatever the order of arrival, values are combined from worker 0 up."""
+    coordinator = registered(3)
+    values = [1e8, -1e8, 1.0]
+    outcomes = [o for w in (2, 0, 1)
+                for o in coordinator.arrive(reduction(w, [values[w]], mode), f"c{w}")]
+    assert [o.value for o in outcomes if isinstance(o, Release)] == [np.float32(wanted)] * 3
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    """Another shape, another kind of meeting, a skipped number or an unknown way to combine."""
+    coordinator = registered(3)
+    coordinator.arrive(reduction(0, [1, 2]), "c0")
+    assert isinstance(error_of(coordinator.arrive(reduction(1, [1]), "c1")), ShapeError)
+    assert isinstance(error_of(coordinator.arrive(reduction(1, [1, 2], "max"), "c1")), ShapeError)
+    assert isinstance(error_of(coordinator.arrive(barrier(1), "c1")), ProtocolError)
+    assert isinstance(error_of(coordinator.arrive(barrier(1, 2), "c1")), Gap)
+    assert isinstance(error_of(coordinator.arrive(reduction(1, [1, 2], "mean"), "c")), UsageError)
+    coordinator.arrive(reduction(1, [1, 2]), "c1")
+    assert len(coordinator.arrive(reduction(2, [1, 2]), "c2")) == 3
+
+
+def test_only_the_present_life_may_come() -> None:
+    """A life that is over is fenced, one that has not begun is not ready; an old arrival is void."""
+    coordinator = registered(2)
+    coordinator.arrive(barrier(0), "old")
+    life = coordinator.register(0, 999, 2)
+    assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
+    assert isinstance(error_of(coordinator.arrive(Arrival(0, life + 1, 1), "c")), NotReady)
+    assert coordinator.arrive(barrier(1), "c1") == []
+    assert len(coordinator.arrive(Arrival(0, life, 1), "new")) == 2
+
+
+def test_who_has_left_is_not_awaited() -> None:
+    """Leaving completes a meeting that only lacked the leaver."""
+    coordinator = registered(2)
+    coordinator.arrive(barrier(0), "c0")
+    assert coordinator.leave(1, 1) == []
+    assert coordinator.leave(1, 2) == [Release("c0", None)]
+
+
+def test_an_expired_wait_names_the_missing() -> None:
+    """The expired call is refused with the names; its worker stays arrived."""
+    coordinator = registered(3)
+    coordinator.arrive(barrier(1), "c1")
+    error = error_of(coordinator.expire("c1"))
+    assert isinstance(error, DeadlineExceeded)
+    assert "waits for worker 0, worker 2" in str(error)
+    assert coordinator.expire("c1") == []
+    coordinator.arrive(barrier(0), "c0")
+    assert coordinator.arrive(barrier(2), "c2") == [Release("c0", None), Release("c2", None)]

@@ -1,0 +1,140 @@
+"""Waiting calls hold no thread."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from psfleet.errors import DeadlineExceeded, PsfleetError
+from psfleet.wire.channel import GRACE, open_channel
+from psfleet.wire.status import error_of
+from psfleet_server.parking import Deadlines, Reply, immediate, parkable
+
+WAITERS = 200
+POOL = 4
+
+
+class Station:
+    """A server whose calls wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Reply] = []
+        self.expired: list[Reply] = []
+        self.changed = threading.Condition()
+        self.deadlines = Deadlines()
+
+    def wait(self, request: bytes, reply: Reply) -> None:
+        """Park the call; a request `fail` fails at once."""
+        if request == b"fail":
+            raise PsfleetError("no")
+        if request == b"crash":
+            raise RuntimeError("a\nbug")
+        with self.changed:
+            self.waiting.append(reply)
+            self.changed.notify()
+        reply.park(self.deadlines, lambda: self.expire(reply))
+
+    def expire(self, reply: Reply) -> None:
+        """Answer a call whose time is over."""
+        with self.changed:
+            self.expired.append(reply)
+            self.changed.notify()
+        reply.fail(DeadlineExceeded("waits for worker 1"))
+
+    def let_go(self) -> None:
+        """Answer everybody."""
+        for reply in self.waiting:
+            reply.answer(b"gone")
+
+    def until(self, waiting: int = 0, expired: int = 0) -> None:
+        """Wait until so many calls are parked and expired."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.waiting) >= waiting
+                                         and len(self.expired) >= expired, 20)
+
+
+@pytest.fixture
+def station() -> Station:
+    """What the server of the test does."""
+    return Station()
+
+
+@pytest.fixture
+def channel(station: Station) -> Iterator[grpc.Channel]:
+    """A channel to a server with POOL threads."""
+    pool = ThreadPoolExecutor(POOL)
+    server = grpc.server(pool)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {
+        "Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    station.deadlines.start()
+    server.start()
+    with open_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    server.stop(None).wait()
+    station.deadlines.stop()
+    pool.shutdown()
+
+
+def call(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
+    """A method as an ordinary unary client sees it."""
+    return channel.unary_unary(f"/test/{method}", None, None)
+
+
+def test_200_waiting_calls_leave_4_threads_free(station: Station, channel: grpc.Channel) -> None:
+    """While 200 calls wait, the server has at most 4 pool threads and answers others; then all
+    200 get their answer as an ordinary unary call."""
+    before = threading.active_count()
+    waiting = [call(channel, "Wait").future(b"x", timeout=60) for _ in range(WAITERS)]
+    station.until(waiting=WAITERS)
+    assert threading.active_count() - before <= POOL + 1  # the client polls with one thread
+    for _ in range(20):
+        assert call(channel, "Echo")(b"still here", timeout=10) == b"still here"
+    station.let_go()
+    assert [future.result(timeout=20) for future in waiting] == [b"gone"] * WAITERS
+    assert len(station.deadlines) == 0
+
+
+def test_the_server_speaks_before_the_deadline(station: Station, channel: grpc.Channel) -> None:
+    """A parked call is expired in time for its error, with its text, to reach the client."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, "Wait")(b"x", timeout=GRACE + 0.2)
+    error = error_of(caught.value, "server")
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == "waits for worker 1"
+    station.let_go()  # answering an expired call is harmless
+    assert call(channel, "Echo")(b"fine", timeout=10) == b"fine"
+
+
+def test_a_call_whose_client_is_gone_is_expired(station: Station, channel: grpc.Channel) -> None:
+    """A cancelled call does not stay parked."""
+    future = call(channel, "Wait").future(b"x", timeout=60)
+    station.until(waiting=1)
+    future.cancel()  # type: ignore[no-untyped-call]  # so in grpc-stubs
+    station.until(expired=1)
+    assert len(station.deadlines) == 0
+
+
+def test_calls_expire_in_order_of_their_deadlines(station: Station, channel: grpc.Channel) -> None:
+    """A short wait that comes after a long one is not held up by it."""
+    long = call(channel, "Wait").future(b"long", timeout=60)
+    station.until(waiting=1)
+    began = time.monotonic()
+    with pytest.raises(grpc.RpcError):
+        call(channel, "Wait")(b"short", timeout=GRACE)
+    assert time.monotonic() - began < 10
+    station.let_go()
+    assert long.result(timeout=10) == b"gone"
+
+
+@pytest.mark.parametrize(("request_", "text"), [
+    (b"fail", "no"), (b"crash", "the server failed: RuntimeError: a bug; see its log")])
+def test_an_error_in_a_handler_is_the_answer(channel: grpc.Channel, request_: bytes,
+                                             text: str) -> None:
+    """A psfleet error travels as it is; a bug becomes one sentence and leaves its trace in the log."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, "Wait")(request_, timeout=10)
+    assert str(error_of(caught.value, "server")) == text

@@ -1,0 +1,140 @@
+"""The program psfleet-server from the outside."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psfleet.testing.local_fleet import LocalFleet
+
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
+       "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
+def start(*arguments: str, **variables: str) -> "subprocess.Popen[str]":
+    """psfleet-server with these arguments."""
+    return subprocess.Popen([sys.executable, "-m", "psfleet_server", *arguments], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV | variables)
+
+
+def refused(*arguments: str, **variables: str) -> str:
+    """The one line on stderr of a server that does not start, which ends with code 2."""
+    with start(*arguments, **variables) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("psfleet-server: ")
+    return err
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+    """A running server and its folder."""
+    with start("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1",
+               "--ready-file", f"{tmp_path}/ready") as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == (f"server 0 of 1 ready at unix:{tmp_path}/s (process {process.pid})\n")
+            yield process, tmp_path
+        finally:
+            process.kill()
+
+
+def test_a_ready_server_says_where(ready: tuple["subprocess.Popen[str]", Path]) -> None:
+    """The ready file holds endpoint and process id; the socket is for its owner only."""
+    process, folder = ready
+    deadline = time.monotonic() + 10
+    while not (folder / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert json.loads((folder / "ready").read_text()) == {
+        "index": 0, "endpoint": f"unix:{folder}/s", "pid": process.pid}
+    assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(ready: tuple["subprocess.Popen[str]", Path],
+                                   number: signal.Signals) -> None:
+    """SIGTERM and SIGINT: exit code 0, no message, no socket left."""
+    process, folder = ready
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert not (folder / "s").exists()
+
+
+def test_a_socket_in_use_is_refused(ready: tuple["subprocess.Popen[str]", Path]) -> None:
+    """A second server on the same socket ends with one sentence, and the first goes on."""
+    process, folder = ready
+    err = refused("--index", "0", "--servers", f"unix:{folder}/s", "--workers", "1")
+    assert "another server listens there" in err
+    assert process.poll() is None
+    assert (folder / "s").exists()
+
+
+def test_the_socket_of_a_dead_server_is_taken_over(tmp_path: Path) -> None:
+    """A socket file that nobody listens on does not keep a server from starting."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/s")
+    with start("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1") as process:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_a_port_in_use_is_refused() -> None:
+    """One sentence with the address and the reason."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        err = refused("--index", "0", "--servers", f"127.0.0.1:{port}", "--workers", "1")
+    assert f"cannot listen on '127.0.0.1:{port}': Address already in use" in err
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    (["--workers", "1"], "PSFLEET_SERVERS is empty"),
+    (["--servers", ",", "--workers", "1"], "PSFLEET_SERVERS is empty"),
+    (["--servers", "here", "--workers", "1"], "endpoint 'here' is neither unix:/path nor host:port"),
+    (["--servers", "unix:/tmp/x", "--workers", "0"], "needs at least 1 worker"),
+    (["--servers", "unix:/tmp/x", "--workers", "two"], "PSFLEET_WORKERS is 'two'"),
+    (["--servers", "unix:/tmp/x", "--workers", "1", "--index", "1"], "PSFLEET_RANK is 1"),
+    (["--servers", "unix:/nowhere/x", "--workers", "1"], "its folder does not exist"),
+    (["--servers", f"unix:/tmp/{'x' * 120}", "--workers", "1"], "the limit is 107"),
+    (["--servers", "unix:/tmp/psfleet-none", "--workers", "1", "--load", "/nowhere"],
+     "holds no manifest.json"),
+])
+def test_what_cannot_be_meant_is_one_sentence(arguments: list[str], text: str) -> None:
+    """Bad arguments end with code 2 and say what is wrong."""
+    assert text in refused("--index", "0", *arguments)
+    assert not Path("/tmp/psfleet-none").exists()
+
+
+def test_the_environment_says_the_same(tmp_path: Path) -> None:
+    """Without arguments the server reads PSFLEET_*, or the reference's names."""
+    own = {"PADDLE_PSERVERS_IP_PORT_LIST": f"unix:{tmp_path}/s", "PADDLE_TRAINERS_NUM": "1",
+           "PSFLEET_RANK": "0"}
+    with start(**own) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_ready_within_3_seconds_of_cpu_time() -> None:
+    """With a warm kernel cache a server is ready after less than 3 seconds of processor time."""
+    with LocalFleet(1, 1):
+        pass  # warms the cache
+    with LocalFleet(1, 1) as fleet:
+        fields = Path(f"/proc/{fleet.processes[0].pid}/stat").read_text().rpartition(")")[2].split()
+        assert (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") < 3
