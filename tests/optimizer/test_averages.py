@@ -1,5 +1,7 @@
 """ExponentialMovingAverage and ModelAverage: recordings, apply and restore, programs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,9 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
 from psfleet.parameter import Parameter
 from psfleet.program.executor import Executor
+from psfleet.program.ops.source import StepCounter
 from psfleet.program.program import Program, program_guard
+from psfleet.program.variable import apply
 from tests.optimizer.goldens import arrays, hyper
 
 TOLERANCE = 2e-6
@@ -80,8 +84,8 @@ def test_kept_until_restored() -> None:
 def test_state_goes_on() -> None:
     """An average with the state of another shows the same weights from there on."""
     w, opt = Parameter("w", np.arange(4)), SGD(0.1)
-    kinds = [(ExponentialMovingAverage(0.9), ExponentialMovingAverage(0.9)),
-             (ModelAverage(0.5, 1, 4), ModelAverage(0.5, 1, 4))]
+    kinds: list[tuple[Any, Any]] = [(ExponentialMovingAverage(0.9), ExponentialMovingAverage(0.9)),
+                                    (ModelAverage(0.5, 1, 4), ModelAverage(0.5, 1, 4))]
     for _ in range(3):
         opt.apply_gradients([(w, np.ones(4))])
         for first, _ in kinds:
@@ -96,6 +100,21 @@ def test_state_goes_on() -> None:
             shown = w.numpy().copy()
         with second.apply():
             np.testing.assert_array_equal(w.numpy(), shown)
+
+
+def test_thres_steps_of_a_program() -> None:
+    """A variable that counts the program's runs decides the decay of each of them."""
+    with program_guard(Program(), Program()):
+        out = layers.fc(layers.data("x", [None, 1]), 1, bias_attr=False)
+        SGD(1.0).minimize(layers.mean(out))
+        counter = apply(StepCounter())
+        ema = ExponentialMovingAverage(0.999, thres_steps=counter)
+        ema.update()
+        exe = Executor()
+        for run in range(1, 4):
+            seen = exe.run(feed={"x": [[1.0]]}, fetch_list=[counter])[0]
+            assert seen.tolist() == [run]
+            assert ema.state_dict()["decay"] == (1 + run) / (10 + run)
 
 
 def test_in_a_program() -> None:

@@ -1,0 +1,382 @@
+"""The base class: plain use, rates, clipping, state, programs, eager mode, errors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet import layers, optimizer
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momentum, lr
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.program.executor import Executor
+from psfleet.program.program import Program, eager_guard, program_guard
+from psfleet.runtime import Read
+from psfleet.tables.spec import Initializer
+
+ONE = np.ones(3, np.float32)
+
+
+def test_plain_use() -> None:
+    """A parameter, an array, a gradient and an optimizer need neither graph nor fleet."""
+    w, e = psfleet.Parameter("w", ONE), psfleet.Parameter("e", np.ones((4, 2)))
+    opt = optimizer.Adam(0.1)
+    assert opt.state_dict() == {}
+    opt.apply_gradients([(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 2), np.float32)))])
+    np.testing.assert_allclose(w.numpy(), 0.9 * ONE, rtol=1e-6)
+    np.testing.assert_allclose(e.numpy()[:, 0], [1, 1, 0.9, 1], rtol=1e-6)
+    state = opt.state_dict()
+    slots = {f"{name}.{slot}" for name in "we" for slot in ("moment1", "moment2", "step")}
+    assert set(state) == slots | {"global_step"}
+    assert state["e.moment1"].shape == (4, 2)
+    np.testing.assert_allclose(state["w.moment1"], 0.1 * ONE, rtol=1e-6)
+
+
+def test_one_push_and_one_pull_a_step() -> None:
+    """A step sends all gradients in one push; values that changed together come in one pull."""
+    class Counting(EmbeddedRuntime):
+        def pull(self, reads: Sequence[Read]) -> list[Any]:
+            pulls.append(len(reads))
+            return super().pull(reads)
+
+    pulls: list[int] = []
+    counting = Counting()
+    psfleet.runtime.use(counting)
+    parameters = [Parameter(f"p{i}", ONE) for i in range(3)]
+    opt = SGD(0.1)
+    for _ in range(2):
+        opt.apply_gradients([(p, ONE) for p in parameters])
+        for p in parameters:
+            p.numpy()
+    assert pulls == [3, 3]
+    assert counting.stats()[0]["pushes"] == 2
+
+
+def test_rate_factors() -> None:
+    """A parameter's learning_rate multiplies the optimizer's."""
+    w = Parameter("w", ONE, learning_rate=0.5)
+    SGD(1.0).apply_gradients([(w, ONE)])
+    assert w.numpy().tolist() == [0.5] * 3
+
+
+def test_rates() -> None:
+    """The rate of each push is the current one: set, scheduled, or advanced by itself."""
+    w, opt = Parameter("w", 0 * ONE), SGD(1.0)
+    opt.set_lr(0.5)
+    assert opt.get_lr() == 0.5
+    opt.apply_gradients([(w, -ONE)])
+    scheduler = lr.StepDecay(0.25, 1, 0.5)
+    opt.set_lr_scheduler(scheduler)
+    opt.apply_gradients([(w, -ONE)])
+    scheduler.step()
+    opt.apply_gradients([(w, -ONE)])
+    assert w.numpy().tolist() == [0.875] * 3
+    with pytest.raises(UsageError, match=r"set_lr\(0.1\) conflicts with StepDecay"):
+        opt.set_lr(0.1)
+    older = SGD(lr.exponential_decay(1.0, 1, 0.5))
+    for _ in range(3):
+        older.apply_gradients([(w, -ONE)])
+    assert w.numpy().tolist() == [0.875 + 1.75] * 3
+
+
+def test_regularizers() -> None:
+    """A parameter's own regularizer wins over the optimizer's; a number means L2."""
+    names = [Parameter("own", ONE, regularizer=L1Decay(0.5)), Parameter("common", 2 * ONE)]
+    SGD(1.0, weight_decay=0.25).apply_gradients([(p, 0 * ONE) for p in names])
+    assert [p.numpy()[0] for p in names] == [0.5, 1.5]
+
+
+def test_append_regularization() -> None:
+    """The pairs come back with the regularizers' gradients added, sparse ones as arrays."""
+    w, e = Parameter("w", 2 * ONE), Parameter("e", np.ones((3, 1)))
+    pairs = [(w, ONE), (e, SparseGrad(np.array([1, 1]), np.ones((2, 1), np.float32)))]
+    found = SGD(0.1).append_regularization_ops(pairs, L2Decay(0.5))
+    assert found[0][1].tolist() == [2] * 3
+    assert found[1][1].ravel().tolist() == [0.5, 2.5, 0.5]
+
+
+def test_untrainable_and_missing_gradients_rest() -> None:
+    """A parameter that is not trainable or has no gradient is left alone."""
+    still, idle, w = Parameter("s", ONE, trainable=False), Parameter("i", ONE), Parameter("w", ONE)
+    SGD(1.0).apply_gradients([(still, ONE), (idle, None), (w, ONE)])
+    assert [p.numpy()[0] for p in (still, idle, w)] == [1, 1, 0]
+
+
+def test_step_and_clear() -> None:
+    """step() uses the gradients left in `grad`; clear_grad sets them to zero or drops them."""
+    w, e = Parameter("w", ONE), Parameter("e", np.ones((3, 1)), sparse=True)
+    opt = Momentum(1.0, 0.5, parameters=[w, e])
+    w.grad, e.grad = ONE.copy(), SparseGrad(np.array([1]), np.ones((1, 1), np.float32))
+    opt.step()
+    opt.clear_grad()
+    assert w.grad.tolist() == [0] * 3
+    assert isinstance(e.grad, SparseGrad)
+    assert len(e.grad.ids) == 0
+    opt.step()  # with zero gradients the velocity goes on
+    assert w.numpy()[0] == -0.5
+    assert e.numpy().ravel().tolist() == [1, -0.5, 1]
+    opt.clear_grad(set_to_zero=False)
+    assert w.grad is None
+
+
+MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
+    "sgd": lambda: SGD(0.1), "momentum": lambda: Momentum(0.1, 0.9),
+    "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)), "lazy": lambda: Adam(0.1, lazy_mode=True),
+    "ftrl": lambda: optimizer.Ftrl(0.1, 0.01), "lamb": lambda: optimizer.Lamb(0.1),
+    "adamax": lambda: optimizer.Adamax(0.1), "asgd": lambda: optimizer.ASGD(0.1, 3),
+    "nadam": lambda: optimizer.NAdam(0.1), "rowwise": lambda: optimizer.RowWiseAdagrad(0.1),
+    "rmsprop": lambda: optimizer.RMSProp(0.1, centered=True), "rprop": lambda: optimizer.Rprop(0.1),
+    "lookahead": lambda: optimizer.LookAhead(Momentum(0.1), k=3), "amsgrad": lambda: optimizer.AMSGrad(0.1),
+    "adamw": lambda: optimizer.AdamW(0.1), "lars": lambda: optimizer.LarsMomentum(0.1, 0.9),
+}
+
+
+IDS = np.array([-7, 0, 3, 10**15])
+
+
+def three(prefix: str) -> list[Parameter]:
+    """A dense parameter, one by rows, and one with rows for any id."""
+    return [Parameter(f"{prefix}_dense", np.ones((4, 3))),
+            Parameter(f"{prefix}_rows", np.ones((4, 3)), sparse=True),
+            Parameter(f"{prefix}_any", shape=(-1, 3), sparse=True, distributed=True,
+                      initializer=Initializer("constant", 0.5))]
+
+
+def train(opt: optimizer.Optimizer, them: list[Parameter], numbers: range) -> None:
+    for number in numbers:
+        rng = np.random.default_rng(number)
+        grad, places = rng.normal(size=(4, 3)).astype(np.float32), rng.integers(0, 4, 4)
+        opt.apply_gradients([(them[0], grad), (them[1], SparseGrad(places, grad)),
+                             (them[2], SparseGrad(IDS[places], grad))])
+
+
+def weights(them: list[Parameter]) -> list[Any]:
+    return [them[0].numpy(), them[1].numpy(), them[2].lookup(IDS)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_state_goes_on(name: str) -> None:
+    """A second optimizer with the state of the first continues with the same bits: dense parameters,
+    sparse ones, and those with rows for any id.
+    """
+    whole, halves = three("whole"), three("halves")
+    one, first, second = (MAKERS[name]() for _ in range(3))
+    train(one, whole, range(8))
+    train(first, halves, range(4))
+    second.set_state_dict(first.state_dict())
+    train(second, halves, range(4, 8))
+    for expected, found in zip(weights(whole), weights(halves), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for key, value in one.state_dict().items():
+        np.testing.assert_array_equal(second.state_dict()[key.replace("whole", "halves")], value)
+
+
+def test_state_before_and_after_the_first_update() -> None:
+    """State set on an optimizer at work replaces its own; a state that does not fit changes nothing."""
+    w, v = Parameter("w", ONE), Parameter("v", ONE)
+    opt, fresh = Momentum(1.0, 0.5), Momentum(1.0, 0.5)
+    opt.apply_gradients([(w, ONE)])
+    state = opt.state_dict()
+    opt.apply_gradients([(w, ONE)])
+    with pytest.raises(ShapeError, match=r"w.velocity has shape \(2,\), it must be \(3,\)"):
+        opt.set_state_dict(state | {"w.velocity": np.zeros(2)})
+    with pytest.raises(UsageError, match=r"no entry 'w.velocity'"):
+        opt.set_state_dict({"w.step": 1})
+    assert opt.state_dict()["w.velocity"].tolist() == [1.5] * 3
+    opt.set_state_dict(state)
+    assert opt.state_dict()["w.velocity"].tolist() == [1.0] * 3
+    fresh.set_state_dict({"v.velocity": 4 * ONE, "v.step": 7})
+    fresh.apply_gradients([(v, 0 * ONE)])
+    assert v.numpy().tolist() == [-1.0] * 3
+    assert fresh.state_dict()["v.step"] == 8
+
+
+def test_two_optimizers_in_turn() -> None:
+    """Two optimizers on one parameter share its value and keep states of their own."""
+    w, a, b = Parameter("w", np.zeros(2)), Momentum(1.0, 0.5), SGD(1.0)
+    for opt in (a, b, a, b):
+        opt.apply_gradients([(w, -np.ones(2))])
+    assert w.numpy().tolist() == [1 + 1 + 1.5 + 1] * 2
+
+
+def test_a_name_used_again() -> None:
+    """Another parameter of the same name starts from its own value."""
+    for start in (1.0, 5.0):
+        w = Parameter("w", [start])
+        Adam(0.1).apply_gradients([(w, np.ones(1))])
+        np.testing.assert_allclose(w.numpy(), start - 0.1, rtol=1e-6)
+
+
+def model() -> tuple[Any, list[Any]]:
+    """A loss over a lookup and a dense layer."""
+    ids, y = layers.data("ids", [None, 2], "int64"), layers.data("y", [None, 1])
+    rows = layers.embedding(ids, size=[6, 3], is_sparse=True, param_attr="table")
+    out = layers.fc(layers.reshape(rows, [-1, 6]), 1, param_attr="fc.w", bias_attr="fc.b")
+    return layers.mean(layers.square_error_cost(out, y)), [out]
+
+
+FEED = {"ids": np.array([[0, 1], [1, 5]]), "y": np.array([[1.0], [-1.0]], np.float32)}
+
+
+def test_static_minimize() -> None:
+    """minimize() returns (operations, pairs); each run of the program then ends with an update."""
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        operations, pairs = Adam(0.05).minimize(loss)
+        exe = Executor()
+        losses = [float(exe.run(feed=FEED, fetch_list=[loss])[0]) for _ in range(30)]
+    assert len(operations) == 1
+    assert [p.name for p, _ in pairs] == ["table", "fc.w", "fc.b"]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_minimize_equals_its_parts() -> None:
+    """backward and apply_gradients together do what minimize does; callbacks see each pair."""
+    found = []
+    for parts in (False, True):
+        psfleet.runtime.use(EmbeddedRuntime())
+        main = Program()
+        with program_guard(main, Program()):
+            loss, _ = model()
+            opt = Momentum(0.1, grad_clip=ClipGradByNorm(0.5))
+            if parts:
+                seen: list[str] = []
+                pairs = opt.backward(loss, callbacks=[lambda p, g, seen=seen: seen.append(p.name)])
+                assert seen == [p.name for p, _ in pairs]
+                opt.apply_gradients(pairs)
+            else:
+                opt.minimize(loss)
+            for _ in range(4):
+                Executor().run(feed=FEED)
+            found.append([p.numpy() for p in main.all_parameters()])
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_parameter_choice() -> None:
+    """parameters (names or parameters) and no_grad_set choose what is updated."""
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        opt = SGD(0.1)
+        assert [p.name for p, _ in opt.backward(loss, parameter_list=["fc.w", "fc.b"])] == ["fc.w", "fc.b"]
+        assert [p.name for p, _ in opt.backward(loss, no_grad_set={"table", "fc.b"})] == ["fc.w"]
+
+
+def test_eager_minimize() -> None:
+    """With a loss that has a value minimize() updates at once, with or without backward() before."""
+    with eager_guard():
+        w = Parameter("w", np.ones((2, 1)))
+        opt = SGD(1.0, parameters=[w])
+        for explicit in (True, False):
+            loss = layers.mean(layers.matmul(psfleet.to_variable(np.ones((1, 2), np.float32)), w))
+            if explicit:
+                loss.backward()
+            operations, pairs = opt.minimize(loss)
+            assert operations == []
+            assert [p.name for p, _ in pairs] == ["w"]
+            opt.clear_grad(set_to_zero=False)
+        assert w.numpy().ravel().tolist() == [-1, -1]
+
+
+def test_steps_count_in_programs() -> None:
+    """A decay function of the older face falls with each run of the program."""
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        opt = SGD(lr.piecewise_decay([1, 2], [0.3, 0.2, 0.1]))
+        opt.minimize(loss)
+        seen = []
+        for _ in range(3):
+            seen.append(opt.get_lr())
+            Executor().run(feed=FEED)
+    assert seen == [0.3, 0.2, 0.1]
+
+
+def test_a_run_starts_from_the_fleet_s_value(fleet: EmbeddedRuntime) -> None:
+    """A program's first run uses what the tables hold (a loaded checkpoint), not its own start."""
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        SGD(0.0).minimize(loss)
+        exe = Executor()
+        before = exe.run(feed=FEED, fetch_list=[loss])[0]
+        parameter = psfleet.default_main_program().all_parameters()[1]
+    other = EmbeddedRuntime()
+    for key, spec in fleet.specs().items():
+        other.create(spec, np.full(spec.shape, 2, np.float32) if spec.kind == "dense" else None)
+        del key
+    psfleet.runtime.use(other)
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        SGD(0.0).minimize(loss)
+        after = exe.run(feed=FEED, fetch_list=[loss])[0]
+    assert before != after
+    assert parameter.numpy()[0] != 2
+
+
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: SGD(-0.1), "learning_rate is -0.1"),
+    (lambda: SGD(float("nan")), "learning_rate is nan"),
+    (lambda: SGD("fast"), "learning_rate is 'fast'"),  # type: ignore[arg-type]
+    (lambda: SGD(0.1, parameters=[]), r"parameters is \[\]"),
+    (lambda: SGD(0.1, parameters=[3]), "parameters has 3"),
+    (lambda: SGD(0.1, parameters=Parameter("w", [1.0])), "must be a list"),  # type: ignore[arg-type]
+    (lambda: SGD(0.1, weight_decay=-1.0), "weight_decay is -1.0"),
+    (lambda: SGD(0.1, grad_clip=1.0), "grad_clip is 1.0"),  # type: ignore[arg-type]
+    (lambda: SGD(0.1, weight_decay=0.1, regularization=0.1), "repeats weight_decay"),
+    (lambda: Momentum(0.1, 1.0), "momentum is 1.0"),
+    (lambda: Adam(0.1, beta1=1.0), "beta1 is 1.0"),
+    (lambda: Adam(0.1, beta2=-0.5), "beta2 is -0.5"),
+    (lambda: Adam(0.1, epsilon=-1.0), "epsilon is -1.0"),
+    (lambda: optimizer.Ftrl(0.1, lr_power=0.5), "lr_power is 0.5"),
+    (lambda: optimizer.Ftrl(0.1, l1=-1.0), "l1 is -1.0"),
+    (lambda: optimizer.ASGD(0.1, 0), "batch_num is 0"),
+    (lambda: optimizer.Lamb(0.1, -0.1), "weight_decay is -0.1"),
+    (lambda: optimizer.RMSProp(0.1, rho=1.5), "rho is 1.5"),
+    (lambda: optimizer.AdamW(0.1, weight_decay=-0.1), "weight_decay is -0.1"),
+    (lambda: optimizer.LookAhead(SGD(0.1), alpha=2.0), "alpha is 2.0"),
+    (lambda: optimizer.LookAhead(SGD(0.1), k=0), "k is 0"),
+    (lambda: ClipGradByNorm(0.0), "clip_norm is 0.0"),
+    (lambda: optimizer.ClipGradByValue(1.0, 2.0), "min is 2.0 and max is 1.0"),
+    (lambda: L2Decay(-0.1), "coeff is -0.1"),
+    (lambda: SGD(0.1).set_lr(-2.0), "learning_rate is -2.0"),
+    (lambda: SGD(0.1).set_lr_scheduler(0.1), "scheduler is 0.1"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "text"), BAD)
+def test_bad_hyperparameters(make: Callable[[], Any], text: str) -> None:
+    """A bad value is refused in one sentence that quotes it."""
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+def test_bad_gradients() -> None:
+    """A gradient that does not fit is refused and changes nothing."""
+    w, e = Parameter("w", ONE), Parameter("e", np.ones((3, 2)), sparse=True)
+    opt, row = SGD(0.1), np.ones((1, 2), np.float32)
+    wrong: list[tuple[list[Any], type[Exception], str]] = [
+        ([(w, np.ones(4))], ShapeError, "'w' has shape"),
+        ([(w, ONE), (e, SparseGrad(np.array([3]), row))], IdError, "id 3"),
+        ([(e, SparseGrad(np.array([-1]), row))], IdError, "id -1"),
+        ([(e, SparseGrad(np.array([1]), row[:, :1]))], ShapeError, r"rows of \(2,\)"),
+        ([(w, ONE), (w, ONE)], UsageError, "two gradients"),
+        ([], UsageError, "no gradient"),
+        ([(w, None)], UsageError, "no gradient"),
+    ]
+    for pairs, kind, text in wrong:
+        with pytest.raises(kind, match=text):
+            opt.apply_gradients(pairs)
+    with pytest.raises(UsageError, match=r"parameters=\[...\]"):
+        opt.step()
+    assert w.numpy().tolist() == [1] * 3
+    assert opt.state_dict() == {}
+
+
+def test_names() -> None:
+    """Every optimizer has its name with the suffix too."""
+    for name in ("SGD", "Momentum", "LarsMomentum", "Adagrad", "DecayedAdagrad", "Adadelta", "Adam", "AdamW",
+                 "AMSGrad", "Adamax", "RMSProp", "Ftrl", "Lamb", "DGCMomentum", "ASGD", "LookAhead",
+                 "RowWiseAdagrad"):
+        assert getattr(optimizer, f"{name}Optimizer") is getattr(optimizer, name)
