@@ -11,7 +11,18 @@ from psfleet.program.program import default_main_program
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable, leaf
 
-__all__ = ["Backward", "append_backward", "gradients"]
+__all__ = ["Automatic", "Backward", "append_backward", "gradients"]
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """Checkpoints chosen at the first run, from what that run measures.
+
+    Attributes:
+        budget: Bytes that activations may take; None: what cuts at every sqrt(n)-th operation take.
+    """
+
+    budget: int | None = None
 
 
 @dataclass(eq=False)
@@ -22,14 +33,13 @@ class Backward:
         loss: A single value.
         wanted: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
-        checkpoints: Recompute: activations between these are dropped and computed again. None: all
-            activations are kept.
+        checkpoints: Activations between these are dropped and computed again; None: all are kept.
     """
 
     loss: Variable
     wanted: dict[Variable, Variable]
     blocked: frozenset[str] = frozenset()
-    checkpoints: list[Variable] | None = None
+    checkpoints: "list[Variable] | Automatic | None" = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
         """The records that gradients go through, in order, and the variables that get one."""
@@ -48,7 +58,7 @@ class Backward:
 def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
                     no_grad_set: Iterable[Any] | None = None,
                     callbacks: Sequence[Callable[..., Any]] | None = None,
-                    checkpoints: Sequence[Variable | str] | None = None,
+                    checkpoints: Sequence[Variable | str] | Automatic | None = None,
                     ) -> list[tuple[Parameter, Variable]]:
     """Gradients of a loss by the parameters it depends on.
 
@@ -58,7 +68,7 @@ def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
         no_grad_set: Parameters to leave out, and variables through which no gradient flows.
         callbacks: Each is called with every (parameter, gradient variable).
         checkpoints: Variables (or names of variables or layers) to keep; what lies between them is
-            computed again in the backward pass.
+            computed again in the backward pass. Automatic(budget): the first run chooses.
 
     Returns:
         (parameter, variable of its gradient), in the order in which the parameters were first used.
@@ -102,7 +112,7 @@ def gradients(targets: Variable | Sequence[Variable],
 
 
 def _make(loss: Variable, leaves: list[Variable],
-          checkpoints: Sequence[Variable | str] | None,
+          checkpoints: Sequence[Variable | str] | Automatic | None,
           blocked: frozenset[str] = frozenset()) -> Backward:
     program = default_main_program()
     wanted: dict[Variable, Variable] = {}
@@ -116,7 +126,9 @@ def _make(loss: Variable, leaves: list[Variable],
         gradient.backward_pass = made
         wanted[variable] = gradient
         program.add(gradient)
-    if checkpoints is not None:
+    if isinstance(checkpoints, Automatic):
+        made.checkpoints = checkpoints
+    elif checkpoints is not None:
         made.checkpoints = [_checkpoint(entry) for entry in checkpoints]
     return made
 

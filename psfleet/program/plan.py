@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from psfleet.errors import UsageError
 from psfleet.parameter import Parameter
@@ -12,7 +13,7 @@ from psfleet.program.program import Program
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable
 
-__all__ = ["BackwardPlan", "Plan", "make_plan"]
+__all__ = ["BackwardPlan", "Plan", "last_uses", "make_plan"]
 
 Needs = dict[Record, tuple[bool, ...]]
 
@@ -43,6 +44,7 @@ class Plan:
         needs: Over all backward passes, which inputs of a record get a gradient.
         releases: By record, variables whose value nobody needs after it.
         kept: Variables whose values are results or are used late.
+        recompute: Once made, how segments of `forward` are dropped and computed again.
     """
 
     feeds: list[Variable] = field(default_factory=list)
@@ -56,6 +58,12 @@ class Plan:
     needs: Needs = field(default_factory=dict)
     releases: dict[Record, list[Variable]] = field(default_factory=dict)
     kept: set[Variable] = field(default_factory=set)
+    recompute: Any = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a backward pass asks for recomputing."""
+        return any(plan.backward.checkpoints is not None for plan in self.backwards)
 
 
 def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:

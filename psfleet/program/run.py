@@ -20,6 +20,7 @@ class Run:
     Attributes:
         values: Of the variables that something still needs.
         contexts: What forwards have left for backwards.
+        inputs: Feeds, constants and parameters: values that are not the run's own.
     """
 
     def __init__(self, program: Program, plan: Plan, feeds: dict[Variable, Array],
@@ -29,14 +30,14 @@ class Run:
         self.meter = meter
         self.values: dict[Variable, Any] = {**feeds, **{v: v.value for v in plan.constants}}
         self.contexts: dict[Record, Context] = {}
-        self._inputs = set(self.values)
+        self.inputs = set(self.values)
 
     def take_parameters(self) -> None:
         """Read the dense parameters' values."""
         for variable in self.plan.dense:
             if variable.parameter is not None:
                 self.values[variable] = variable.parameter.numpy()
-                self._inputs.add(variable)
+                self.inputs.add(variable)
 
     def forward(self, records: Sequence[Record]) -> None:
         """Compute records, keeping what their backward will need, and nothing else for longer than
@@ -46,10 +47,14 @@ class Run:
             for variable in self.plan.releases.get(record, ()):
                 self.values.pop(variable, None)
 
+    def main(self) -> None:
+        """Compute what comes before the backward passes."""
+        self.forward(self.plan.forward)
+
     def step(self, record: Record, needs: tuple[bool, ...]) -> None:
         """Compute one record."""
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
-        inputs = [self._input(variable) for variable in record.inputs]
+        inputs = [self.input(variable) for variable in record.inputs]
         self.values[record.output] = compute(record.op, context, inputs, record.output.dtype)
         if needs:
             self.contexts[record] = context
@@ -62,12 +67,16 @@ class Run:
             self._backward(plan, keep=number < len(self.plan.backwards))
 
     def _backward(self, plan: BackwardPlan, keep: bool) -> None:
-        loss = plan.backward.loss
-        sweep = Sweep({loss: np.ones_like(self.values[loss])})
+        sweep = self.seeded(plan)
         for record in plan.records:
             self.contexts[record].needs = plan.needs[record]
         sweep.run(plan.records, self.contexts, keep)
         self.take_gradients(plan, sweep)
+
+    def seeded(self, plan: BackwardPlan) -> Sweep:
+        """A sweep that starts with the loss's own gradient, 1."""
+        loss = plan.backward.loss
+        return Sweep({loss: np.ones_like(self.values[loss])})
 
     def take_gradients(self, plan: BackwardPlan, sweep: Sweep) -> None:
         """Make the leaves' gradients the values of the variables that stand for them."""
@@ -79,12 +88,13 @@ class Run:
         value = self.values.get(variable)
         if variable.parameter is not None and value is None:
             return variable.parameter.numpy().copy()
-        if isinstance(value, np.ndarray) and (variable in self._inputs or value.base is not None):
+        if isinstance(value, np.ndarray) and (variable in self.inputs or value.base is not None):
             return value.copy()
         if value is None:
             return np.zeros([extent or 0 for extent in variable.shape], variable.dtype)
         return value  # type: ignore[no-any-return]
 
-    def _input(self, variable: Variable) -> Any:
+    def input(self, variable: Variable) -> Any:
+        """What an operation gets for this variable."""
         parameter = variable.parameter
         return parameter if parameter is not None and parameter.sparse else self.values[variable]

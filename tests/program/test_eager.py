@@ -21,7 +21,7 @@ from psfleet.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import HandSGD
 
 R = np.random.default_rng(11)
-FEED = {
+FEED: dict[str, Any] = {
     "x": R.normal(size=(16, 6)).astype(np.float32),
     "ids": R.integers(0, 30, (16, 4)),
     "y": R.integers(0, 2, (16, 1)).astype(np.float32),
@@ -164,5 +164,5 @@ def test_eager_mode_decides_for_operations_without_inputs() -> None:
 
 def test_dtypes_that_differ_are_refused() -> None:
     """Nothing is promoted behind the user's back."""
-    with pytest.raises(ShapeError, match="the dtypes differ; use layers.cast"):
+    with pytest.raises(ShapeError, match=r"the dtypes differ; use layers\.cast"):
         to_variable([1.0]) + to_variable([1])

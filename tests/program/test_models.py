@@ -80,7 +80,7 @@ def test_a_linear_model_finds_the_plane() -> None:
     HandSGD(0.1).minimize(loss)
     random = np.random.default_rng(0)
     features = random.normal(size=(64, 3)).astype(np.float32)
-    feed = {"x": features, "y": features @ np.float32([[1], [-2], [3]]) + np.float32(0.5)}
+    feed = {"x": features, "y": features @ np.array([[1], [-2], [3]], np.float32) + np.float32(0.5)}
     exe = ps.Executor()
     for _ in range(200):
         value, weights, bias = exe.run(feed=feed, fetch_list=[loss, "fc_0.w_0", "fc_0.b_0"])
@@ -116,7 +116,7 @@ def test_auc_and_accuracy_run_inside_programs() -> None:
     both = layers.concat([1 - score, score], axis=1)
     right = layers.accuracy(both, label)
     exe = ps.Executor()
-    good = {"score": np.float32([[0.1], [0.9]]), "label": np.array([[0], [1]])}
-    bad = {"score": np.float32([[0.9], [0.1]]), "label": np.array([[0], [1]])}
+    good = {"score": np.array([[0.1], [0.9]]), "label": np.array([[0], [1]])}
+    bad = {"score": np.array([[0.9], [0.1]]), "label": np.array([[0], [1]])}
     assert [v.item() for v in exe.run(feed=good, fetch_list=[total, own, right])] == [1, 1, 1]
     assert [v.item() for v in exe.run(feed=bad, fetch_list=[total, own, right])] == [0.5, 0, 0]

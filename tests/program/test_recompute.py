@@ -1,0 +1,140 @@
+"""Recompute: the same bits, a fraction of the memory."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import psfleet as ps
+from psfleet import layers
+from psfleet.errors import UsageError
+from psfleet.program import names
+from psfleet.program.backward import Automatic
+from psfleet.program.cuts import Costs, choose_cuts, even_cuts, peak_of
+from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.recompute import Meter
+from psfleet.program.variable import Variable
+from tests.program.hand import HandSGD
+
+FEED = {"x": np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32),
+        "ids": np.random.default_rng(2).integers(0, 40, (32, 3))}
+
+
+def network(depth: int) -> tuple[Variable, list[Variable]]:
+    """Layers with dropout, skip connections and an embedding; the loss and each layer's output."""
+    x, ids = layers.data("x", [None, 24]), layers.data("ids", [None, 3], dtype="int64")
+    rows = layers.reshape(layers.embedding(ids, [None, 8], is_distributed=True), [-1, 24])
+    hidden, outputs = x + rows, []
+    for i in range(depth):
+        before = hidden
+        hidden = layers.dropout(layers.fc(hidden, 24, act="relu"), 0.2)
+        if i % 3 == 2:
+            hidden = layers.layer_norm(hidden + before)
+        outputs.append(hidden)
+    return layers.mean(layers.square(hidden)), outputs
+
+
+def run(every: int | None = None, checkpoints: Any = None,
+        depth: int = 12) -> tuple[Any, dict[str, Any], int]:
+    """Two steps: the loss of the second, its gradients, the peak of activation bytes."""
+    with names.guard(), program_guard(Program(), Program()):
+        loss, outputs = network(depth)
+        sgd = HandSGD(0)
+        chosen = checkpoints if every is None else outputs[every - 1::every]
+        sgd.minimize(loss, checkpoints=chosen)
+        exe = ps.Executor()
+        exe.meter = Meter()
+        exe.run(feed=FEED)
+        (value,) = exe.run(feed=FEED, fetch_list=[loss])
+        return value, sgd.last, exe.meter.peak_bytes
+
+
+@pytest.mark.parametrize("chosen", [
+    {"every": 1}, {"every": 3}, {"every": 5}, {"every": 12}, {"checkpoints": []},
+    {"checkpoints": ["fc_3", "dropout_7"]}, {"checkpoints": Automatic()},
+    {"checkpoints": Automatic(60_000)}])
+def test_gradients_are_the_same_bits(chosen: dict[str, Any]) -> None:
+    """Dropout masks, skip connections, sparse tables: whatever the checkpoints."""
+    loss, gradients, plain = run()
+    same, others, peak = run(**chosen)
+    assert loss == same
+    assert gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        rows = getattr(gradient, "rows", gradient)
+        np.testing.assert_array_equal(rows, getattr(others[name], "rows", others[name]))
+    assert peak <= plain
+
+
+def test_automatic_cuts_keep_within_the_budget() -> None:
+    """The measured peak stays within the budget; one that nothing fits is refused."""
+    plain = run()[2]
+    budget = plain // 2
+    assert run(checkpoints=Automatic(budget))[2] <= budget * 1.1
+    with pytest.raises(UsageError, match="do not fit into the memory budget of 100 bytes"):
+        run(checkpoints=Automatic(100))
+
+
+def test_the_chosen_cuts_beat_even_ones() -> None:
+    """Never slower than sqrt(n) even cuts at their memory; on uneven costs much faster."""
+    random = np.random.default_rng(0)
+    size = random.integers(1, 100, 49)
+    costs = Costs(size * 1000, np.concatenate([[0], size * 1000, ])[:50], random.uniform(size=49))
+    even = even_cuts(49)
+    edges, drops = choose_cuts(costs, None)
+    assert peak_of(costs, edges, drops) <= peak_of(costs, *even)
+
+    def replayed(edges: list[int], drops: list[bool]) -> float:
+        return sum(float(costs.seconds[i:j].sum())
+                   for (i, j), dropped in zip(pairwise(edges), drops, strict=True) if dropped)
+
+    assert replayed(edges, drops) < 0.8 * replayed(*even)
+
+
+def test_a_checkpoint_that_the_loss_does_not_depend_on_is_refused() -> None:
+    """By its name."""
+    loss, _ = network(2)
+    strange = layers.fc(default_main_program().variable("x"), 3, name="strange")
+    HandSGD(0).minimize(loss, checkpoints=[strange])
+    with pytest.raises(UsageError, match=r"does not depend on the checkpoint 'strange\.tmp_0'"):
+        ps.Executor().run(feed=FEED)
+
+
+def deep(depth: int, width: int, every: int | None) -> tuple[ps.Executor, Variable]:
+    """A deep MLP with an update that does nothing."""
+    hidden = layers.data("x", [None, width])
+    outputs = []
+    for _ in range(depth):
+        hidden = layers.fc(hidden, width, act="relu")
+        outputs.append(hidden)
+    loss = layers.mean(hidden)
+    HandSGD(0).minimize(loss, checkpoints=outputs[every - 1::every] if every else None)
+    return ps.Executor(), loss
+
+
+def test_64_layers_take_a_quarter_of_the_memory() -> None:
+    """Peak activation bytes at most 0.25 of the plain run's, at no more than 1.4 times its time."""
+    feed = {"x": np.random.default_rng(0).normal(size=(256, 128)).astype(np.float32)}
+    peaks: list[int] = []
+    seconds: list[list[float]] = [[], []]
+    programs = [Program(), Program()]
+    runs = []
+    for program, every in zip(programs, (None, 8), strict=True):
+        with names.guard(), program_guard(program, Program()):
+            exe, loss = deep(64, 128, every)
+        exe.meter = Meter()
+        exe.run(program, feed=feed, fetch_list=[loss])
+        peaks.append(exe.meter.peak_bytes)
+        exe.meter = None
+        runs.append((exe, program, loss))
+    # CPU seconds of one thread: waiting BLAS threads burn time that is not the program's.
+    with threadpool_limits(1):
+        for _ in range(15):  # side by side, so that another process's load meets both
+            for times, (exe, program, loss) in zip(seconds, runs, strict=True):
+                start = time.process_time()
+                exe.run(program, feed=feed, fetch_list=[loss])
+                times.append(time.process_time() - start)
+    assert peaks[1] <= 0.25 * peaks[0]
+    assert min(seconds[1]) <= 1.4 * min(seconds[0])
