@@ -41,6 +41,22 @@ def test_a_server_that_is_gone_is_named_in_time() -> None:
             runtime.close()
 
 
+def test_a_dead_server_is_not_hidden_by_one_that_waits() -> None:
+    """With server 1 dead and server 0 waiting for worker 1, the dead server is reported first."""
+    patient = Patience(wait=120.0, outage=1.0, start=30.0)
+    with LocalFleet(2, 2) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=patient)
+        runtime.create(SPEC, np.zeros(3, np.float32))
+        runtime.push([GRADIENT]).wait(30)
+        fleet.kill(1)
+        began = time.monotonic()
+        with pytest.raises(ServerUnavailable, match="server 1"):
+            runtime.flush()
+        with pytest.raises(ServerUnavailable, match="server 1"):
+            runtime.close()
+        assert time.monotonic() - began < 20
+
+
 def test_nobody_listens() -> None:
     """A fleet that never starts is given up after Patience.start."""
     environment = Environment("worker", 0, ("unix:/nonexistent/server",), 1)

@@ -9,7 +9,7 @@ numbers in the bytes let the server see that it is the same.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from psfleet.errors import DeadlineExceeded, NotReady, PsfleetError, ServerUnava
 from psfleet.wire.channel import GRACE, open_channel
 from psfleet.wire.status import error_of
 
-__all__ = ["Call", "Client", "Patience", "Send"]
+__all__ = ["Call", "Client", "Patience", "Send", "wait_all"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
@@ -45,41 +45,53 @@ class Patience:
 
 
 class Call:
-    """A call under way."""
+    """A call under way. `changed` is shared by all calls that may be waited for together."""
 
-    def __init__(self, server: str, method: str, request: bytes, seconds: float,
-                 outage: float) -> None:
-        self.server = server
+    def __init__(self, method: str, request: bytes, seconds: float, outage: float,
+                 changed: threading.Condition) -> None:
         self.method = method
         self.request = request
         self.seconds = seconds
         self.outage = outage
-        self._ended = threading.Event()
-        self._answer = b""
-        self._error: PsfleetError | None = None
-
-    def wait(self, timeout: float | None = None) -> bytes:
-        """The answer; raises the error that the call ended with.
-
-        Raises:
-            DeadlineExceeded: It has not ended within `timeout` seconds. It stays under way.
-        """
-        if not self._ended.wait(None if timeout is None else max(timeout, 0)):
-            raise DeadlineExceeded(f"{self.method} was not answered in time by {self.server}")
-        if self._error is not None:
-            raise self._error
-        return self._answer
+        self.changed = changed
+        self.answer: bytes | None = None
+        self.error: PsfleetError | None = None
 
     @property
     def ended(self) -> bool:
         """Whether there is an answer or an error."""
-        return self._ended.is_set()
+        return self.answer is not None or self.error is not None
 
-    def end(self, answer: bytes = b"", error: PsfleetError | None = None) -> None:
+    def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
         """Give the result to whoever waits."""
-        self._answer, self._error = answer, error
-        self.request = b""  # let go of the gradients
-        self._ended.set()
+        with self.changed:
+            self.answer, self.error = answer, error
+            self.request = b""  # let go of the gradients
+            self.changed.notify_all()
+
+
+def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
+    """The answers of all calls; raises the first error as soon as there is one.
+
+    What is still under way then goes on without anybody waiting for it.
+
+    Raises:
+        DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
+    """
+    def settled() -> bool:
+        return all(call.ended for call in calls) or any(call.error for call in calls)
+
+    if calls:
+        with calls[0].changed:
+            calls[0].changed.wait_for(settled, timeout)
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    answers = [call.answer for call in calls if call.answer is not None]
+    if len(answers) < len(calls):
+        raise DeadlineExceeded(f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
+                               f"of {len(calls)} servers within {timeout:g} seconds")
+    return answers
 
 
 class Client:
@@ -89,13 +101,15 @@ class Client:
         index: Of the server, for messages.
         endpoint: Where it listens.
         patience: How long to wait.
+        changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: For tests: wraps the function that makes one attempt (psfleet.testing.faults).
     """
 
-    def __init__(self, index: int, endpoint: str, patience: Patience,
+    def __init__(self, index: int, endpoint: str, patience: Patience, changed: threading.Condition,
                  meddle: Callable[[int, Send], Send] | None = None) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
+        self._changed = changed
         self._channel = open_channel(endpoint)
         self._methods: dict[str, Any] = {}
         self._send: Send = meddle(index, self._attempt) if meddle else self._attempt
@@ -114,9 +128,8 @@ class Client:
             seconds: How long the server may take; None: `patience.answer`.
             outage: How long it may be out of reach; None: `patience.outage`.
         """
-        call = Call(self.name, method, request,
-                    self.patience.answer if seconds is None else seconds,
-                    self.patience.outage if outage is None else outage)
+        call = Call(method, request, self.patience.answer if seconds is None else seconds,
+                    self.patience.outage if outage is None else outage, self._changed)
         self._queue.put(call)
         return call
 

@@ -1,7 +1,8 @@
 """All servers of a fleet as one worker calls them: its life, its meetings, one call to each."""
 
+import contextlib
 import os
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,28 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, ProtocolError, PsfleetError, ServerUnavailable
+from psfleet.errors import ConfigError, ProtocolError, ServerUnavailable
 from psfleet.shard.events import Mode
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet_worker.client import Call, Client, Patience, Send
+from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 
-__all__ = ["Connection", "wait_all"]
-
-
-def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """The answers of all calls. Waits for every one of them before it raises the first error."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    errors: list[PsfleetError] = []
-    answers = []
-    for call in calls:
-        try:
-            answers.append(call.wait(None if deadline is None else deadline - time.monotonic()))
-        except PsfleetError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return answers
+__all__ = ["Connection", "reduced"]
 
 
 class Connection:
@@ -46,7 +32,8 @@ class Connection:
         self.workers = environment.workers
         self.mode: Mode = mode
         self.patience = patience
-        self.clients = [Client(index, endpoint, patience, meddle)
+        changed = threading.Condition()
+        self.clients = [Client(index, endpoint, patience, changed, meddle)
                         for index, endpoint in enumerate(environment.servers)]
         self.incarnation = 0
         self.sequence = 0
@@ -87,7 +74,8 @@ class Connection:
                 **identity, mode=mode, dtype=value.dtype.name, shape=value.shape,
                 value=value.tobytes())
         method = "Coordinator/Barrier" if value is None else "Coordinator/AllReduce"
-        answer = self.clients[0].start(method, request.SerializeToString(), seconds=seconds).wait()
+        message = request.SerializeToString()
+        [answer] = wait_all([self.clients[0].start(method, message, seconds=seconds)])
         self._meetings += 1
         return answer
 
@@ -101,10 +89,9 @@ class Connection:
         """End this life in order. A server that is gone has ended because everybody had left."""
         calls = self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
             worker=self.worker, incarnation=self.incarnation, last=self.sequence), outage=1.0)
-        try:
-            wait_all(calls)
-        except ServerUnavailable:
-            return
+        for call in calls:
+            with contextlib.suppress(ServerUnavailable):
+                wait_all([call])
 
     def to_all(self, method: str, request: Any, **limits: float) -> list[Call]:
         """The same call to every server."""

@@ -23,8 +23,8 @@ from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_worker.client import Call, Client, Patience, Send
-from psfleet_worker.connection import Connection, reduced, wait_all
+from psfleet_worker.client import Call, Client, Patience, Send, wait_all
+from psfleet_worker.connection import Connection, reduced
 from psfleet_worker.routing import deal_gradient, deal_read
 from psfleet_worker.saving import save
 
@@ -223,7 +223,7 @@ class ClusterRuntime:
         offset, limit = 0, _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
         while True:
             request = shard_pb2.StateRequest(table=spec.key, offset=offset, limit=limit)
-            answer = client.start("Shard/ReadState", request.SerializeToString()).wait()
+            [answer] = wait_all([client.start("Shard/ReadState", request.SerializeToString())])
             [page] = segments.read_states(*frame.decode(answer), self._spec)
             yield page
             count = page.values.shape[1] if page.ids is None else len(page.ids)

@@ -6,7 +6,8 @@ from pathlib import Path
 from psfleet.checkpoint import ShardFile, begin_save, finish_save
 from psfleet.wire.specs import read_spec
 from psfleet.wire.v1 import shard_pb2
-from psfleet_worker.connection import Connection, wait_all
+from psfleet_worker.client import wait_all
+from psfleet_worker.connection import Connection
 
 __all__ = ["save"]
 

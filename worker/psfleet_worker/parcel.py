@@ -1,0 +1,144 @@
+"""One call to one server: its tensors laid out where they will travel."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from psfleet.errors import FrameError
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import frame, segments
+from psfleet.wire.segments import Piece
+from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet_worker.lane import Held
+
+__all__ = ["Parcel"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+SpecOf = Callable[[int], TableSpec]
+
+
+class Parcel:
+    """Gradients for a server and reads from it, in shared memory if there is room, else in arrays.
+
+    Args:
+        header: Says who speaks and in which order; the parcel adds the segments.
+        held: The memory that is shared with the server, if any.
+    """
+
+    def __init__(self, header: Header, held: Held | None) -> None:
+        self._header = header
+        self._held = held
+        self._pieces: list[Piece] = []
+        self._places: list[int] = []
+        self._answers: list[Floats] = []
+        self._reads = 0
+        self._inline = held is None
+        self.bytes = 0
+
+    @property
+    def reads(self) -> int:
+        """How many reads are in it."""
+        return self._reads
+
+    def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
+        """Add a sparse gradient; returns the array [n, dim] that the caller fills with its rows."""
+        mine, at = self._room((len(ids) * 2 + len(ids) * spec.dim,), np.float32)
+        kept, rows = mine[:2 * len(ids)].view(np.int64), mine[2 * len(ids):].reshape(-1, spec.dim)
+        kept[:] = ids
+        self._add(Segment(table=spec.key, content=segments.ID_ROWS, count=len(ids),
+                          learning_rate=learning_rate, offset=at), kept, rows)
+        return rows
+
+    def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
+        """Add this server's part of a dense gradient. Until `own` or `request` it may be a view."""
+        at = 0
+        if not self._inline:
+            mine, at = self._room(values.shape, np.float32)
+            np.copyto(mine, values)
+            values = mine
+        self._add(Segment(table=spec.key, content=segments.VALUES, count=len(values),
+                          learning_rate=learning_rate, offset=at), values)
+
+    def read_rows(self, spec: TableSpec, ids: Ids) -> None:
+        """Add a pull of rows."""
+        mine, at = self._room(ids.shape, np.int64)
+        np.copyto(mine, ids)
+        self._read(Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
+                   (len(ids), spec.dim), mine)
+
+    def read_values(self, spec: TableSpec, count: int) -> None:
+        """Add a pull of this server's `count` values of a dense table."""
+        self._read(Segment(table=spec.key, content=segments.WHOLE), (count,))
+
+    def request(self) -> bytes:
+        """The message of the call. With shared memory it holds places only."""
+        if self._inline or self._held is None:
+            return self._message()
+        header = Header()
+        header.CopyFrom(self._header)
+        header.lane.generation, header.lane.turn = self._held.generation, self._held.next_turn()
+        header.segments.extend(piece.segment for piece in self._pieces)
+        return frame.encode(header)
+
+    def fallback(self) -> bytes:
+        """The message with the tensors in it, for a call that has failed with shared memory."""
+        self.lose()
+        return self._message()
+
+    def answer(self, message: bytes, spec_of: SpecOf) -> list[Floats]:
+        """What the server has read, in the order of the reads; valid until `close`."""
+        header, payload = frame.decode(message)
+        if header.HasField("lane"):
+            return self._answers
+        found = segments.read_values(header, payload, spec_of)
+        if len(found) != self._reads:
+            raise FrameError(f"a server answers {len(found)} of {self._reads} reads")
+        return found
+
+    def own(self) -> None:
+        """Copy what is still a view of the caller's arrays: the call is made later."""
+        if self._inline:
+            self._pieces = [Piece(piece.segment, tuple(array if array.base is None or array.flags.owndata
+                                                       else array.copy() for array in piece.arrays))
+                            for piece in self._pieces]
+
+    def lose(self) -> None:
+        """The call has failed: the server may still be using the places."""
+        if self._held is not None:
+            self._held.lost = True
+
+    def close(self) -> None:
+        """Answer and places are no longer used."""
+        places, self._places, self._answers, self._pieces = self._places, [], [], []
+        if self._held is not None:
+            for place in places:
+                self._held.give(place)
+
+    def _message(self) -> bytes:
+        header = Header()
+        header.CopyFrom(self._header)
+        return segments.message(header, self._pieces)
+
+    def _add(self, segment: Segment, *arrays: NDArray[Any]) -> None:
+        self._pieces.append(Piece(segment, arrays))
+        self.bytes += sum(array.nbytes for array in arrays)
+
+    def _read(self, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]) -> None:
+        if not self._inline:
+            out, segment.answer = self._room(shape, np.float32)
+            self._answers.append(out)
+        self._reads += 1
+        self._add(segment, *arrays)
+
+    def _room(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], int]:
+        """An array to fill, and its place if it is in shared memory."""
+        if self._held is not None and not self._inline:
+            taken = self._held.take(shape, dtype)
+            if taken is not None:
+                self._places.append(taken[1])
+                return taken
+            self._inline = True  # what is in the memory already is sent from there
+        return np.empty(shape, dtype), 0
