@@ -48,6 +48,8 @@ class Parameter:
         initializer, seed: The first values. `value` overrides them for dense parameters.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
             learning_rate is a factor on the optimizer's rate.
+        dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
+            with the bits of bfloat16). Its float32 master is what the tables hold and update.
         grad: Gradient of the last backward pass: an array, a SparseGrad or None.
     """
 
@@ -55,9 +57,13 @@ class Parameter:
                  shape: tuple[int, ...] | None = None, sparse: bool = False,
                  distributed: bool = False, initializer: Initializer | None = None, seed: int = 0,
                  trainable: bool = True, learning_rate: float = 1.0, regularizer: Any = None,
-                 need_clip: bool = True) -> None:
+                 need_clip: bool = True, dtype: str | None = None) -> None:
         if value is None and shape is None:
             raise ShapeError(f"parameter {name!r} needs a value or a shape")
+        half = getattr(value, "dtype", None) == np.float16
+        self.dtype = dtype or ("float16" if half else "float32")
+        if self.dtype not in ("float32", "float16", "bfloat16"):
+            raise ShapeError(f"parameter {name!r}: dtype is {dtype!r}, use float32, float16 or bfloat16")
         self.name = name
         self._value = None if value is None else np.array(value, dtype=np.float32)
         self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
@@ -79,18 +85,29 @@ class Parameter:
                 raise ShapeError(f"parameter {self.name!r} has rows for any id; use lookup(ids)")
             return self.lookup(np.arange(self.shape[0], dtype=np.int64))
         if self.binding is not None:
-            return self.binding.value(self)
+            return self._shown(self.binding.value(self))
         if self._value is None:
             self._value = initial_array(self.shape, self.initializer, self.seed, self.name)
-        return self._value
+        return self._shown(self._value)
 
     def lookup(self, ids: NDArray[np.int64]) -> Floats:
         """Rows of a sparse parameter: float32 [*ids.shape, dim]."""
         if self.binding is not None:
-            return self.binding.lookup(self, ids)
+            return self._shown(self.binding.lookup(self, ids))
         if self._value is not None:
-            return self._value[ids]
-        return initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name)
+            return self._shown(self._value[ids])
+        return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
+
+    def _shown(self, master: Floats) -> Floats:
+        """The values in the parameter's precision."""
+        if self.dtype == "float16":
+            return master.astype(np.float16)
+        if self.dtype == "bfloat16":
+            bits = np.ascontiguousarray(master).view(np.uint32)
+            even = (bits >> np.uint32(16)) & np.uint32(1)  # ties go to the even neighbour
+            rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+            return np.where(np.isfinite(master), rounded.view(np.float32), master)
+        return master
 
 
 class Binding(Protocol):

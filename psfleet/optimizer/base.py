@@ -48,8 +48,8 @@ class Optimizer:
         grad_clip: Applied to each worker's gradients before they are sent.
         name: For messages.
         older: `parameter_list` and `regularization` are other names of `parameters` and
-            `weight_decay`. `multi_precision`: parameters may be float16 or bfloat16; their
-            float32 masters are in the tables.
+            `weight_decay`. `multi_precision`: the state has the float32 masters of float16 and
+            bfloat16 parameters. (What is updated is the master in any case.)
 
     Raises:
         ConfigError: A value is out of range; it is quoted.
@@ -292,14 +292,17 @@ class Optimizer:
         Returns:
             `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
             A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
-            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates.
+            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
+            with multi_precision `master_weights` has the float32 weights by name.
         """
         if not self._updates:
             return dict(self._waiting)
         home = tables()
         home.runtime.flush()
-        seats = [home.find(self, p) for p in self._known.values()]
-        found = state.gather(home, [seat for seat in seats if seat is not None])
+        seats = [seat for p in self._known.values() if (seat := home.find(self, p)) is not None]
+        found = state.gather(home, seats)
+        if self.multi_precision:
+            found["master_weights"] = state.masters(home, seats)
         found["global_step"] = self._updates
         if isinstance(self._rate, LRScheduler):
             found["LR_Scheduler"] = self._rate.state_dict()

@@ -178,7 +178,7 @@ class Tables:
         spec = self._spec(owner, parameter, by_rows)
         seat = Seat(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
-            self.runtime.create(spec, np.array(parameter.numpy(), np.float32))
+            self.runtime.create(spec, _master(parameter))
         elif parameter.binding is None and not _has_value(parameter):
             self.runtime.create(spec)
         else:
@@ -204,7 +204,7 @@ class Tables:
             state = self.runtime.read_table(before.key)
             ids, rows = state.ids, state.values[0]
         else:
-            ids, rows = seat.all_ids(), np.array(seat.parameter.numpy(), np.float32)
+            ids, rows = seat.all_ids(), _master(seat.parameter)
         slots = [np.full_like(rows, slot.initial) for slot in seat.spec.rule.slots]
         self.runtime.write_table(seat.key, TableState(0, [rows, *slots], ids))
 
@@ -280,6 +280,12 @@ def as_gradient(seat: Seat, grad: Grad, rate: float) -> Gradient:
     if isinstance(grad, SparseGrad):
         grad = densify(seat.parameter, grad)
     return Gradient(seat.key, grad, None, rate)
+
+
+def _master(parameter: Parameter) -> Floats:
+    """The value in float32, whatever precision the parameter shows."""
+    bound = parameter.binding
+    return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
 
 
 def _has_value(parameter: Parameter) -> bool:

@@ -10,7 +10,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.optimizer.binding import Seat, Tables
 from psfleet.runtime import TableState
 
-__all__ = ["gather", "restore"]
+__all__ = ["gather", "masters", "restore"]
 
 Floats = NDArray[np.float32]
 
@@ -30,6 +30,12 @@ def gather(home: Tables, seats: Sequence[Seat]) -> dict[str, Any]:
     return found
 
 
+def masters(home: Tables, seats: Sequence[Seat]) -> dict[str, Floats]:
+    """The float32 weights of the parameters that show less precision."""
+    return {seat.parameter.name: np.array(home.value(seat.parameter)) for seat in seats
+            if seat.parameter.dtype != "float32" and seat.bounded}
+
+
 def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, Any]) -> None:
     """Write the entries of `found` that belong to the seats; everything is checked first."""
     states = [(seat, _state(owner, seat, found)) for seat in seats
@@ -39,7 +45,9 @@ def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, An
 
     def write() -> None:
         for seat, state in states:
-            state.values.insert(0, _weights(home, seat, state))
+            master = found.get("master_weights", {}).get(seat.parameter.name)
+            state.values.insert(0, _weights(home, seat, state) if master is None
+                                else np.array(master, np.float32))
             home.runtime.write_table(seat.key, state)
 
     home.exclusively(write)

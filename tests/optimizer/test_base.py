@@ -210,6 +210,29 @@ def test_a_name_used_again() -> None:
         np.testing.assert_allclose(w.numpy(), start - 0.1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_multi_precision(dtype: str) -> None:
+    """A half-precision parameter shows its float32 master rounded; small updates are not lost, and a
+    state with the masters goes on with the same bits.
+    """
+    start = np.array([1.0, -3.0, 0.125], np.float16)
+    w, v = Parameter("w", start, dtype=dtype), Parameter("v", start.astype(np.float32))
+    first, second, plain = (Momentum(1e-5, 0.9, multi_precision=True) for _ in range(3))
+    for number in range(400):
+        if number == 200:
+            second.set_state_dict(first.state_dict())
+        (first if number < 200 else second).apply_gradients([(w, ONE)])
+        plain.apply_gradients([(v, ONE)])
+    masters = second.state_dict()["master_weights"]
+    np.testing.assert_array_equal(masters["w"], v.numpy())
+    assert plain.state_dict()["master_weights"] == {}
+    digits = 11 if dtype == "float16" else 8
+    mantissa, exponent = np.frexp(v.numpy())
+    expected = np.ldexp(np.rint(np.ldexp(mantissa, digits)), exponent - digits)
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), expected)
+    assert w.numpy().dtype == (np.float16 if dtype == "float16" else np.float32)
+
+
 def model() -> tuple[Any, list[Any]]:
     """A loss over a lookup and a dense layer."""
     ids, y = layers.data("ids", [None, 2], "int64"), layers.data("y", [None, 1])

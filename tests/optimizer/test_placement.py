@@ -1,0 +1,120 @@
+"""Sparse parameters: the table that each gets, and that it has the dense semantics."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from psfleet import optimizer, rules
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.optimizer.placement import Placement, place, reach
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.tables.spec import Decay, Initializer
+
+MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
+    "SGD": lambda: optimizer.SGD(0.1),
+    "SGD with decay": lambda: optimizer.SGD(0.1, weight_decay=0.1),
+    "Momentum": lambda: optimizer.Momentum(0.1, 0.9),
+    "Nesterov": lambda: optimizer.Momentum(0.1, 0.9, use_nesterov=True),
+    "LarsMomentum": lambda: optimizer.LarsMomentum(0.1, 0.9),
+    "Adagrad": lambda: optimizer.Adagrad(0.1),
+    "DecayedAdagrad": lambda: optimizer.DecayedAdagrad(0.1),
+    "RowWiseAdagrad": lambda: optimizer.RowWiseAdagrad(0.1),
+    "Adadelta": lambda: optimizer.Adadelta(0.1),
+    "Adam": lambda: optimizer.Adam(0.1),
+    "Adam, epsilon 0": lambda: optimizer.Adam(0.1, epsilon=1e-30),
+    "AdamW": lambda: optimizer.AdamW(0.1),
+    "AMSGrad": lambda: optimizer.AMSGrad(0.1),
+    "Adamax": lambda: optimizer.Adamax(0.1),
+    "NAdam": lambda: optimizer.NAdam(0.1),
+    "RAdam": lambda: optimizer.RAdam(0.1),
+    "RMSProp": lambda: optimizer.RMSProp(0.1, momentum=0.5, centered=True),
+    "Rprop": lambda: optimizer.Rprop(0.1),
+    "Lamb": lambda: optimizer.Lamb(0.1),
+    "DGCMomentum": lambda: optimizer.DGCMomentum(0.1, 0.9, 100),
+    "ASGD": lambda: optimizer.ASGD(0.1, 3),
+    "ASGD of one batch": lambda: optimizer.ASGD(0.1, 1),
+    "ProximalGD": lambda: optimizer.ProximalGD(0.1, 0.1),
+}
+LAZY: dict[str, Callable[[], optimizer.Optimizer]] = {
+    "Ftrl": lambda: optimizer.Ftrl(0.1, 0.01, 0.01),
+    "Adam, lazy": lambda: optimizer.Adam(0.1, lazy_mode=True),
+}
+
+
+def steps(every: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(8)
+    ids = [rng.permutation(6) if every else rng.integers(0, 6, 3) for _ in range(7)]
+    return [(i, rng.normal(size=(len(i), 5)).astype(np.float32)) for i in ids]
+
+
+def dense_of(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    whole = np.zeros((6, 5), np.float32)
+    np.add.at(whole, ids, rows)
+    return whole
+
+
+def both(make: Callable[[], optimizer.Optimizer], every: bool, sparse: Parameter) -> None:
+    """Train a sparse parameter and a dense one alike; weights and state must be the same bits."""
+    dense, by_rows = make(), make()
+    w = Parameter("dense", sparse.numpy())
+    for ids, rows in steps(every):
+        dense.apply_gradients([(w, dense_of(ids, rows))])
+        by_rows.apply_gradients([(sparse, SparseGrad(ids, rows))])
+        np.testing.assert_array_equal(sparse.numpy(), w.numpy())
+    found = by_rows.state_dict()
+    for key, value in dense.state_dict().items():
+        np.testing.assert_array_equal(found[key.replace("dense", "sparse")], value)
+
+
+def rows(kind: str) -> Parameter:
+    start = Initializer("normal", 0.0, 1.0)
+    if kind == "plain":
+        return Parameter("sparse", np.random.default_rng(1).normal(size=(6, 5)))
+    return Parameter("sparse", shape=(6, 5), sparse=True, initializer=start)
+
+
+@pytest.mark.parametrize("kind", ["plain", "sparse"])
+@pytest.mark.parametrize("name", MAKERS | LAZY)
+def test_all_rows_touched(name: str, kind: str) -> None:
+    """With gradients for every row a sparse parameter gets the bits of a dense one."""
+    both((MAKERS | LAZY)[name], True, rows(kind))
+
+
+@pytest.mark.parametrize("kind", ["plain", "sparse"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_some_rows_touched(name: str, kind: str) -> None:
+    """With gradients for some rows a sparse parameter still gets the bits of a dense one."""
+    both(MAKERS[name], False, rows(kind))
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_rows_rest(name: str, fleet: EmbeddedRuntime) -> None:
+    """Under a lazy optimizer a row without a gradient keeps weights and state."""
+    w, opt = rows("sparse"), LAZY[name]()
+    before = w.numpy().copy()
+    opt.apply_gradients([(w, SparseGrad(np.array([1]), np.ones((1, 5), np.float32)))])
+    one = w.numpy()[1].copy()
+    opt.apply_gradients([(w, SparseGrad(np.array([2, 4]), np.ones((2, 5), np.float32)))])
+    np.testing.assert_array_equal(w.numpy()[[0, 1, 3, 5]], [before[0], one, before[3], before[5]])
+    assert fleet.stats()[0]["tables"][0]["count"] == 3
+
+
+def test_reach() -> None:
+    """What a zero gradient does to rows is found out from the rule itself."""
+    assert {reach(rule) for rule in (rules.SGD(), rules.Adagrad(), rules.RowwiseAdagrad())} == {"touched"}
+    assert {reach(rule) for rule in (rules.Adam(), rules.Momentum(), rules.RMSProp())} == {"stored"}
+    assert {reach(rule) for rule in (rules.AdamW(), rules.Adamax(), rules.Lamb(), rules.Ftrl(),
+                                     rules.Adam(epsilon=0.0), rules.DGCMomentum(0.9, 2))} >= {"all"}
+
+
+def test_distributed_rows_are_lazy() -> None:
+    """A parameter with rows for any id updates the rows with a gradient only, decay or not."""
+    w = Parameter("w", shape=(-1, 4), sparse=True, distributed=True)
+    assert place(w, rules.Adam(), Decay(l2=0.1), False, True) == Placement("sparse")
+    bounded = Parameter("b", shape=(10, 4), sparse=True)
+    assert place(bounded, rules.Adam(), Decay(), False, True) == Placement("sparse", every_row=True)
+    assert place(bounded, rules.Adam(), Decay(l2=0.1), False, True) == Placement("dense")
+    assert place(bounded, rules.Adam(), Decay(), True, True) == Placement("sparse")
+    wide = Parameter("wide", shape=(10, 4000), sparse=True)
+    assert place(wide, rules.SGD(), Decay(), False, True) == Placement("dense")
