@@ -11,6 +11,7 @@ PsfleetError
 ├── ProtocolError                              a message came out of order
 │   ├── Gap                                    a sequence number was skipped
 │   ├── Fenced                                 this life of the worker is over
+│   ├── LaneLost                               the memory that was shared is not, or not any more
 │   └── NotReady                               the server does not know the caller yet
 ├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
@@ -25,6 +26,7 @@ __all__ = [
     "FrameError",
     "Gap",
     "IdError",
+    "LaneLost",
     "NotReady",
     "ProtocolError",
     "PsfleetError",
@@ -78,6 +80,10 @@ class Gap(ProtocolError):
 
 class Fenced(ProtocolError):
     """This life (incarnation) of the worker has ended; it must register again."""
+
+
+class LaneLost(ProtocolError):
+    """A call names shared memory that is not, or no more, there; it is sent with its tensors."""
 
 
 class NotReady(ProtocolError):

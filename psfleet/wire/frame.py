@@ -6,6 +6,7 @@ to serialize it, and at each access of the field. Here the payload is copied onc
 to its header, and not at all when it is read.
 """
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,18 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.wire.v1.frame_pb2 import Header
 
-__all__ = ["ALIGNMENT", "MAX_MESSAGE", "decode", "encode"]
+__all__ = ["ALIGNMENT", "MAX_MESSAGE", "decode", "encode", "reserve"]
 
 ALIGNMENT = 8
 MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
 
 Part = bytes | memoryview | NDArray[Any]
+
+# A bytes object whose content is not yet written: what CPython itself does in bytes.join().
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype = ctypes.py_object
+_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_BYTES_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -34,13 +41,24 @@ def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
         FrameError: The message would be longer than gRPC can carry.
     """
     views = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts]
-    length = sum(view.nbytes for view in views)
-    if length > MAX_MESSAGE:
-        raise FrameError(f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
-                         "use more servers or smaller batches")
-    head = _field(_HEADER, header.SerializeToString())
-    payload = bytes([_PAYLOAD << 3 | _BYTES]) + _varint(length)
-    return b"".join((head, _padding(len(head) + len(payload)), payload, *views))
+    return b"".join((_head(header, sum(view.nbytes for view in views)), *views))
+
+
+def reserve(header: Header, length: int) -> tuple[bytes, NDArray[np.uint8]]:
+    """A message with this header whose payload is still to be written, and the place to write it.
+
+    Whoever asks must fill the whole payload before anybody else sees the message. So a tensor goes
+    from where it lies into the message without a copy between.
+
+    Raises:
+        FrameError: The message would be longer than gRPC can carry.
+    """
+    head = _head(header, length)
+    message = _new_bytes(None, len(head) + length)
+    whole = np.ctypeslib.as_array((ctypes.c_uint8 * len(message)).from_address(
+        id(message) + _BYTES_HEAD))
+    whole[:len(head)] = np.frombuffer(head, np.uint8)
+    return message, whole[len(head):]
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
@@ -66,6 +84,16 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
         return Header.FromString(head), payload
     except DecodeError:
         raise FrameError(f"the frame's header of {len(head)} bytes is damaged") from None
+
+
+def _head(header: Header, length: int) -> bytes:
+    """Everything of a message that comes before a payload of `length` bytes."""
+    if length > MAX_MESSAGE:
+        raise FrameError(f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
+                         "use more servers or smaller batches")
+    head = _field(_HEADER, header.SerializeToString())
+    payload = bytes([_PAYLOAD << 3 | _BYTES]) + _varint(length)
+    return head + _padding(len(head) + len(payload)) + payload
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -4,6 +4,9 @@ A writer gives pieces (segments with their arrays) and gets a message; a reader 
 definitions and gets views into the message. A reader trusts nothing: every length follows from the
 table's definition and the segment's count, and is checked against the bytes that are there before
 it is used.
+
+With a lane (Header.lane) the payload is memory that both ends share, and each segment says where
+its bytes lie in it.
 """
 
 import math
@@ -21,12 +24,14 @@ from psfleet.wire import frame
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 
-__all__ = ["Piece", "State", "message", "read_gradients", "read_reads", "read_states",
-           "read_values", "write_gradient", "write_read", "write_state", "write_values"]
+__all__ = ["Bytes", "Piece", "State", "message", "read_exchange", "read_gradients", "read_reads",
+           "read_states", "read_values", "write_gradient", "write_read", "write_state",
+           "write_values"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 SpecOf = Callable[[int], TableSpec]
+Bytes = memoryview | NDArray[np.uint8]
 
 IDS = frame_pb2.CONTENT_IDS
 ID_ROWS = frame_pb2.CONTENT_ID_ROWS
@@ -106,41 +111,34 @@ def write_state(state: State) -> Piece:
     return Piece(segment, arrays)
 
 
-def read_reads(header: Header, payload: memoryview, spec_of: SpecOf) -> tuple[Read, ...]:
+def read_reads(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Read, ...]:
     """What a pull asks for. The answer's size is checked too, before it is made."""
-    reads = []
-    answer = 0
-    for segment, spec, cursor in _segments(header, payload, spec_of):
-        if spec.kind == "dense":
-            _expect(segment, spec, WHOLE)
-            reads.append(Read(segment.table))
-        else:
-            _expect(segment, spec, IDS)
-            answer += segment.count * spec.dim * 4
-            reads.append(Read(segment.table, cursor.ids(segment.count)))
-    if answer > frame.MAX_MESSAGE:
-        raise FrameError(f"the pull asks for {answer} bytes of rows, the limit of a message is "
-                         f"{frame.MAX_MESSAGE}; pull fewer ids at a time")
+    reads = [_read(*found) for found in _segments(header, payload, spec_of)]
+    _check_answer(reads, spec_of)
     return tuple(reads)
 
 
-def read_gradients(header: Header, payload: memoryview, spec_of: SpecOf) -> tuple[Gradient, ...]:
+def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
     """The gradients of a push, as views into the payload."""
-    gradients = []
+    return tuple(_gradient(*found) for found in _segments(header, payload, spec_of))
+
+
+def read_exchange(header: Header, payload: Bytes,
+                  spec_of: SpecOf) -> tuple[tuple[Gradient, ...], tuple[Read, ...]]:
+    """The gradients of a push and what the pull after it asks for."""
+    gradients, reads = [], []
     for segment, spec, cursor in _segments(header, payload, spec_of):
-        ids = None
-        if spec.kind == "dense":
-            _expect(segment, spec, VALUES)
-            values = cursor.floats(segment.count)
+        if segment.content in (IDS, WHOLE):
+            reads.append(_read(segment, spec, cursor))
+        elif reads:
+            raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
-            _expect(segment, spec, ID_ROWS)
-            ids = cursor.ids(segment.count)
-            values = cursor.floats(segment.count, spec.dim)
-        gradients.append(Gradient(segment.table, values, ids, segment.learning_rate))
-    return tuple(gradients)
+            gradients.append(_gradient(segment, spec, cursor))
+    _check_answer(reads, spec_of)
+    return tuple(gradients), tuple(reads)
 
 
-def read_values(header: Header, payload: memoryview, spec_of: SpecOf) -> list[Floats]:
+def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats]:
     """The answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
     values = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
@@ -169,12 +167,44 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[St
     return states
 
 
-class _Cursor:
-    """Takes arrays from a payload, one after the other."""
+def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
+    if spec.kind == "dense":
+        _expect(segment, spec, WHOLE)
+        return Read(segment.table)
+    _expect(segment, spec, IDS)
+    return Read(segment.table, cursor.ids(segment.count))
 
-    def __init__(self, payload: memoryview) -> None:
+
+def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
+    if spec.kind == "dense":
+        _expect(segment, spec, VALUES)
+        return Gradient(segment.table, cursor.floats(segment.count), None, segment.learning_rate)
+    _expect(segment, spec, ID_ROWS)
+    ids = cursor.ids(segment.count)
+    return Gradient(segment.table, cursor.floats(segment.count, spec.dim), ids,
+                    segment.learning_rate)
+
+
+def _check_answer(reads: Iterable[Read], spec_of: SpecOf) -> None:
+    """Refuse a pull whose rows would not fit into a message."""
+    answer = sum(read.ids.size * spec_of(read.table).dim * 4 for read in reads
+                 if read.ids is not None)
+    if answer > frame.MAX_MESSAGE:
+        raise FrameError(f"the pull asks for {answer} bytes of rows, the limit of a message is "
+                         f"{frame.MAX_MESSAGE}; pull fewer ids at a time")
+
+
+class _Cursor:
+    """Takes arrays from a payload, one after the other, or each from where it is said to lie."""
+
+    def __init__(self, payload: Bytes, placed: bool) -> None:
         self._payload = payload
+        self._placed = placed
         self._at = 0
+
+    def begin(self, segment: Segment) -> None:
+        """Go to where the segment begins."""
+        self._at = segment.offset if self._placed else self._at + -self._at % frame.ALIGNMENT
 
     def ids(self, count: int) -> Ids:
         """The next `count` ids."""
@@ -194,27 +224,24 @@ class _Cursor:
         self._at += array.nbytes
         return np.require(array, requirements="A").reshape(tuple(shape))
 
-    def align(self) -> None:
-        """Go to where the next segment starts."""
-        self._at += -self._at % frame.ALIGNMENT
-
     def finish(self) -> None:
         """Refuse bytes that belong to no segment."""
-        if self._at < len(self._payload):
+        self._at += -self._at % frame.ALIGNMENT
+        if self._at < len(self._payload) and not self._placed:
             raise FrameError(f"the segments take {self._at} bytes of a payload of "
                              f"{len(self._payload)}")
 
 
-def _segments(header: Header, payload: memoryview,
+def _segments(header: Header, payload: Bytes,
               spec_of: SpecOf) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
-    cursor = _Cursor(payload)
+    cursor = _Cursor(payload, header.HasField("lane"))
     seen: set[int] = set()
     for segment in header.segments:
         if segment.table in seen and segment.content in (ID_ROWS, VALUES):
             raise FrameError(f"the frame names table {segment.table:#x} twice")
         seen.add(segment.table)
+        cursor.begin(segment)
         yield segment, spec_of(segment.table), cursor
-        cursor.align()
     cursor.finish()
 
 

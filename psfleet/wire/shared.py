@@ -67,6 +67,11 @@ class SharedMemory:
     def __len__(self) -> int:
         return len(self._bytes)
 
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of it."""
+        return self._bytes
+
     def array(self, offset: int, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """The array that lies at `offset`, writable.
 

@@ -35,6 +35,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.ProtocolError: _Code.FAILED_PRECONDITION,
     errors.Gap: _Code.OUT_OF_RANGE,
     errors.Fenced: _Code.ABORTED,
+    errors.LaneLost: _Code.FAILED_PRECONDITION,
     errors.NotReady: _Code.UNAVAILABLE,
     errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
     errors.ServerUnavailable: _Code.UNAVAILABLE,

@@ -131,3 +131,19 @@ def test_any_changed_byte_is_a_frame_or_a_frame_error(at: int, byte: int, payloa
     message[at % len(message)] = byte
     with contextlib.suppress(FrameError):
         frame.decode(bytes(message))
+
+
+def test_a_reserved_message_is_an_encoded_one() -> None:
+    """Filling the place that `reserve` gives makes the same bytes as `encode`, on its boundary."""
+    content = np.arange(24, dtype=np.uint8)
+    for worker in range(300):  # headers of several lengths
+        message, payload = frame.reserve(Header(worker=worker), 24)
+        payload[:] = content
+        assert message == frame.encode(Header(worker=worker), [content])
+        assert payload.ctypes.data % frame.ALIGNMENT == 0
+
+
+def test_a_reserved_message_has_the_limit_of_gRPC() -> None:
+    """No memory is taken for a message that gRPC could not carry."""
+    with pytest.raises(FrameError, match="longer than the limit"):
+        frame.reserve(Header(), frame.MAX_MESSAGE + 1)

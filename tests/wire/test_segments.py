@@ -151,3 +151,34 @@ def test_any_header_over_any_payload_is_read_or_refused(payload: bytes,
                  segments.read_values):
         with contextlib.suppress(PsfleetError):
             read(header, memoryview(payload), spec_of)
+
+
+def test_an_exchange_comes_apart() -> None:
+    """Gradients and reads of one message, of the same table too, come back as what they were."""
+    pieces = [segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
+              segments.write_read(Read(SPARSE.key, IDS[:2])), segments.write_read(Read(DENSE.key))]
+    gradients, reads = through(pieces, segments.read_exchange)
+    np.testing.assert_array_equal(gradients[0].values, ROWS)
+    np.testing.assert_array_equal(reads[0].ids, IDS[:2])
+    assert reads[1] == Read(DENSE.key)
+    with pytest.raises(FrameError, match="gradients come first"):
+        through(pieces[::-1], segments.read_exchange)
+
+
+def test_segments_of_a_lane_lie_where_they_say() -> None:
+    """With a lane each segment is read at its offset, and never beyond the memory's end."""
+    memory = np.zeros(256, np.uint8)
+    memory[128:168] = IDS.view(np.uint8)
+    memory[168:228] = ROWS.reshape(-1).view(np.uint8)
+    place = Segment(table=SPARSE.key, content=segments.ID_ROWS, count=5, offset=128)
+    header = Header(segments=[place])
+    header.lane.generation = 1
+    [gradient] = segments.read_gradients(header, memory, spec_of)
+    np.testing.assert_array_equal(gradient.ids, IDS)
+    np.testing.assert_array_equal(gradient.values, ROWS)
+    for wrong in ({"offset": 160}, {"offset": 2**64 - 8}, {"count": 2**60}):
+        bad = Header(lane=header.lane, segments=[place])
+        for name, value in wrong.items():
+            setattr(bad.segments[0], name, value)
+        with pytest.raises(FrameError, match="announces"):
+            segments.read_gradients(bad, memory, spec_of)
