@@ -1,6 +1,7 @@
 """The parts of a kernel module's text that come from the rule."""
 
 import inspect
+from collections.abc import Callable
 from textwrap import indent
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.rules.base import Rule
 from psfleet.tables.spec import Decay
 
-__all__ = ["CHUNK", "LANES", "RuleText", "scalars_of"]
+__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of"]
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
 # CHUNK values, value i goes to lane i % LANES (float32), the lanes are folded in halves down to 16,
@@ -147,7 +148,7 @@ class RuleText:
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
-        sums = _results(measure, 2 + len(self._per_unit))
+        sums = result_count(measure, 3 + len(self._per_unit))
         names = [f"a{i}" for i in range(sums)]
 
         def term(index: str, lane: str) -> str:
@@ -187,7 +188,6 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 """
 
 
-def _results(function: object, arguments: int) -> int:
-    """How many values a measure function returns."""
-    result: tuple[float, ...] = function(*[1.0] * arguments, [1.0] * 64)  # type: ignore[operator]
-    return len(result)
+def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
+    """How many values a rule's function returns, given how many arguments it takes, h included."""
+    return len(function(*[1.0] * (arguments - 1), [1.0] * 64))

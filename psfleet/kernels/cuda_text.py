@@ -1,0 +1,179 @@
+"""The same rules as CUDA kernels: text in which a thread updates one weight.
+
+Dense kernels take one array for the weights and one for each state slot; sparse ones take the
+table's rows as one flat array and the row numbers that the gradients belong to. Sums over a unit
+have the order of the CPU kernels (see rule_text), so both end with the same values.
+"""
+
+import inspect
+from textwrap import indent
+
+from psfleet.kernels.rule_text import CHUNK, LANES, result_count
+from psfleet.rules.base import Rule
+
+__all__ = ["CudaText"]
+
+_HEAD = """\
+import math
+
+import numpy as np
+from numba import cuda, float32, float64
+
+ZERO = np.float32(0)
+"""
+
+
+class CudaText:
+    """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
+
+    Kernels, with `values` standing for the arrays named in `arguments`:
+        update(units, n, turn, gradient, *values, extra, h): one thread per weight.
+    and, for a rule with a unit, to be run before it:
+        lanes(units, n, turn, gradient, *values, sums, h): one thread per lane of each chunk.
+        fold(count, sums, totals): one thread per chunk and sum.
+        combine(units, n, *values, totals, extra, h): one thread per unit.
+
+    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update.
+    """
+
+    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int) -> None:
+        self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
+        self._numbers = len(rule.scalars(0.1, 1))
+        self._slots = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
+        measure, combine = rule.measure(), rule.combine()
+        self.sums = result_count(measure, 3 + len(self._slots)) if measure else 0
+        self.extras = result_count(combine, 2 + self.sums) if combine else 0
+        self._single = [i for i, slot in enumerate(self._slots) if slot.per_unit]
+        self.extra_width = self.extras + len(self._single)
+        self.arguments = ["rows", "t"] if dim else ["p", *(f"p{i}" for i in range(len(self._slots)))]
+
+    def module(self) -> str:
+        """The whole module."""
+        functions = [self._rule.scalar(), self._rule.measure(), self._rule.combine()]
+        parts = [_HEAD, *("\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
+                          for f in functions if f is not None), self._update()]
+        if self.sums:
+            parts += [self._lanes(), self._fold(), self._combine()]
+        return "\n".join(parts)
+
+    @property
+    def stride(self) -> int:
+        """Sparse: float32 in a row."""
+        return self._dim + sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
+
+    def _place(self, slot: int, unit: str, i: str) -> str:
+        """Where weight `i` of a unit has its slot; slot -1 is the weight itself."""
+        single = slot >= 0 and self._slots[slot].per_unit
+        if not self._dim:
+            name = "p" if slot < 0 else f"p{slot}"
+            return f"{name}[{unit}]" if single else f"{name}[{unit} * n + {i}]"
+        offset = sum(1 if s.per_unit else self._dim for s in self._slots[:slot]) + self._dim
+        offset = 0 if slot < 0 else offset
+        turn = f" + turn * {self._dim}" if self._rule.turns and slot == len(self._slots) - 1 else ""
+        return f"t[rows[{unit}] * {self.stride} + {offset}{turn}" + ("]" if single else f" + {i}]")
+
+    def _load(self, saved: bool) -> str:
+        """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
+        lines = [f"w = {self._place(-1, 'unit', 'i')}", "g = gradient[unit * n + i]"]
+        if self._l2:
+            lines.append(f"g = g + h[{self._numbers}] * w")
+        if self._l1:
+            pull = f"h[{self._numbers + self._l2}]"
+            lines.append(f"g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))")
+        for slot in range(len(self._slots)):
+            place = self._place(slot, "unit", "i")
+            if saved and slot in self._single:
+                place = f"extra[unit, {self.extras + self._single.index(slot)}]"
+            lines.append(f"t{slot} = {place}")
+        return "\n".join(lines)
+
+    def _slot_names(self) -> str:
+        return "".join(f"t{i}, " for i in range(len(self._slots)))
+
+    def _update(self) -> str:
+        extended = f"h = h[:{self._numbers}]"
+        if self.extras:
+            extended += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
+        stores = [f"{self._place(-1, 'unit', 'i')} = w"]
+        for slot in range(len(self._slots)):
+            guard = "if i == 0:\n    " if slot in self._single else ""
+            stores.append(f"{guard}{self._place(slot, 'unit', 'i')} = t{slot}")
+        return f"""
+@cuda.jit
+def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
+    place = cuda.grid(1)
+    if place < units * n:
+        unit = place // n
+        i = place - unit * n
+{indent(self._load(saved=True), " " * 8)}
+        {extended}
+        w, {self._slot_names()}= {self._rule.scalar().__name__}(w, g, {self._slot_names()}h)
+{indent(chr(10).join(stores), " " * 8)}
+"""
+
+    def _lanes(self) -> str:
+        measure = self._rule.measure()
+        assert measure is not None
+        terms = "".join(f"a{k}, " for k in range(self.sums))
+        start = "\n".join(f"s{k} = ZERO" for k in range(self.sums))
+        add = "\n".join(f"s{k} += a{k}" for k in range(self.sums))
+        store = "\n".join(f"sums[{k}, chunk, lane] = s{k}" for k in range(self.sums))
+        return f"""
+@cuda.jit
+def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
+    place = cuda.grid(1)
+    chunks = (n + {CHUNK - 1}) // {CHUNK}
+    chunk = place // {LANES}
+    lane = place - chunk * {LANES}
+    if chunk < units * chunks:
+        unit = chunk // chunks
+        first = (chunk - unit * chunks) * {CHUNK}
+{indent(start, " " * 8)}
+        for i in range(first + lane, min(first + {CHUNK}, n), {LANES}):
+{indent(self._load(saved=False), " " * 12)}
+            {terms}= {measure.__name__}(w, g, {self._slot_names()}h)
+{indent(add, " " * 12)}
+{indent(store, " " * 8)}
+"""
+
+    def _fold(self) -> str:
+        return f"""
+@cuda.jit
+def fold(count, sums, totals):
+    place = cuda.grid(1)
+    if place < {self.sums} * count:
+        k = place // count
+        chunk = place - k * count
+        half = {LANES // 2}
+        while half >= 16:
+            for j in range(half):
+                sums[k, chunk, j] += sums[k, chunk, half + j]
+            half //= 2
+        total = float64(0)
+        for j in range(16):
+            total += float64(sums[k, chunk, j])
+        totals[k, chunk] = total
+"""
+
+    def _combine(self) -> str:
+        combine = self._rule.combine()
+        assert combine is not None
+        start = "\n".join(f"s{k} = float64(0)" for k in range(self.sums))
+        add = "\n".join(f"s{k} += totals[{k}, chunk]" for k in range(self.sums))
+        values = "".join(f"float32(s{k}), " for k in range(self.sums))
+        results = "".join(f"e{k}, " for k in range(self.extras))
+        store = [f"extra[unit, {k}] = e{k}" for k in range(self.extras)]
+        store += [f"extra[unit, {self.extras + k}] = {self._place(slot, 'unit', '0')}"
+                  for k, slot in enumerate(self._single)]
+        return f"""
+@cuda.jit
+def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
+    unit = cuda.grid(1)
+    if unit < units:
+        chunks = (n + {CHUNK - 1}) // {CHUNK}
+{indent(start, " " * 8)}
+        for chunk in range(unit * chunks, (unit + 1) * chunks):
+{indent(add, " " * 12)}
+        {results}= {combine.__name__}({values}float32(n), h)
+{indent(chr(10).join(store), " " * 8)}
+"""

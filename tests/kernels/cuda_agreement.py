@@ -1,0 +1,60 @@
+"""Run in a process of its own with NUMBA_ENABLE_CUDASIM=1: CUDA kernels against the NumPy twin."""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.cuda import update_dense, update_rows
+from psfleet.kernels.twin import twin_push
+from psfleet.rules import ASGD, RULES, Ftrl, Momentum, RMSProp, Rule
+from psfleet.tables.spec import Decay
+
+Floats = NDArray[np.float32]
+
+N, DIM, STEPS, TOLERANCE = 12, 4, 3, 1e-6
+RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
+RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
+
+
+def worst_difference(rule: Rule, decay: Decay, sparse: bool) -> float:
+    """The largest |CUDA - twin| over weights and slots after some steps, relative above 1."""
+    random = np.random.default_rng(0)
+    width = DIM if sparse or rule.unit == "row" else N
+    shared = [False, *(slot.per_unit for slot in rule.slots)]
+    twin = [random.standard_normal(N).astype(np.float32),
+            *(np.full(N, slot.initial, np.float32) for slot in rule.slots)]
+    values, rows = narrow(twin, shared, width), np.array([2, 0, 1])
+    table = joined(values)
+    for step in range(1, STEPS + 1):
+        gradient = random.standard_normal(N).astype(np.float32)
+        twin_push(rule, decay, 0.1, step, twin, gradient, width)
+        if sparse:
+            update_rows(rule, decay, 0.1, step, table, rows, gradient.reshape(-1, DIM)[rows])
+        else:
+            update_dense(rule, decay, 0.1, step, values, gradient, width)
+    wanted = narrow(twin, shared, width)
+    pairs = [(table, joined(wanted))] if sparse else list(zip(values, wanted, strict=True))
+    return max(float((np.abs(got - want) / np.maximum(1, np.abs(want))).max()) for got, want in pairs)
+
+
+def narrow(values: list[Floats], shared: list[bool], width: int) -> list[Floats]:
+    """Copies of the values, those that a unit shares once for each unit."""
+    return [v[::width].copy() if single else v.copy() for v, single in zip(values, shared, strict=True)]
+
+
+def joined(values: list[Floats]) -> Floats:
+    """Rows as the sparse table keeps them, flat."""
+    return np.concatenate([v.reshape(N // DIM, -1) for v in values], axis=1).reshape(-1)
+
+
+if __name__ == "__main__":
+    wrong = []
+    for rule in RULE_CASES:
+        for decay in (Decay(), Decay(0.1, 0.2)):
+            for sparse in (False, True):
+                difference = worst_difference(rule, decay, sparse)
+                if not difference <= TOLERANCE:
+                    wrong.append(f"{rule} {decay} sparse={sparse}: {difference}")
+    print(f"{len(RULE_CASES)} rules, wrong: {wrong}")
+    sys.exit(bool(wrong))

@@ -1,0 +1,110 @@
+"""Generated modules: vectorised, cached, private, safe beside each other."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba import njit
+
+from psfleet.kernels.cache import _surroundings, cache_folder
+from psfleet.kernels.generate import dense_kernels
+from psfleet.kernels.memory import OPTIONS
+from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
+
+ROOT = Path(__file__).parents[2]
+RULE_CASES = {**{name: rule() for name, rule in RULES.items()}, "centered": RMSProp(centered=True),
+              "asgd_of_3": ASGD(3), "ftrl_l1": Ftrl(0.1, 0.1)}
+
+
+@pytest.mark.skipif(not re.search(r"\+avx2\b", _surroundings()),
+                    reason="this processor has neither AVX2 nor AVX-512")
+@pytest.mark.parametrize("name", RULE_CASES)
+def test_dense_kernel_is_vectorised(name: str) -> None:
+    """The machine code of every rule's dense kernel works on whole vector registers."""
+    rule: Rule = RULE_CASES[name]
+    kernel = dense_kernels(rule, False, False).push
+    options: dict[str, Any] = OPTIONS
+    fresh = njit(kernel.nopython_signatures[0], **options)(kernel.py_func)  # cached code has no text
+    code = next(iter(fresh.inspect_asm().values()))
+    wide = [line for line in code.splitlines() if re.search(r"\bv\w+ps\b.*%[yz]mm", line)]
+    assert len(wide) >= 4, f"only {len(wide)} vector instructions"
+    assert not re.search(r"\bv(div|sqrt|mul|add)sd\b", code) or rule.unit != "element"
+
+
+PROGRAM = """
+import sys, time
+import numpy as np
+from psfleet.rules import Adam
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+start = time.process_time()
+table = SparseTable(TableSpec("t", "sparse", (9,), Adam(), every_row=True))
+table.push(np.arange(5), np.ones((5, 9), np.float32), 0.1)
+print(time.process_time() - start, float(table.state(0, 5)[1].sum()))
+"""
+
+
+def start(cache: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PSFLEET_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[float, str]:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    seconds, value = output.split()
+    return float(seconds), value
+
+
+def test_several_processes_may_compile_at_once(tmp_path: Path) -> None:
+    """Processes that start together on an empty cache agree; the next one finds everything compiled."""
+    cache = tmp_path / "kernels"
+    first = [finish(process) for process in [start(cache) for _ in range(3)]]
+    again = finish(start(cache))
+    assert len({value for _, value in [*first, again]}) == 1
+    assert again[0] < min(seconds for seconds, _ in first) / 2
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert not list(cache.glob("*.part"))
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code is not loaded from where others could put it."""
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("PSFLEET_CACHE", str(tmp_path))
+    folder = cache_folder.__wrapped__()
+    assert folder != tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rmdir()
+
+
+def test_an_edited_rule_is_another_module(tmp_path: Path) -> None:
+    """The cache does not serve the code of a rule that has since been changed."""
+    program = """
+import importlib.util, pathlib, sys
+import numpy as np
+from psfleet.rules import sgd
+source = pathlib.Path(sgd.__file__).read_text()
+for sign in "-+":
+    file = pathlib.Path(sys.argv[1]) / "edited.py"
+    file.write_text(source.replace("w - h[0] * g", f"w {sign} h[0] * g "))
+    spec = importlib.util.spec_from_file_location("edited" + sign, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    import linecache
+    linecache.clearcache()
+    from psfleet.tables.dense import DenseTable
+    from psfleet.tables.spec import TableSpec
+    table = DenseTable(TableSpec("t", "dense", (1,), module.SGD()), np.zeros(1, np.float32))
+    table.push(np.ones(1, np.float32), 1.0)
+    print(table.state()[0][0])
+"""
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False)
+    assert run.stdout.split() == ["-1.0", "1.0"], run.stderr

@@ -1,0 +1,61 @@
+"""Dense tables: state, slices, refusals."""
+
+import numpy as np
+import pytest
+
+from psfleet.errors import ShapeError
+from psfleet.rules import ASGD, SGD, Adam, RowwiseAdagrad, Rule
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+
+
+@pytest.mark.parametrize("rule", [SGD(), Adam(), ASGD(2), RowwiseAdagrad()])
+def test_state_restores_the_table(rule: Rule) -> None:
+    """A table made from another's state goes on with the same bits."""
+    random = np.random.default_rng(0)
+    start = random.standard_normal(12).astype(np.float32)
+    spec = TableSpec("t", "dense", (3, 4), rule)
+    table, copy = DenseTable(spec, start), DenseTable(spec, np.zeros(12, np.float32))
+    for _ in range(3):
+        table.push(random.standard_normal(12).astype(np.float32), 0.1)
+    copy.restore(table.step, table.state())
+    gradient = random.standard_normal(12).astype(np.float32)
+    for each in (table, copy):
+        each.push(gradient, 0.1)
+    assert table.step == copy.step == 4
+    for got, wanted in zip(copy.state(), table.state(), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_the_table_owns_its_memory() -> None:
+    """Later changes of what it was made from, or of what it gave away, do not reach it."""
+    start = np.ones(4, np.float32)
+    table = DenseTable(TableSpec("t", "dense", (4,), SGD()), start)
+    start[:] = 7
+    table.state()[0][:] = 7
+    out = np.empty(4, np.float32)
+    table.pull_into(out)
+    np.testing.assert_array_equal(out, 1)
+
+
+@pytest.mark.parametrize("rule", [SGD(), Adam(), RowwiseAdagrad()])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_an_empty_slice(rule: Rule, shape: tuple[int, ...]) -> None:
+    """A server that holds nothing of an array still makes the steps."""
+    table = DenseTable(TableSpec("t", "dense", shape, rule), np.zeros(0, np.float32))
+    table.push(np.zeros(0, np.float32), 0.1)
+    assert (table.step, table.count, table.bytes) == (1, 0, 0)
+    table.restore(5, table.state())
+    assert table.step == 5
+
+
+def test_wrong_shapes_are_refused() -> None:
+    """A gradient or a state of another shape is named in the message and changes nothing."""
+    table = DenseTable(TableSpec("t", "dense", (4,), Adam()), np.zeros(4, np.float32))
+    with pytest.raises(ShapeError, match=r"float32 \(3,\), it must be float32 \(4,\)"):
+        table.push(np.zeros(3, np.float32), 0.1)
+    with pytest.raises(ShapeError, match="float64"):
+        table.push(np.zeros(4), 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="its state is 3 arrays"):
+        table.restore(1, [np.zeros(4, np.float32)])
+    assert table.step == 0
