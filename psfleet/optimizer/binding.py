@@ -14,7 +14,7 @@ from psfleet.optimizer.placement import place
 from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.rules.base import Rule
-from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime import Gradient, Read, Runtime, TableState
 from psfleet.tables.spec import Decay, TableSpec
 
 __all__ = ["Owner", "Seat", "Tables", "as_gradient", "invalidate", "tables"]
@@ -75,7 +75,6 @@ class Tables:
         self._owned: dict[tuple[int, int], Seat] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[Seat] = []
-        self._ticket: Ticket | None = None
 
     # -- Binding -------------------------------------------------------------------------------
 
@@ -138,10 +137,8 @@ class Tables:
 
     def push(self, gradients: Sequence[tuple[Seat, Gradient]], samples: int,
              loss: float | None) -> None:
-        """Send the gradients of one step, once the step before it has been acknowledged."""
-        if self._ticket is not None:
-            self._ticket.wait()
-        self._ticket = self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
+        """Send the gradients of one step. The runtime reports what goes wrong with them."""
+        self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
         self._pushed = [seat for seat, _ in gradients]
         for seat in self._pushed:
             seat.forget()
