@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from psfleet.environment import Environment
+from psfleet.testing.leaks import nothing_left
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from psfleet_server.process import Server
@@ -36,6 +37,13 @@ class Peer:
             shard_pb2.TableSpec(name=name, kind=kind, shape=shape, rule="sgd",
                                 initializer="constant")))).table
         return table
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Every thread and child process of a test has ended when it is over."""
+    with nothing_left():
+        yield
 
 
 @contextlib.contextmanager

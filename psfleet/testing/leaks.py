@@ -1,0 +1,38 @@
+"""What a test has left behind: threads and child processes."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["children", "nothing_left"]
+
+_LOOK = 0.01  # seconds between looks
+
+
+def children() -> set[str]:
+    """Process ids of this process's children, zombies included (Linux)."""
+    listed: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            listed.update((task / "children").read_text().split())
+    return listed
+
+
+@contextlib.contextmanager
+def nothing_left(within: float = 5.0) -> Iterator[None]:
+    """Check that what was started inside has ended, or ends `within` seconds.
+
+    Raises:
+        AssertionError: A thread or a child process is left; the text says which.
+    """
+    threads, processes = set(threading.enumerate()), children()
+    yield
+    deadline = time.monotonic() + within
+    while True:
+        left = [*(set(threading.enumerate()) - threads), *(children() - processes)]
+        if not left:
+            return
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(_LOOK)
