@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,15 @@ def test_a_server_loads_neither_graph_nor_optimizers() -> None:
     loaded = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT,
                             capture_output=True, text=True).stdout.strip()
     assert not loaded
+
+
+def test_everything_is_installed() -> None:
+    """Files beside the modules, such as the texts of kernels, are named in the package data."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    for home in HOMES.values():
+        files = [path for path in home.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        left_out = [path for path in files if path.suffix != ".py"
+                    and not any(path.match(pattern) for pattern in patterns)]
+        assert not left_out
+        assert all((path.parent / "__init__.py").exists() for path in files)

@@ -1,0 +1,35 @@
+"""A small job on real tables: every worker pushes the same steps on every run; worker 0 tells.
+
+Arguments: the number of steps, and seconds to rest after each.
+"""
+
+import hashlib
+import sys
+import time
+
+import numpy as np
+
+import psfleet
+from psfleet import fleet
+
+ROWS = 1000
+
+
+def main(steps: int, rest: float) -> None:
+    """Train, then print a digest of all rows."""
+    fleet.init()
+    numbers = np.random.default_rng(fleet.worker_index())
+    with psfleet.connect(mode="sync") as ps:
+        table = ps.sparse_table("users", dim=8, optimizer=psfleet.optimizer.Adam(0.01))
+        for _ in range(steps):
+            ids = numbers.integers(0, ROWS, 64)
+            table.push(ids, table.pull(ids) - 0.5)
+            time.sleep(rest)
+        ps.flush()
+        if fleet.is_first_worker():
+            rows = table.pull(np.arange(ROWS))
+            print(f"digest {hashlib.sha256(rows.tobytes()).hexdigest()}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
