@@ -6,8 +6,10 @@ Each step takes the next 8 * N samples of a fixed stream, of which this worker t
 
 import argparse
 import sys
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
@@ -16,7 +18,7 @@ from psfleet.runtime import active
 STEPS, BATCH = 12, 48
 
 
-def network() -> tuple[ps.Variable, ps.Variable]:
+def network() -> ps.Variable:
     ids = layers.data("ids", [None, 4], dtype="int64")
     dense = layers.data("dense", [None, 3])
     label = layers.data("label", [None, 1])
@@ -25,12 +27,12 @@ def network() -> tuple[ps.Variable, ps.Variable]:
         layers.concat([layers.reshape(deep, [-1, 32]), dense], axis=1), 300, act="relu")
     hidden = layers.dropout(hidden, 0.0)
     logit = layers.fc(hidden, 1)
-    return layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label)), logit
+    return layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
 
 
-def batches() -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
+def batches() -> list[dict[str, NDArray[Any]]]:
     rng = np.random.default_rng(11)
-    made = []
+    made: list[dict[str, NDArray[Any]]] = []
     for _ in range(STEPS):
         ids = rng.integers(-40, 40, (BATCH, 4))
         made.append({"ids": ids, "dense": rng.normal(size=(BATCH, 3)).astype(np.float32),
@@ -47,7 +49,7 @@ def main() -> None:
         fleet.init_server()
         fleet.run_server()
         sys.exit()
-    loss, _ = network()
+    loss = network()
     opt = fleet.distributed_optimizer(optimizer.Adam(0.01))
     opt.minimize(loss)
     fleet.init_worker()
@@ -59,12 +61,12 @@ def main() -> None:
         executor.run(feed=share, fetch_list=[loss])
     fleet.barrier_worker()
     if fleet.is_first_worker():
-        np.savez(out, **contents())
+        np.savez(out, allow_pickle=False, **contents())
     fleet.stop_worker()
 
 
-def contents() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
-    found = {}
+def contents() -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {}
     for key, spec in active().specs().items():
         state = active().read_table(key)
         for slot, values in enumerate(state.values):
