@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.program.inference import save_inference
 from psfleet.strategy import DistributedStrategy, Settings, resolve
@@ -203,6 +204,7 @@ class Fleet:
     def barrier_worker(self) -> None:
         """Flush, then wait until every worker is here."""
         runtimes.active().barrier()
+        invalidate()
 
     # -- training ------------------------------------------------------------------------------
 
@@ -263,6 +265,7 @@ class Fleet:
         if self.is_first_worker():
             runtimes.active().load(path)
         runtimes.active().barrier()
+        invalidate()
 
     def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
         """Write what predicting needs, and no optimizer state: the program up to the targets, weights.

@@ -246,6 +246,9 @@ class Optimizer:
             if merged is None:
                 return
             pairs, samples = merged
+        self._update(pairs, samples, loss)
+
+    def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
         checked = [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
         doubled = len(checked) - len({p.name for p, _ in checked})
         if doubled:

@@ -196,9 +196,9 @@ class Tables:
     def _preload(self, seat: Seat) -> None:
         """Give a sparse table the rows that its parameter has now."""
         self.runtime.create(seat.spec)
-        before = self._seats.get(id(seat.parameter))
-        if before is not None and not seat.bounded:
-            state = self.runtime.read_table(before.key)
+        source = seat.parameter.binding
+        if isinstance(source, Tables) and not seat.bounded:
+            state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
             ids, rows = state.ids, state.values[0]
         else:
             ids, rows = seat.all_ids(), _master(seat.parameter)

@@ -69,8 +69,7 @@ class LookAhead(Optimizer):
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
         return self.inner_optimizer._seat(parameter, by_rows)
 
-    def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
-        """See Optimizer."""
+    def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
         inner = self.inner_optimizer
         inner.apply_values(pairs, samples, loss)
         home = tables()

@@ -1,13 +1,14 @@
 """The base class: plain use, rates, clipping, state, programs, eager mode, errors."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import psfleet
-from psfleet import layers, optimizer
+from psfleet import fleet, layers, optimizer
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
 from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momentum, lr
@@ -202,6 +203,34 @@ def test_two_optimizers_in_turn() -> None:
     assert w.numpy().tolist() == [1 + 1 + 1.5 + 1] * 2
 
 
+def test_another_runtime() -> None:
+    """A parameter that is trained on in another runtime takes its weights along: arrays and rows."""
+    them = three("moved")
+    train(SGD(0.1), them, range(2))
+    before = [value.copy() for value in weights(them)]
+    psfleet.runtime.use(EmbeddedRuntime())
+    opt = SGD(0.0)
+    train(opt, them, range(1))
+    for expected, found in zip(before, weights(them), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_loaded_model_is_seen(tmp_path: Path) -> None:
+    """After fleet.load_model the next run and numpy() have the loaded values."""
+    with program_guard(Program(), Program()):
+        loss, _ = model()
+        test = psfleet.default_main_program().clone(for_test=True)
+        SGD(0.5).minimize(loss)
+        exe = Executor()
+        exe.run(feed=FEED)
+        fleet.save_persistables(str(tmp_path / "model"))
+        expected = exe.run(test, feed=FEED, fetch_list=[loss])[0]
+        exe.run(feed=FEED)
+        assert exe.run(test, feed=FEED, fetch_list=[loss])[0] != expected
+        fleet.load_model(str(tmp_path / "model"))
+        assert exe.run(test, feed=FEED, fetch_list=[loss])[0] == expected
+
+
 def test_a_name_used_again() -> None:
     """Another parameter of the same name starts from its own value."""
     for start in (1.0, 5.0):
@@ -317,7 +346,7 @@ def test_steps_count_in_programs() -> None:
     assert seen == [0.3, 0.2, 0.1]
 
 
-def test_a_run_starts_from_the_fleet_s_value(fleet: EmbeddedRuntime) -> None:
+def test_a_run_starts_from_the_fleet_s_value() -> None:
     """A program's first run uses what the tables hold (a loaded checkpoint), not its own start."""
     with program_guard(Program(), Program()):
         loss, _ = model()
@@ -326,9 +355,8 @@ def test_a_run_starts_from_the_fleet_s_value(fleet: EmbeddedRuntime) -> None:
         before = exe.run(feed=FEED, fetch_list=[loss])[0]
         parameter = psfleet.default_main_program().all_parameters()[1]
     other = EmbeddedRuntime()
-    for key, spec in fleet.specs().items():
+    for spec in psfleet.runtime.active().specs().values():
         other.create(spec, np.full(spec.shape, 2, np.float32) if spec.kind == "dense" else None)
-        del key
     psfleet.runtime.use(other)
     with program_guard(Program(), Program()):
         loss, _ = model()
