@@ -15,7 +15,7 @@ from psfleet.errors import ConfigError, ShapeError
 from psfleet.tables.spec import Initializer
 
 __all__ = [
-    "Assign", "Constant", "ConstantInitializer", "MSRA", "MSRAInitializer", "Normal",
+    "MSRA", "Assign", "Constant", "ConstantInitializer", "MSRAInitializer", "Normal",
     "NormalInitializer", "NumpyArrayInitializer", "Start", "Uniform", "UniformInitializer",
     "Xavier", "XavierInitializer", "resolve",
 ]

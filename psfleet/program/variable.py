@@ -126,6 +126,10 @@ class Variable:
                 record.context = None
         default_main_program().step += 1
 
+    def reshape(self, shape: Sequence[int]) -> "Variable":
+        """The values in another shape, as layers.reshape."""
+        return apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
+
     def astype(self, dtype: DTypeLike) -> "Variable":
         """The values in another dtype."""
         return apply(shaping.Cast(dtype_of(dtype).name), self)
@@ -232,9 +236,7 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
     program = program or default_main_program()
     found = program.variables.get(parameter.name)
     if found is None:
-        shape = tuple(None if extent is None or extent < 0 else extent
-                      for extent in parameter.shape)
-        found = Variable(parameter.name, shape, np.float32, parameter=parameter)
+        found = _stand_in(parameter)
         program.add(found)
     if found.parameter is not parameter:
         raise UsageError(f"the program has another variable or parameter named {parameter.name!r}")
@@ -242,12 +244,19 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
     return found
 
 
+def _stand_in(parameter: Parameter) -> Variable:
+    """A variable for a parameter, in no program yet."""
+    shape = tuple(None if extent is None or extent < 0 else extent for extent in parameter.shape)
+    return Variable(parameter.name, shape, np.float32, parameter=parameter,
+                    stop_gradient=not parameter.trainable)
+
+
 def as_variable(value: Any) -> Variable:
-    """A variable as it is, a parameter's leaf, or a constant of an array or number."""
+    """A variable as it is, one that stands for a parameter, or a constant of an array or number."""
     if isinstance(value, Variable):
         return value
     if isinstance(value, Parameter):
-        return leaf(value)
+        return _stand_in(value)
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         return to_variable(np.asarray(value))
     raise UsageError(f"a layer's input is {value!r}; it must be a variable, a parameter or an "
@@ -267,13 +276,12 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
     shape, dtype = op.infer(*variables)
     label = name or names.generate(type(op).__name__.lower())
     output = Variable(names.generate(f"{label}.tmp"), shape, dtype)
-    record = Record(op, variables, output)
-    output.record = record
     output.stop_gradient = not op.differentiable or all(v.stop_gradient for v in variables)
-    if _is_eager(variables):
-        _compute_now(record)
+    eager = _is_eager(variables)
+    output.record = Record(op, variables if eager else _settled(variables), output)
+    if eager:
+        _compute_now(output.record)
     else:
-        _settle(variables)
         default_main_program().add(output)
     return output
 
@@ -313,12 +321,13 @@ def _is_eager(variables: Sequence[Variable]) -> bool:
     return not symbolic and (in_eager_mode() or any(v.value is not None for v in variables))
 
 
-def _settle(variables: Sequence[Variable]) -> None:
-    """Concrete inputs of a recorded operation are constants of the program."""
+def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
+    """The inputs as the program has them: one leaf per parameter; what is concrete is a constant."""
     program = default_main_program()
     for variable in variables:
         if variable.value is not None and variable.name not in program.variables:
             program.add(variable)
+    return tuple(v if v.parameter is None else leaf(v.parameter) for v in variables)
 
 
 def _left(record: Record) -> Context:
