@@ -1,0 +1,239 @@
+"""W4: kernels and the sparse table alone, one thread, beside torch where it is installed.
+
+    python benchmarks/kernels.py [--size 50000000] [--rows 5000000] [--repeats 7] [--json FILE]
+
+Times are CPU time of the process, median over the repeats; the variants of a block run in turn.
+`stream` is the roofline of a rule: a kernel of the same shape (the same arrays read and written in
+place) that only adds. A rule's figure is its share of that speed.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.dedup import dedup
+from psfleet.rules import ASGD, RULES, Adam, RMSProp
+from psfleet.rules.base import Rule, Slot
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+Variants = dict[str, Callable[[], Any]]
+
+
+def stream0(w, g, h):  # type: ignore[no-untyped-def]
+    return (w + g,)
+
+
+def stream1(w, g, a, h):  # type: ignore[no-untyped-def]
+    return w + g, a + g
+
+
+def stream2(w, g, a, b, h):  # type: ignore[no-untyped-def]
+    return w + g, a + g, b + g
+
+
+def stream3(w, g, a, b, c, h):  # type: ignore[no-untyped-def]
+    return w + g, a + g, b + g, c + g
+
+
+@dataclass(frozen=True)
+class Stream(Rule):
+    """Reads weights, gradient and `count` slots, and writes all but the gradient."""
+
+    count: int = 0
+    name: ClassVar[str] = "stream"
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(Slot(f"s{i}") for i in range(self.count))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return (stream0, stream1, stream2, stream3)[self.count]
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+
+def in_turn(variants: Variants, repeats: int) -> dict[str, float]:
+    """Median CPU seconds of each variant."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for run in range(repeats + 1):
+        for name, function in variants.items():
+            start = time.process_time()
+            function()
+            if run:
+                times[name].append(time.process_time() - start)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
+    """Every rule against the stream of its shape."""
+    rules: dict[str, Rule] = {name: rule() for name, rule in RULES.items()}
+    rules |= {"rmsprop_centered": RMSProp(centered=True), "asgd": ASGD(2)}
+    results = []
+    gradient = noise(size)
+    for name, rule in rules.items():
+        slots = len(rule.slots) - max(rule.turns - 1, 0)
+        slots -= sum(slot.per_unit for slot in rule.slots)
+        table = dense(rule, size)
+        stream = dense(Stream(slots), size)
+        times = in_turn({name: lambda t=table: t.push(gradient, 1e-3),  # type: ignore[misc]
+                         "stream": lambda t=stream: t.push(gradient, 1e-9)}, repeats)  # type: ignore[misc]
+        moved = 4 * size * (3 + 2 * slots)
+        results.append({"what": f"dense {name}", "ms": times[name] * 1e3,
+                        "GB/s": moved / times[name] / 1e9, "of stream": times["stream"] / times[name]})
+    return results
+
+
+def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
+    """Dense Adam and Lamb beside torch's Adam on the same size."""
+    gradient, adam, lamb = noise(size), dense(Adam(), size), dense(RULES["lamb"](), size)
+    variants: Variants = {"psfleet Adam": lambda: adam.push(gradient, 1e-3),
+                          "psfleet Lamb": lambda: lamb.push(gradient, 1e-3)}
+    stream = dense(Stream(2), size)
+    variants["stream 4 reads 3 writes"] = lambda: stream.push(gradient, 1e-9)
+    if torch is not None:
+        torch.set_num_threads(1)
+        for kind, options in (("fused", {"fused": True}), ("foreach", {"foreach": True})):
+            weight = torch.nn.Parameter(torch.from_numpy(noise(size)))
+            weight.grad = torch.from_numpy(gradient)
+            variants[f"torch Adam {kind}"] = torch.optim.Adam([weight], lr=1e-3, **options).step
+    times = in_turn(variants, repeats)
+    return [{"what": name, "ms": seconds * 1e3, "GB/s": 28 * size / seconds / 1e9,
+             "of Adam": seconds / times["psfleet Adam"]} for name, seconds in times.items()]
+
+
+def bench_sparse(rows: int, dim: int, repeats: int) -> list[dict[str, Any]]:
+    """Pull and push of 65,536 distinct ids of a table of `rows` rows, Adam."""
+    random = np.random.default_rng(0)
+    ids = random.permutation(rows).astype(np.int64) * 7919
+    table = SparseTable(TableSpec("bench", "sparse", (dim,), Adam()))
+    pauses = grow(table, ids, dim)
+    n = min(65536, rows)
+    batches = [random.permutation(ids)[:n] for _ in range(8)]
+    gradients, out = noise(n * dim).reshape(n, dim), np.empty((n, dim), np.float32)
+    place = [0]
+
+    def batch() -> NDArray[np.int64]:
+        place[0] = (place[0] + 1) % len(batches)
+        return batches[place[0]]
+
+    variants: Variants = {"psfleet pull": lambda: table.pull_into(batch(), out),
+                          "psfleet push": lambda: table.push(batch(), gradients, 1e-3)}
+    if torch is not None:
+        variants |= torch_sparse(rows, dim, batches, gradients)
+    times = in_turn(variants, max(repeats, 12))
+    results: list[dict[str, Any]] = [{"what": f"sparse {name}, {rows:,} x {dim}", "ns/row": seconds / n * 1e9}
+                                     for name, seconds in times.items()]
+    return [*results, {"what": "insert 4,096 ids while growing", "ms": float(np.median(pauses)) * 1e3,
+                       "worst ms": max(pauses) * 1e3}]
+
+
+def grow(table: SparseTable, ids: NDArray[np.int64], dim: int) -> list[float]:
+    """Fill the table; wall seconds of each push of 4,096 new ids."""
+    gradients, pauses = noise(4096 * dim).reshape(4096, dim), []
+    for start in range(0, len(ids), 4096):
+        part = ids[start:start + 4096]
+        begin = time.perf_counter()
+        table.push(part, gradients[:len(part)], 1e-3)
+        pauses.append(time.perf_counter() - begin)
+    return pauses
+
+
+def torch_sparse(rows: int, dim: int, batches: list[NDArray[np.int64]],
+                 gradients: NDArray[np.float32]) -> Variants:
+    """torch's dense index (no hash) with SparseAdam."""
+    weight = torch.nn.Parameter(torch.zeros(rows, dim))
+    optimizer = torch.optim.SparseAdam([weight], lr=1e-3)
+    places = torch.from_numpy(batches[0] // 7919)
+    weight.grad = torch.sparse_coo_tensor(places[None], torch.from_numpy(gradients), (rows, dim),
+                                          check_invariants=False).coalesce()
+    return {"torch embedding lookup": lambda: torch.nn.functional.embedding(places, weight),
+            "torch SparseAdam": optimizer.step}
+
+
+def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
+    """Dedup, sum and expansion of a Zipf batch of 65,536 ids."""
+    n, random = 65536, np.random.default_rng(0)
+    uniform = random.random(n)
+    ranks = ((uniform * (1e7 ** -0.05 - 1) + 1) ** (1 / -0.05)).astype(np.int64)
+    ids, gradients = ranks * 7919 % 10_000_019, noise(n * dim).reshape(n, dim)
+    known = dedup(ids, 2)
+    rows = known.merge(gradients)
+
+    def numpy_twin() -> None:
+        unique, inverse = np.unique(ids, return_inverse=True)
+        np.add.at(np.zeros((len(unique), dim), np.float32), inverse, gradients)
+
+    variants: Variants = {"dedup": lambda: dedup(ids, 2), "sum": lambda: known.merge(gradients),
+                          "dedup + sum": lambda: dedup(ids, 2).merge(gradients),
+                          "expand": lambda: known.expand(rows), "numpy unique + add.at": numpy_twin}
+    if torch is not None:
+        index, values = torch.from_numpy(ids), torch.from_numpy(gradients)
+
+        def torch_twin() -> None:
+            unique, inverse = torch.unique(index, return_inverse=True)
+            torch.zeros(len(unique), dim).index_add_(0, inverse, values)
+
+        variants["torch unique + index_add"] = torch_twin
+    return [{"what": f"{name}, Zipf 65,536 x {dim}", "ns/id": seconds / n * 1e9}
+            for name, seconds in in_turn(variants, repeats).items()]
+
+
+def noise(n: int) -> NDArray[np.float32]:
+    """n small values; made once per few so that large sizes start soon."""
+    part = np.random.default_rng(1).standard_normal(min(n, 1 << 20)).astype(np.float32) * np.float32(0.01)
+    return np.resize(part, n)
+
+
+def dense(rule: Rule, size: int) -> DenseTable:
+    return DenseTable(TableSpec("bench", "dense", (size,), rule), noise(size))
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    for row in results:
+        figures = "  ".join(f"{name} {value:9.2f}" for name, value in row.items() if name != "what")
+        print(f"{row['what']:44s} {figures}")
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--size", type=int, default=50_000_000, help="weights of dense Adam")
+    parser.add_argument("--rule-size", type=int, default=8_000_000, help="weights for each rule")
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", help="also write the results to this file")
+    options = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, "
+          f"torch {torch.__version__ if torch is not None else 'not installed'}\n")
+    results: list[dict[str, Any]] = []
+    for block in (lambda: bench_adam(options.size, options.repeats),
+                  lambda: bench_rules(options.rule_size, options.repeats),
+                  lambda: bench_sparse(options.rows, options.dim, options.repeats),
+                  lambda: bench_dedup(options.dim, options.repeats)):
+        results += (part := block())
+        show(part)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"load": os.getloadavg(), "results": results}, file, indent=1)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
