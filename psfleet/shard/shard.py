@@ -105,19 +105,29 @@ class Shard:
 
     def read(self, reads: Iterable[Read]) -> list[Floats]:
         """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
-        return [self._read(read) for read in reads]
+        reads = list(reads)
+        out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
+        self.read_into(reads, out)
+        return out
 
-    def _read(self, read: Read) -> Floats:
+    def shape_of(self, read: Read) -> tuple[int, ...]:
+        """The shape of the values that the read asks for."""
         table = self.table(read.table)
         if isinstance(table, DenseTable):
-            out = np.empty(table.count, np.float32)
-            table.pull_into(out)
-            return out
+            return (table.count,)
         if read.ids is None:
             raise ShapeError(f"table {table.spec.name!r} is sparse; a pull from it needs ids")
-        out = np.empty((len(read.ids), table.spec.dim), np.float32)
-        table.pull_into(read.ids, out)
-        return out
+        return (len(read.ids), table.spec.dim)
+
+    def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
+        """Write the values of each read to an array of its shape."""
+        for read, values in zip(reads, out, strict=True):
+            table = self.table(read.table)
+            if isinstance(table, DenseTable):
+                table.pull_into(values)
+            else:
+                assert read.ids is not None
+                table.pull_into(read.ids, values)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -158,7 +168,7 @@ class Shard:
         return [Answer(call, number=last)]
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
-        self._admit(event.worker, event.incarnation)
+        self.admit(event.worker, event.incarnation)
         if event.rest:
             self.rounds.rest(event.worker, event.rest)
         else:
@@ -166,7 +176,7 @@ class Shard:
         return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
-        self._admit(push.worker, push.incarnation)
+        self.admit(push.worker, push.incarnation)
         for gradient in push.gradients:
             self._check(gradient)
         if self.mode == "sync":
@@ -179,7 +189,7 @@ class Shard:
         return [Answer(call, "held" if self.mode == "sync" else "applied"), *self._advance()]
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
-        self._admit(pull.worker, pull.incarnation)
+        self.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
             self.table(read.table)
         if pull.commit:
@@ -195,7 +205,8 @@ class Shard:
         return [Refuse(call, DeadlineExceeded(
             f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"))]
 
-    def _admit(self, worker: int, incarnation: int) -> None:
+    def admit(self, worker: int, incarnation: int) -> None:
+        """Refuse a caller whose life has not begun here, or is over."""
         known = self.lives.get(worker)
         if known is None or incarnation > known:
             raise NotReady(f"life {incarnation} of worker {worker} has not joined server {self.index}")

@@ -8,17 +8,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from psfleet.errors import PsfleetError
-from psfleet.shard.events import Answer, Event, Expire, Instruction, Refuse, Serve
+from psfleet.errors import ProtocolError, PsfleetError
+from psfleet.runtime import Read
+from psfleet.shard.events import Answer, Event, Expire, Instruction, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.wire import segments
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
+from psfleet_server.answers import Places, lay_out
 from psfleet_server.coordinator import Coordinator, Release
+from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
 
-__all__ = ["Host"]
+__all__ = ["OUTCOMES", "Host"]
+
+OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
 
 
 class Host:
@@ -34,6 +38,7 @@ class Host:
         self.ended = threading.Event()
         self.bytes_in = 0
         self.bytes_out = 0
+        self.lanes = Lanes()
         self._deadlines = deadlines
 
     def ask(self, event: Event) -> Answer:
@@ -55,6 +60,28 @@ class Host:
         self._perform(instructions)
         if not reply.done:
             reply.park(self._deadlines, lambda: self._expire(reply))
+
+    def exchange(self, push: Push, reads: Sequence[Read], places: Places | None) -> bytes:
+        """Take a push and answer the reads that came with it.
+
+        Raises:
+            ProtocolError: In sync mode, where a pull has to wait until every server holds the push.
+        """
+        if self.shard.mode == "sync":
+            raise ProtocolError("the fleet runs in mode 'sync', in which a pull cannot travel with "
+                                "the push before it; push first, then pull")
+        answer = self.ask(push)
+        assert answer.outcome is not None
+        return self.answer(Header(outcome=OUTCOMES[answer.outcome]), reads, places)
+
+    def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
+        """The message with the current values of the reads, or with word that they are in place."""
+        message, out = lay_out(header, reads, self.shard.shape_of, places)
+        self.shard.read_into(reads, out)
+        self.bytes_out += len(message)
+        if places is not None:
+            self.bytes_out += sum(values.nbytes for values in out)
+        return message
 
     def meet(self, step: Callable[[Coordinator], Sequence[Release | Refuse]],
              reply: Reply | None = None) -> None:
@@ -104,14 +131,10 @@ class Host:
 
     def _serve(self, serve: Serve, reply: Reply) -> None:
         try:
-            values = self.shard.read(serve.reads)
-            pieces = [segments.write_values(read.table, value)
-                      for read, value in zip(serve.reads, values, strict=True)]
-            message = segments.message(Header(), pieces)
+            message = self.answer(Header(), serve.reads, reply.places)
         except PsfleetError as error:
             reply.fail(error)
         else:
-            self.bytes_out += len(message)
             reply.answer(message)
 
 

@@ -24,6 +24,7 @@ import grpc
 from psfleet.errors import PsfleetError
 from psfleet.wire import status
 from psfleet.wire.channel import GRACE
+from psfleet_server.answers import Places
 
 __all__ = ["Deadlines", "Reply", "immediate", "parkable"]
 
@@ -31,7 +32,12 @@ LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class Reply:
-    """One open call. Any thread may answer it; the first answer counts."""
+    """One open call. Any thread may answer it; the first answer counts.
+
+    Attributes:
+        done: It has been answered.
+        places: Where the values of its answer go; None: into the message.
+    """
 
     def __init__(self, context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
         self._context = context
@@ -39,6 +45,7 @@ class Reply:
         self._lock = threading.Lock()
         self._parked: Deadlines | None = None
         self.done = False
+        self.places: Places | None = None
 
     def answer(self, message: bytes) -> None:
         """End the call with a message."""

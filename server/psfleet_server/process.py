@@ -66,6 +66,7 @@ class Server:
             listening.release(self.endpoint)
             raise
         self._deadlines.start()
+        self.host.lanes.start()
         server.start()
         self._server = server
         return self
@@ -82,6 +83,7 @@ class Server:
         assert self._server is not None
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
+        self.host.lanes.stop()
         self._pool.shutdown()
         listening.release(self.endpoint)
 

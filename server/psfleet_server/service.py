@@ -17,18 +17,18 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import State
+from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_spec
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_server.answers import Places
 from psfleet_server.coordinator import DTYPES, Arrival
-from psfleet_server.host import Host
+from psfleet_server.host import OUTCOMES, Host
 from psfleet_server.parking import Reply, immediate, parkable
 
 __all__ = ["handlers"]
 
 _PAGE = 256 << 20  # bytes of an answer to ReadState
-
-_OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
 
 
 def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
@@ -36,6 +36,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     shard, coordinator = _Shard(host), _Coordinator(host)
     found = [grpc.method_handlers_generic_handler("psfleet.v1.Shard", {
         "Push": immediate(shard.push), "Pull": parkable(shard.pull),
+        "Exchange": immediate(shard.exchange), "Attach": immediate(shard.attach),
         "Join": immediate(shard.join), "Leave": immediate(shard.leave),
         "CreateTable": immediate(shard.create_table), "ReadState": immediate(shard.read_state),
         "WriteState": immediate(shard.write_state), "Save": immediate(shard.save),
@@ -55,22 +56,49 @@ class _Shard:
         self._makers: dict[int, tuple[int, int]] = {}  # table -> (worker, incarnation)
 
     def push(self, request: bytes) -> bytes:
+        header, content, memory = self._open(request)
+        gradients = segments.read_gradients(header, content, self._spec_of)
+        if memory is not None and self._host.shard.mode == "sync":
+            # The push is held for its round; its places go back to the worker with the answer.
+            gradients = tuple(_kept(gradient) for gradient in gradients)
+        answer = self._host.ask(self._push(header, gradients))
+        assert answer.outcome is not None
+        return frame.encode(Header(outcome=OUTCOMES[answer.outcome]))
+
+    def pull(self, request: bytes, reply: Reply) -> None:
+        header, content, memory = self._open(request)
+        reads = segments.read_reads(header, content, self._spec_of)
+        reply.places = _places(header, memory)
+        self._host.submit(Pull(header.worker, header.incarnation, reads, header.commit), reply)
+
+    def exchange(self, request: bytes) -> bytes:
+        header, content, memory = self._open(request)
+        gradients, reads = segments.read_exchange(header, content, self._spec_of)
+        return self._host.exchange(self._push(header, gradients), reads, _places(header, memory))
+
+    def attach(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.AttachRequest, request)
+        with self._host.lock:
+            self._host.shard.admit(asked.worker, asked.incarnation)
+        offer = Offer(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
+        shared = self._host.lanes.attach(asked.worker, asked.generation, offer)
+        return _bytes(shard_pb2.AttachReply(attached=shared))
+
+    def _open(self, request: bytes) -> tuple[Header, segments.Bytes, SharedMemory | None]:
+        """The header of a data call, the bytes of its segments, and the memory they are in."""
         header, payload = frame.decode(request)
-        gradients = segments.read_gradients(header, payload, self._spec_of)
+        memory = self._host.lanes.of(header)
+        self._host.bytes_in += len(request)
+        return header, payload if memory is None else memory.bytes, memory
+
+    def _push(self, header: Header, gradients: tuple[Gradient, ...]) -> Push:
         for gradient in gradients:
             _refuse_repeats(gradient, self._spec_of(gradient.table))
         loss = header.loss if header.HasField("loss") else None
-        answer = self._host.ask(Push(header.worker, header.incarnation, header.sequence, gradients,
-                                     header.samples, loss))
-        self._host.bytes_in += len(request)
-        assert answer.outcome is not None
-        return frame.encode(Header(outcome=_OUTCOMES[answer.outcome]))
-
-    def pull(self, request: bytes, reply: Reply) -> None:
-        header, payload = frame.decode(request)
-        reads = segments.read_reads(header, payload, self._spec_of)
-        self._host.bytes_in += len(request)
-        self._host.submit(Pull(header.worker, header.incarnation, reads, header.commit), reply)
+        if header.HasField("lane"):
+            self._host.bytes_in += sum(_bytes_of(gradient) for gradient in gradients)
+        return Push(header.worker, header.incarnation, header.sequence, gradients, header.samples,
+                    loss)
 
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
@@ -83,6 +111,7 @@ class _Shard:
         asked = _parse(shard_pb2.LeaveRequest, request)
         answer = self._host.ask(Leave(asked.worker, asked.incarnation, asked.last, asked.rest))
         if not asked.rest:
+            self._host.lanes.drop(asked.worker)
             if self._host.coordinator is not None:
                 self._host.meet(lambda c: c.leave(asked.worker, asked.incarnation))
             if answer.number == 0:
@@ -179,6 +208,24 @@ class _Shard:
 
     def _spec_of(self, key: int) -> TableSpec:
         return self._host.shard.table(key).spec
+
+
+def _places(header: Header, memory: SharedMemory | None) -> Places | None:
+    """Where the values of the header's reads go."""
+    if memory is None:
+        return None
+    return Places(memory, tuple(segment.answer for segment in header.segments
+                                if segment.content in (segments.IDS, segments.WHOLE)))
+
+
+def _kept(gradient: Gradient) -> Gradient:
+    """The gradient in memory of this process."""
+    ids = None if gradient.ids is None else gradient.ids.copy()
+    return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
+
+
+def _bytes_of(gradient: Gradient) -> int:
+    return gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
 
 
 class _Coordinator:

@@ -162,7 +162,7 @@ def test_an_exchange_comes_apart() -> None:
     np.testing.assert_array_equal(reads[0].ids, IDS[:2])
     assert reads[1] == Read(DENSE.key)
     with pytest.raises(FrameError, match="gradients come first"):
-        through(pieces[::-1], segments.read_exchange)
+        through([pieces[2], pieces[0]], segments.read_exchange)
 
 
 def test_segments_of_a_lane_lie_where_they_say() -> None:
