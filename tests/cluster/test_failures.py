@@ -23,7 +23,7 @@ from psfleet_worker.runtime import ClusterRuntime
 
 SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))
 GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)
-HASTY = Patience(wait=2.0, answer=30.0, outage=1.0, start=30.0)
+HASTY = Patience(wait=0.5, answer=30.0, outage=1.0, start=30.0)
 
 
 def test_a_server_that_is_gone_is_named_in_time() -> None:
