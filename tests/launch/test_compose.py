@@ -1,0 +1,72 @@
+"""The cluster of docker-compose.yml, with real containers."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Launch
+from tests.launch.docker_engine import Engine, base_image, build, engine
+
+TRAINER = Path(__file__).with_name("trainer.py")
+IMAGE = "psfleet-test"
+STEPS = "20"
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Engine]:
+    """An engine that has the project's image, built anew."""
+    folder = Path(tempfile.mkdtemp(prefix="psfleet-docker-"))
+    try:
+        with engine(folder) as own:
+            build(own, base_image(own, folder), IMAGE, folder)
+            yield own
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def composition(docker: Engine, tmp_path: Path) -> Iterator[list[str]]:
+    """Options of compose for the project's file with the small trainer as its script."""
+    override = tmp_path / "override.yml"
+    override.write_text("services:\n" + "".join(
+        f"  worker-{rank}:\n"
+        f'    command: ["python", "/trainer.py", "{STEPS}"]\n'
+        f'    volumes: ["{TRAINER}:/trainer.py:ro"]\n' for rank in (0, 1)))
+    options = ["-p", "psfleet-test", "-f", "docker-compose.yml", "-f", str(override)]
+    yield options
+    docker.compose(*options, "down", "--volumes", variables={"PSFLEET_IMAGE": IMAGE})
+
+
+def digest(text: str) -> str:
+    """The digest of the final rows that worker 0 has printed."""
+    found = re.findall(r"digest ([0-9a-f]{64})", text)
+    assert len(found) == 1, text
+    return str(found[0])
+
+
+def test_the_cluster_trains_in_containers(docker: Engine, composition: list[str],
+                                          launch: Launch) -> None:
+    """All four containers end with 0, and the rows are the very bits of a job without containers."""
+    up = docker.compose(*composition, "up", "--no-build", variables={"PSFLEET_IMAGE": IMAGE})
+    ids = docker.compose(*composition, "ps", "-a", "-q", variables={"PSFLEET_IMAGE": IMAGE})
+    states = docker.docker("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}",
+                           *ids.stdout.split()).stdout.splitlines()
+    assert states == ["exited 0"] * 4, up.stdout
+    _, out, _ = launch("--servers", "2", "--workers", "2", str(TRAINER), STEPS).ends()
+    assert digest(up.stdout) == digest(out)
+
+
+def test_the_image_runs_a_script_embedded(docker: Engine) -> None:
+    """Without a role in the environment the image trains in one process, as any Python does."""
+    ran = docker.docker("run", "--rm", "--network", "none", "-v", f"{TRAINER}:/trainer.py:ro", IMAGE,
+                        "python", "/trainer.py", "3")
+    embedded = subprocess.run([sys.executable, TRAINER, "3"], check=True, capture_output=True, text=True)
+    assert digest(ran.stdout) == digest(embedded.stdout)
