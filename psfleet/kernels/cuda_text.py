@@ -27,13 +27,14 @@ class CudaText:
     """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
 
     Kernels, with `values` standing for the arrays named in `arguments`:
-        update(units, n, turn, gradient, *values, extra, h): one thread per weight.
+        update(units, n, turn, gradient, *values, prepared, extra, h): one thread per weight.
     and, for a rule with a unit, to be run before it:
-        lanes(units, n, turn, gradient, *values, sums, h): one thread per lane of each chunk.
+        lanes(units, n, turn, gradient, *values, prepared, sums, h): one thread per lane of each chunk.
         fold(count, sums, totals): one thread per chunk and sum.
         combine(units, n, *values, totals, extra, h): one thread per unit.
 
-    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update.
+    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update;
+    `prepared` for each weight what the rule's `prepare` makes of its gradient.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int) -> None:
@@ -41,7 +42,9 @@ class CudaText:
         self._numbers = len(rule.scalars(0.1, 1))
         self._slots = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
         measure, combine = rule.measure(), rule.combine()
-        self.sums = result_count(measure, 3 + len(self._slots)) if measure else 0
+        self._prepared = rule.prepare() is not None
+        seen = 0 if self._prepared else len(self._slots)
+        self.sums = result_count(measure, 3 + seen) if measure else 0
         self.extras = result_count(combine, 2 + self.sums) if combine else 0
         self._single = [i for i, slot in enumerate(self._slots) if slot.per_unit]
         self.extra_width = self.extras + len(self._single)
@@ -49,7 +52,8 @@ class CudaText:
 
     def module(self) -> str:
         """The whole module."""
-        functions = [self._rule.scalar(), self._rule.measure(), self._rule.combine()]
+        rule = self._rule
+        functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
         parts = [_HEAD, *("\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
                           for f in functions if f is not None), self._update()]
         if self.sums:
@@ -87,6 +91,13 @@ class CudaText:
             lines.append(f"t{slot} = {place}")
         return "\n".join(lines)
 
+    def _store_slots(self) -> list[str]:
+        stores = []
+        for slot in range(len(self._slots)):
+            guard = "if i == 0:\n    " if slot in self._single else ""
+            stores.append(f"{guard}{self._place(slot, 'unit', 'i')} = t{slot}")
+        return stores
+
     def _slot_names(self) -> str:
         return "".join(f"t{i}, " for i in range(len(self._slots)))
 
@@ -94,33 +105,39 @@ class CudaText:
         extended = f"h = h[:{self._numbers}]"
         if self.extras:
             extended += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
-        stores = [f"{self._place(-1, 'unit', 'i')} = w"]
-        for slot in range(len(self._slots)):
-            guard = "if i == 0:\n    " if slot in self._single else ""
-            stores.append(f"{guard}{self._place(slot, 'unit', 'i')} = t{slot}")
+        load, names = self._load(saved=True), self._slot_names()
+        stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
+        if self._prepared:
+            load = f"w = {self._place(-1, 'unit', 'i')}\ng = prepared[place]"
+            names, stores = "", stores[:1]
         return f"""
 @cuda.jit
-def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
+def update(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, extra, h):
     place = cuda.grid(1)
     if place < units * n:
         unit = place // n
         i = place - unit * n
-{indent(self._load(saved=True), " " * 8)}
+{indent(load, " " * 8)}
         {extended}
-        w, {self._slot_names()}= {self._rule.scalar().__name__}(w, g, {self._slot_names()}h)
+        w, {names}= {self._rule.scalar().__name__}(w, g, {names}h)
 {indent(chr(10).join(stores), " " * 8)}
 """
 
     def _lanes(self) -> str:
-        measure = self._rule.measure()
+        measure, prepare = self._rule.measure(), self._rule.prepare()
         assert measure is not None
+        seen, load = self._slot_names(), self._load(saved=False)
+        if prepare is not None:
+            load += f"\ng, {seen}= {prepare.__name__}(w, g, {seen}h)\n"
+            load += "\n".join(["prepared[unit * n + i] = g", *self._store_slots()])
+            seen = ""
         terms = "".join(f"a{k}, " for k in range(self.sums))
         start = "\n".join(f"s{k} = ZERO" for k in range(self.sums))
         add = "\n".join(f"s{k} += a{k}" for k in range(self.sums))
         store = "\n".join(f"sums[{k}, chunk, lane] = s{k}" for k in range(self.sums))
         return f"""
 @cuda.jit
-def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
+def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, sums, h):
     place = cuda.grid(1)
     chunks = (n + {CHUNK - 1}) // {CHUNK}
     chunk = place // {LANES}
@@ -130,8 +147,8 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
         first = (chunk - unit * chunks) * {CHUNK}
 {indent(start, " " * 8)}
         for i in range(first + lane, min(first + {CHUNK}, n), {LANES}):
-{indent(self._load(saved=False), " " * 12)}
-            {terms}= {measure.__name__}(w, g, {self._slot_names()}h)
+{indent(load, " " * 12)}
+            {terms}= {measure.__name__}(w, g, {seen}h)
 {indent(add, " " * 12)}
 {indent(store, " " * 8)}
 """

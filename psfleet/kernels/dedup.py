@@ -78,9 +78,15 @@ class Dedup:
         if gradients.ndim != 2 or len(gradients) != len(self.inverse):
             raise ShapeError(f"gradients have shape {gradients.shape}, "
                              f"they must be ({len(self.inverse)}, dim)")
-        sums = [np.zeros((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
-        _add(self.inverse, self.shift, gradients, sums)
+        sums = [np.empty((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
+        self.merge_into(gradients, sums)
         return sums
+
+    def merge_into(self, gradients: Floats, sums: Sequence[Floats]) -> None:
+        """As `merge`, with the sums written to arrays of the caller."""
+        for out in sums:
+            out.fill(0)
+        _add(self.inverse, self.shift, gradients, sums)
 
 
 def dedup(ids: Ids, groups: int) -> Dedup:
@@ -127,7 +133,7 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
     return joined.unique[0], sums
 
 
-def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: list[Floats]) -> None:
+def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: Sequence[Floats]) -> None:
     rows, starts = _plain(rows), _addresses(sums)
     width_kernels("merge", rows.shape[1]).merge(address_of(inverse), len(inverse), shift,
                                                 address_of(rows), address_of(starts))

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from psfleet.rules.base import Rule
 from psfleet.tables.spec import Decay
 
-__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of"]
+__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of", "scratch_for"]
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
 # CHUNK values, value i goes to lane i % LANES (float32), the lanes are folded in halves down to 16,
 # and those are added in order in float64. Chunks follow each other.
 CHUNK = 4096
 LANES = 256
+PREPARED = 8 * LANES  # place of `prepare`'s results in a kernel's working memory, in float32
 
 _HEAD = """\
 import math
@@ -46,6 +47,7 @@ class RuleText:
 
     Attributes:
         pointers: Names of the addresses of weights and state, in the scalar function's order.
+        prepared: The rule has a `prepare`.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool) -> None:
@@ -55,6 +57,7 @@ class RuleText:
         self._function = rule.scalar().__name__
         kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in kept]
+        self.prepared = rule.prepare() is not None
         self.pointers = ["p", *(f"p{i}" for i in range(len(kept)))]
 
     def load_scalars(self) -> str:
@@ -98,10 +101,10 @@ class RuleText:
             count: Expression for the number of weights.
         """
         rule, parts = self._rule, [_HEAD]
-        functions = [rule.scalar(), rule.measure(), rule.combine()]
+        functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
         parts += ["\n@helper\n" + inspect.getsource(f) for f in functions if f is not None]
         if rule.measure() is not None:
-            parts.append(self._measured(count))
+            parts.append(self._combined(count))
         parts.append(self._apply(count))
         return "\n".join(parts)
 
@@ -118,45 +121,71 @@ class RuleText:
             text += "\ng = g + (l1 if w > ZERO else (-l1 if w < ZERO else ZERO))"
         return text
 
+    def _load_prepared(self, index: str) -> str:
+        """The same behind `prepare`, whose results stand in for the gradients."""
+        if not self.prepared:
+            return self._load(index)
+        return f"w = load_f32(p, {index})\ng = load_f32(prepared, {index})"
+
     def _arguments(self, index: str) -> str:
         slots = [f"u{i}" if single else f"load_f32(p{i}, {index})"
                  for i, single in enumerate(self._per_unit)]
         return ", ".join(["w", "g", *slots, "h"])
 
     def _load_single(self) -> str:
+        """Statements that load the values that the unit shares."""
         return "".join(f"    u{i} = t{i} = load_f32(p{i}, 0)\n"
                        for i, single in enumerate(self._per_unit) if single)
 
-    def _apply(self, count: str) -> str:
-        kept = range(len(self._per_unit))
-        results = "".join(f"t{i}, " for i in kept)
-        text = f"\n@helper\ndef apply(n, gradient, lanes, {', '.join(self.pointers)}, h):\n"
-        text += self._load_single() + self._decay_factors()
-        if self._rule.measure() is not None:
-            pointers = ", ".join(self.pointers)
-            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
-        text += f"    for i in range({count}):\n" + indent(self._load("i"), " " * 8)
-        text += f"\n        w, {results}= {self._function}({self._arguments('i')})\n"
-        text += "        store_f32(p, i, w)\n"
-        text += "".join(f"        store_f32(p{i}, i, t{i})\n"
-                        for i in kept if not self._per_unit[i])
-        text += "".join(f"    store_f32(p{i}, 0, t{i})\n" for i in kept if self._per_unit[i])
-        return text
+    def _store_slots(self) -> str:
+        return "".join(f"store_f32(p{i}, i, t{i})\n"
+                       for i, single in enumerate(self._per_unit) if not single)
 
-    def _measured(self, count: str) -> str:
+    def _results(self) -> str:
+        return "".join(f"t{i}, " for i in range(len(self._per_unit)))
+
+    def _apply(self, count: str) -> str:
+        pointers = ", ".join(self.pointers)
+        text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
+        text += self._load_single() + self._decay_factors() + self._place_prepared()
+        if self._rule.measure() is not None:
+            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
+        text += f"    for i in range({count}):\n" + indent(self._load_prepared("i"), " " * 8)
+        if self.prepared:
+            text += f"\n        w, = {self._function}(w, g, h)\n        store_f32(p, i, w)\n"
+            return text
+        text += f"\n        w, {self._results()}= {self._function}({self._arguments('i')})\n"
+        text += "        store_f32(p, i, w)\n" + indent(self._store_slots(), " " * 8)
+        return text + "".join(f"    store_f32(p{i}, 0, t{i})\n"
+                              for i, single in enumerate(self._per_unit) if single)
+
+    def _place_prepared(self) -> str:
+        return f"    prepared = lanes + {4 * PREPARED}\n" if self.prepared else ""
+
+    def _prepare(self) -> str:
+        """A loop that updates the slots of one chunk and leaves `prepare`'s results."""
+        function = self._rule.prepare()
+        if function is None:
+            return ""
+        call = f"g, {self._results()}= {function.__name__}({self._arguments('i')})"
+        return ("        for i in range(chunk, end):\n" + indent(self._load("i"), " " * 12)
+                + f"\n            {call}\n            store_f32(prepared, i, g)\n"
+                + indent(self._store_slots(), " " * 12))
+
+    def _combined(self, count: str) -> str:
         """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
-        sums = result_count(measure, 3 + len(self._per_unit))
+        sums = result_count(measure, 3 + (0 if self.prepared else len(self._per_unit)))
         names = [f"a{i}" for i in range(sums)]
 
-        def term(index: str, lane: str) -> str:
-            adds = "\n".join(
-                f"store_f32(lanes, {LANES * i} + {lane}, load_f32(lanes, {LANES * i} + {lane}) + {a})"
-                for i, a in enumerate(names))
-            call = f"{', '.join(names)}, = {measure.__name__}({self._arguments(index)})"
-            return f"{self._load(index)}\n{call}\n{adds}"
+        def term(index: str) -> str:
+            arguments = "w, g, h" if self.prepared else self._arguments(index)
+            call = f"{', '.join(names)}, = {measure.__name__}({arguments})"
+            adds = [f"store_f32(lanes, {LANES * i} + j, load_f32(lanes, {LANES * i} + j) + {name})"
+                    for i, name in enumerate(names)]
+            return "\n".join([self._load_prepared(index), call, *adds])
 
         totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
         finals = "\n".join(f"s{i} += float64(load_f32(lanes, {LANES * i} + j))" for i in range(sums))
@@ -164,20 +193,24 @@ class RuleText:
         return f"""
 @helper
 def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
-{self._load_single()}{self._decay_factors()}{indent(totals, "    ")}
+    used = 16  # lanes: the others would only add zeros
+    while used < {count} and used < {LANES}:
+        used *= 2
+{self._load_single()}{self._decay_factors()}{self._place_prepared()}{indent(totals, "    ")}
     for chunk in range(0, {count}, {CHUNK}):
         end = min(chunk + {CHUNK}, {count})
-        for j in range({LANES * sums}):
-            store_f32(lanes, j, ZERO)
+{self._prepare()}        for sum_ in range({sums}):
+            for j in range(used):
+                store_f32(lanes, {LANES} * sum_ + j, ZERO)
         whole = chunk + (end - chunk) // {LANES} * {LANES}
         for start in range(chunk, whole, {LANES}):
             for j in range({LANES}):
-{indent(term("start + j", "j"), " " * 16)}
+{indent(term("start + j"), " " * 16)}
         for j in range(end - whole):
-{indent(term("whole + j", "j"), " " * 12)}
+{indent(term("whole + j"), " " * 12)}
         for sum_ in range({sums}):
             lane = lanes + sum_ * {4 * LANES}
-            half = {LANES // 2}
+            half = used // 2
             while half >= 16:
                 for j in range(half):
                     store_f32(lane, j, load_f32(lane, j) + load_f32(lane, half + j))
@@ -186,6 +219,11 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 {indent(finals, " " * 12)}
     return {combine.__name__}({result}, float32({count}), h)
 """
+
+
+def scratch_for(rule: Rule, size: int) -> NDArray[np.float32]:
+    """Working memory of a kernel whose longest unit has `size` weights: the lanes, then `prepared`."""
+    return np.empty(PREPARED + (size if rule.prepare() is not None else 0), np.float32)
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:

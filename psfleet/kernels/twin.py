@@ -69,20 +69,25 @@ def _decayed(weights: Floats, gradient: Floats, decay: Decay) -> Floats:
 
 
 def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
-    measure, combine = rule.measure(), rule.combine()
+    prepare, measure, combine = rule.prepare(), rule.measure(), rule.combine()
+    if prepare is not None:
+        gradient, *slots = _columns(prepare, values, gradient, h)
+        for value, new in zip(values[1:], slots, strict=True):
+            value[:] = new
+        values = values[:1]
     if measure is not None and combine is not None:
-        terms = np.array([_in_numpy(measure)(*at, h) for at in _weights(values, gradient)], np.float32)
-        sums = [_sum(column) for column in terms.T]
+        sums = [_sum(column) for column in _columns(measure, values, gradient, h)]
         h = h + tuple(_in_numpy(combine)(*sums, np.float32(len(gradient)), h))
-    function = _in_numpy(rule.scalar())
-    for i, at in enumerate(_weights(values, gradient)):
-        for value, new in zip(values, function(*at, h), strict=True):
-            value[i] = new
+    for value, new in zip(values, _columns(rule.scalar(), values, gradient, h), strict=True):
+        value[:] = new
 
 
-def _weights(values: list[Floats], gradient: Floats) -> list[tuple[Any, ...]]:
-    """(w, g, *slots) of each weight, as np.float32."""
-    return list(zip(values[0], gradient, *values[1:], strict=True))
+def _columns(function: Callable[..., Any], values: list[Floats], gradient: Floats,
+             h: tuple[Any, ...]) -> list[Floats]:
+    """The function of (w, g, *slots, h) for each weight: one array per result."""
+    in_numpy = _in_numpy(function)
+    results = [in_numpy(*at, h) for at in zip(values[0], gradient, *values[1:], strict=True)]
+    return [np.array(column, np.float32) for column in zip(*results, strict=True)]
 
 
 def _sum(terms: Floats) -> np.float32:

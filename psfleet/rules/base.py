@@ -43,7 +43,9 @@ class Rule:
     the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
     `combine(*sums, count, h) -> (float, ...)`, which makes of the sums and of the unit's size the
     values that are appended to h before the scalar function runs. `measure` sees the slots as they
-    are before the update.
+    are before the update. To compute something once for both, a rule may also have
+    `prepare(w, g, *slots, h) -> (u, *slots)`. It then does the slots' update, u takes the place of g,
+    and the other two have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
         name: The rule's name on the wire.
@@ -74,6 +76,10 @@ class Rule:
 
     def measure(self) -> Callable[..., tuple[float, ...]] | None:
         """What to sum over the unit; None: the rule needs no sums."""
+        return None
+
+    def prepare(self) -> Callable[..., tuple[float, ...]] | None:
+        """What runs before `measure`; None: nothing."""
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:

@@ -10,10 +10,13 @@ from psfleet.rules.base import Rule, Slot, check_range
 __all__ = ["Lamb"]
 
 
-def lamb_measure(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+def lamb_prepare(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
-    u = h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w
+    return h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w, m, v
+
+
+def lamb_measure(w, u, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return w * w, u * u
 
 
@@ -22,11 +25,8 @@ def lamb_combine(squared_w, squared_u, count, h):  # type: ignore[no-untyped-def
     return (h[0] * (trust if squared_w > h[9] and squared_u > h[9] else h[8]),)
 
 
-def lamb(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
-    m = h[1] * m + h[2] * g
-    v = h[3] * v + h[4] * (g * g)
-    u = h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w
-    return w - h[10] * u, m, v
+def lamb(w, u, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    return (w - h[10] * u,)
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Lamb(Rule):
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return lamb
+
+    def prepare(self) -> Callable[..., tuple[float, ...]]:
+        return lamb_prepare
 
     def measure(self) -> Callable[..., tuple[float, ...]]:
         return lamb_measure

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial import address_of
-from psfleet.kernels.rule_text import LANES, scalars_of
+from psfleet.kernels.rule_text import scalars_of, scratch_for
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["DenseTable"]
@@ -36,7 +36,7 @@ class DenseTable:
         self._slots = [np.full(self._slot_size(slot.per_unit), slot.initial, np.float32)
                        for slot in spec.rule.slots]
         self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2))
-        self._lanes = np.empty(8 * LANES, np.float32)
+        self._scratch = scratch_for(spec.rule, self._width)
         self._lock = threading.Lock()
 
     @property
@@ -70,7 +70,7 @@ class DenseTable:
             self.step += 1
             units = self.count // self._width if self._width else 0
             self._kernels.push(units, self._width, address_of(scalars), address_of(gradient),
-                               address_of(self._lanes), *self._places())
+                               address_of(self._scratch), *self._places())
 
     def state(self) -> list[Floats]:
         """Copies of the weights and then of each state slot, float32 [m] each.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.generate import sparse_kernels
 from psfleet.kernels.initial import address_of, initializer_arguments
-from psfleet.kernels.rule_text import LANES, RuleText, scalars_of
+from psfleet.kernels.rule_text import RuleText, scalars_of, scratch_for
 from psfleet.tables.index import Index
 from psfleet.tables.spec import TableSpec
 
@@ -35,7 +35,7 @@ class SparseTable:
         self._kernels = sparse_kernels(rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row)
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(128, np.int64)
-        self._lanes = np.empty(8 * LANES, np.float32)
+        self._scratch = scratch_for(rule, spec.dim)
         self._zeros = np.zeros(spec.dim, np.float32)
         self._entries: tuple[Ids, NDArray[np.int64]] | None = None
         self._lock = threading.Lock()
@@ -83,10 +83,10 @@ class SparseTable:
             self.step += 1
             self._kernels.push(self._index.address, address_of(ids), len(ids), address_of(gradients),
                                address_of(scalars), turn, self.step, *self._initial,
-                               address_of(self._ring), address_of(self._lanes))
+                               address_of(self._ring), address_of(self._scratch))
             if self.spec.every_row:
                 self._kernels.rest(self._index.address, address_of(scalars), turn, self.step,
-                                   address_of(self._zeros), address_of(self._lanes))
+                                   address_of(self._zeros), address_of(self._scratch))
 
     def remove(self, ids: Ids) -> int:
         """Forget rows; returns how many were there. Their ids start anew when next updated."""
