@@ -8,7 +8,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from psfleet import fleet, fluid, initializer, layers, metrics, optimizer
+    # Not `from psfleet import ...`: in an import cycle mypy takes such names for missing.
+    import psfleet.fleet as fleet
+    import psfleet.fluid as fluid
+    import psfleet.initializer as initializer
+    import psfleet.layers as layers
+    import psfleet.metrics as metrics
+    import psfleet.optimizer as optimizer
     from psfleet.client import Client, DenseTable, SparseTable, connect
     from psfleet.errors import PsfleetError
     from psfleet.parameter import Parameter, SparseGrad

@@ -1,5 +1,7 @@
 """Losses, one value per sample; `layers.mean` makes a scalar of them."""
 
+from typing import Literal, overload
+
 from psfleet.program.ops import loss
 from psfleet.program.ops.activation import Softmax
 from psfleet.program.variable import Variable, apply
@@ -22,6 +24,20 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False,
         ignore_index: Samples with this label get 0.
     """
     return apply(loss.CrossEntropy(soft_label, ignore_index), input, label)
+
+
+@overload
+def softmax_with_cross_entropy(
+        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
+        numeric_stable_mode: bool = True, return_softmax: Literal[False] = False,
+        axis: int = -1) -> Variable: ...
+
+
+@overload
+def softmax_with_cross_entropy(
+        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
+        numeric_stable_mode: bool = True, *, return_softmax: Literal[True],
+        axis: int = -1) -> tuple[Variable, Variable]: ...
 
 
 def softmax_with_cross_entropy(

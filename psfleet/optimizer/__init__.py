@@ -21,6 +21,7 @@ from psfleet.optimizer.ftrl import Ftrl
 from psfleet.optimizer.lars import Lamb, LarsMomentum
 from psfleet.optimizer.lookahead import LookAhead
 from psfleet.optimizer.proximal import ProximalGD
+from psfleet.optimizer.recompute import RecomputeOptimizer
 from psfleet.optimizer.rmsprop import RMSProp
 from psfleet.optimizer.rprop import Rprop
 from psfleet.optimizer.sgd import SGD, Momentum
@@ -50,9 +51,10 @@ RpropOptimizer = Rprop
 SGDOptimizer = SGD
 
 __all__ = [
+    "ASGD",
+    "SGD",
     "AMSGrad",
     "AMSGradOptimizer",
-    "ASGD",
     "ASGDOptimizer",
     "Adadelta",
     "AdadeltaOptimizer",
@@ -101,11 +103,11 @@ __all__ = [
     "RAdamOptimizer",
     "RMSProp",
     "RMSPropOptimizer",
+    "RecomputeOptimizer",
     "RowWiseAdagrad",
     "RowWiseAdagradOptimizer",
     "Rprop",
     "RpropOptimizer",
-    "SGD",
     "SGDOptimizer",
     "lr",
 ]

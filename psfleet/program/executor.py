@@ -2,7 +2,7 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,45 @@ class Executor:
         if program.updates:
             for hook in program.after_step:
                 hook(program.step)
+
+    def train_from_dataset(self, program: Program | None = None,
+                           dataset: Iterable[Mapping[str, Any]] | None = None, scope: Any = None,
+                           thread: int = 0, debug: bool = False,
+                           fetch_list: Sequence[Variable | str] | None = None,
+                           fetch_info: Sequence[str] | None = None, print_period: int = 100,
+                           fetch_handler: Callable[[list[Any]], Any] | None = None) -> int:
+        """Run the program once for each batch of a dataset.
+
+        Args:
+            program: The default main program if None.
+            dataset: Feeds: a dataset of fluid.DatasetFactory, or any iterable of feeds.
+            scope, thread, debug: Accepted for the reference's sake.
+            fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
+            fetch_handler: Called with the fetched values in place of printing.
+
+        Returns:
+            The number of batches.
+        """
+        if dataset is None:
+            raise UsageError("train_from_dataset needs a dataset")
+        texts = list(fetch_info or [v if isinstance(v, str) else v.name for v in fetch_list or ()])
+        done = 0
+        for done, feed in enumerate(dataset, 1):
+            shown = fetch_list if done % max(print_period, 1) == 0 else None
+            values = self.run(program, feed, shown)
+            if shown and fetch_handler is not None:
+                fetch_handler(values)
+            elif shown:
+                parts = (f"{text}: {value}" for text, value in zip(texts, values, strict=True))
+                print(f"batch {done}", *parts, flush=True)
+        return done
+
+    def infer_from_dataset(self, program: Program | None = None,
+                           dataset: Iterable[Mapping[str, Any]] | None = None,
+                           **options: Any) -> int:
+        """As train_from_dataset, without updates."""
+        test = (program or default_main_program()).clone(for_test=True)
+        return self.train_from_dataset(test, dataset, **options)
 
     def close(self) -> None:
         """Let go of the plans."""

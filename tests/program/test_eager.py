@@ -43,9 +43,7 @@ def classifier(x: Variable, ids: Variable, y: Variable, label: Variable) -> Vari
     pooled = layers.reduce_mean(layers.embedding(ids, [30, 4], padding_idx=0), dim=1)
     hidden = layers.fc([x, pooled], 8, act="tanh")
     logits = layers.fc(hidden, 3)
-    cost = layers.softmax_with_cross_entropy(logits, label)
-    assert isinstance(cost, Variable)
-    return layers.mean(cost)
+    return layers.mean(layers.softmax_with_cross_entropy(logits, label))
 
 
 def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variable:

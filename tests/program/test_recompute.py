@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with sklearn
 
 import psfleet as ps
 from psfleet import layers

@@ -1,0 +1,93 @@
+"""The older face: names under which scripts for the reference run with their imports changed.
+
+    import psfleet.fluid as fluid      # was: import paddle.fluid as fluid
+    import psfleet.fluid as paddle     # was: import paddle (nn, optimizer, static, to_tensor, ...)
+
+What differs from psfleet's own names: `layers.data` prepends the batch axis, `layers.embedding`
+squeezes ids [..., 1], and the modules `dygraph`, `nn`, `static`, `io` and `metrics` are here.
+"""
+
+from psfleet import clip, initializer, metrics, optimizer, regularizer
+from psfleet.fluid import dygraph, io, layers, learning_rate_scheduler, nn, static
+from psfleet.fluid.dataset import DatasetFactory
+from psfleet.fluid.feeder import DataFeeder
+from psfleet.fluid.state import load, load_dygraph, save, save_dygraph
+from psfleet.fluid.tensor import (
+    arange,
+    disable_static,
+    enable_static,
+    ones,
+    randint,
+    randn,
+    seed,
+    to_tensor,
+    uniform,
+    zeros,
+)
+from psfleet.layers import concat, matmul, mean, reshape
+from psfleet.layers.sources import data
+from psfleet.program import names as unique_name
+from psfleet.program.attribute import ParamAttr, create_parameter
+from psfleet.program.backward import append_backward, gradients
+from psfleet.program.executor import CPUPlace, CUDAPlace, Executor
+from psfleet.program.program import (
+    Program,
+    default_main_program,
+    default_startup_program,
+    in_eager_mode,
+    program_guard,
+)
+from psfleet.program.variable import Variable, no_grad, to_variable
+
+in_dygraph_mode = in_eager_mode
+
+__all__ = [
+    "CPUPlace",
+    "CUDAPlace",
+    "DataFeeder",
+    "DatasetFactory",
+    "Executor",
+    "ParamAttr",
+    "Program",
+    "Variable",
+    "append_backward",
+    "arange",
+    "clip",
+    "concat",
+    "create_parameter",
+    "data",
+    "default_main_program",
+    "default_startup_program",
+    "disable_static",
+    "dygraph",
+    "enable_static",
+    "gradients",
+    "in_dygraph_mode",
+    "initializer",
+    "io",
+    "layers",
+    "learning_rate_scheduler",
+    "load",
+    "load_dygraph",
+    "matmul",
+    "mean",
+    "metrics",
+    "nn",
+    "no_grad",
+    "ones",
+    "optimizer",
+    "program_guard",
+    "randint",
+    "randn",
+    "regularizer",
+    "reshape",
+    "save",
+    "save_dygraph",
+    "seed",
+    "static",
+    "to_tensor",
+    "to_variable",
+    "uniform",
+    "unique_name",
+    "zeros",
+]

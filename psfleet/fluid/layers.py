@@ -1,0 +1,185 @@
+"""Layers as the older face has them: all of psfleet.layers, two of them with its habits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from psfleet import layers
+from psfleet.fluid import learning_rate_scheduler
+from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
+from psfleet.layers import (
+    abs,
+    accuracy,
+    argmax,
+    auc,
+    cast,
+    clip,
+    concat,
+    cos_sim,
+    create_parameter,
+    cross_entropy,
+    dot,
+    dropout,
+    elementwise_add,
+    elementwise_div,
+    elementwise_max,
+    elementwise_min,
+    elementwise_mul,
+    elementwise_pow,
+    elementwise_sub,
+    exp,
+    expand,
+    fc,
+    fill_constant,
+    flatten,
+    gather,
+    l2_normalize,
+    layer_norm,
+    log,
+    log_loss,
+    log_softmax,
+    matmul,
+    mean,
+    one_hot,
+    ones,
+    pow,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_sum,
+    relu,
+    reshape,
+    scale,
+    sigmoid,
+    sigmoid_cross_entropy_with_logits,
+    slice,
+    softmax,
+    softmax_with_cross_entropy,
+    split,
+    sqrt,
+    square,
+    square_error_cost,
+    squeeze,
+    stack,
+    sum,
+    sums,
+    tanh,
+    transpose,
+    unsqueeze,
+    zeros,
+)
+from psfleet.optimizer.lr import (
+    cosine_decay,
+    exponential_decay,
+    inverse_time_decay,
+    linear_lr_warmup,
+    natural_exp_decay,
+    noam_decay,
+    piecewise_decay,
+    polynomial_decay,
+)
+from psfleet.program.ops.manipulate import Reshape
+from psfleet.program.variable import Variable, apply
+
+__all__ = [
+    "abs",
+    "accuracy",
+    "argmax",
+    "auc",
+    "autoincreased_step_counter",
+    "cast",
+    "clip",
+    "concat",
+    "cos_sim",
+    "cosine_decay",
+    "create_parameter",
+    "cross_entropy",
+    "data",
+    "dot",
+    "dropout",
+    "elementwise_add",
+    "elementwise_div",
+    "elementwise_max",
+    "elementwise_min",
+    "elementwise_mul",
+    "elementwise_pow",
+    "elementwise_sub",
+    "embedding",
+    "exp",
+    "expand",
+    "exponential_decay",
+    "fc",
+    "fill_constant",
+    "flatten",
+    "gather",
+    "inverse_time_decay",
+    "l2_normalize",
+    "layer_norm",
+    "learning_rate_scheduler",
+    "linear_lr_warmup",
+    "log",
+    "log_loss",
+    "log_softmax",
+    "matmul",
+    "mean",
+    "natural_exp_decay",
+    "noam_decay",
+    "one_hot",
+    "ones",
+    "piecewise_decay",
+    "polynomial_decay",
+    "pow",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "relu",
+    "reshape",
+    "scale",
+    "sigmoid",
+    "sigmoid_cross_entropy_with_logits",
+    "slice",
+    "softmax",
+    "softmax_with_cross_entropy",
+    "split",
+    "sqrt",
+    "square",
+    "square_error_cost",
+    "squeeze",
+    "stack",
+    "sum",
+    "sums",
+    "tanh",
+    "transpose",
+    "unsqueeze",
+    "zeros",
+]
+
+
+def data(name: str, shape: Sequence[int | None], append_batch_size: bool = True,
+         dtype: DTypeLike = "float32", lod_level: int = 0, type: Any = None,
+         stop_gradient: bool = True) -> Variable:
+    """A variable that each run is fed.
+
+    Args:
+        name: Its key in the feed.
+        shape: Without the batch axis, unless an extent is -1 or None, or append_batch_size is False.
+        dtype: float32, or int64 for ids and labels.
+        lod_level: Must be 0.
+        type: Accepted for the reference's sake.
+    """
+    open_ended = any(extent is None or extent < 0 for extent in shape)
+    whole = [None, *shape] if append_batch_size and not open_ended else list(shape)
+    return layers.data(name, whole, dtype, lod_level, stop_gradient)
+
+
+def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
+              is_distributed: bool = False, padding_idx: int | None = None,
+              param_attr: Any = None, dtype: DTypeLike = "float32") -> Variable:
+    """Rows of a table by ids [..., 1]: [..., dim]. Arguments as in psfleet.layers.embedding."""
+    rows = layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+    if not input.shape or input.shape[-1] != 1:
+        return rows
+    lead = [0] * (len(input.shape) - 1)
+    return apply(Reshape((*lead, int(rows.shape[-1] or 0))), rows)

@@ -1,0 +1,120 @@
+"""Eager layers under their newer names: sizes come one by one."""
+
+from typing import Any
+
+from psfleet import initializer, layers
+from psfleet.fluid import modules
+from psfleet.fluid.modules import Layer, Sequential
+from psfleet.program.ops import normalize
+from psfleet.program.ops.embedding import DenseEmbedding
+from psfleet.program.ops.embedding import Embedding as SparseEmbedding
+from psfleet.program.ops.matmul import Affine
+from psfleet.program.variable import Variable, apply
+
+__all__ = ["Dropout", "Embedding", "Layer", "LayerNorm", "Linear", "ReLU", "Sequential", "Sigmoid",
+           "Tanh"]
+
+
+class Linear(modules.Layer):
+    """x @ weight + bias.
+
+    Args:
+        in_features, out_features: Extents of the weight.
+        weight_attr: Of the weight. Default start: Xavier.
+        bias_attr: Of the bias, False for none. Default start: zeros.
+    """
+
+    def __init__(self, in_features: int, out_features: int, weight_attr: Any = None,
+                 bias_attr: Any = None, name: str | None = None) -> None:
+        super().__init__(name or "linear")
+        self.weight = self.create_parameter([in_features, out_features], weight_attr)
+        self.bias = None if bias_attr is False else self.create_parameter(
+            [out_features], bias_attr, is_bias=True)
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """[..., in] to [..., out]."""
+        (x,) = inputs
+        rest = [] if self.bias is None else [self.bias]
+        return apply(Affine(max(x.ndim - 1, 0)), x, self.weight, *rest)
+
+
+class Embedding(modules.Layer):
+    """Rows of a table by id.
+
+    Args:
+        num_embeddings, embedding_dim: Extents of the table.
+        padding_idx: This id gives zeros and its row is never updated.
+        sparse: The gradient holds the batch's rows only.
+        weight_attr: Of the table.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+                 sparse: bool = False, weight_attr: Any = None, name: str | None = None) -> None:
+        super().__init__(name or "embedding")
+        padding = padding_idx
+        if padding is not None and padding < 0:
+            padding += num_embeddings
+        self._op = SparseEmbedding(padding) if sparse else DenseEmbedding(padding)
+        self.weight = self.create_parameter([num_embeddings, embedding_dim], weight_attr,
+                                            sparse=sparse, by_row=not sparse)
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """[...] to [..., dim]."""
+        (ids,) = inputs
+        return apply(self._op, ids, self.weight)
+
+
+class Dropout(modules.Layer):
+    """Dropout in training: x * mask / (1 - p), or x * mask with mode downscale_in_infer."""
+
+    def __init__(self, p: float = 0.5, mode: str = "upscale_in_train",
+                 name: str | None = None) -> None:
+        super().__init__(name or "dropout")
+        self._p = p
+        self._way = "upscale_in_train" if mode == "upscale_in_train" else "downgrade_in_infer"
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The input with some values 0."""
+        return layers.dropout(inputs[0], self._p, is_test=not self.training, name=self.full_name(),
+                              dropout_implementation=self._way)
+
+
+class LayerNorm(modules.Layer):
+    """layers.layer_norm over the last axis of the given extent."""
+
+    def __init__(self, normalized_shape: int, epsilon: float = 1e-5, weight_attr: Any = None,
+                 bias_attr: Any = None, name: str | None = None) -> None:
+        super().__init__(name or "layer_norm")
+        self._epsilon = epsilon
+        self.weight = self.create_parameter([normalized_shape], weight_attr,
+                                            default_initializer=initializer.Constant(1.0))
+        self.bias = self.create_parameter([normalized_shape], bias_attr, is_bias=True)
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The normalised input."""
+        (x,) = inputs
+        return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
+
+
+class ReLU(modules.Layer):
+    """max(x, 0)."""
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The activation."""
+        return layers.relu(inputs[0])
+
+
+class Sigmoid(modules.Layer):
+    """1 / (1 + exp(-x))."""
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The activation."""
+        return layers.sigmoid(inputs[0])
+
+
+class Tanh(modules.Layer):
+    """The hyperbolic tangent."""
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The activation."""
+        return layers.tanh(inputs[0])
