@@ -1,6 +1,7 @@
 """Real jobs: a launcher started as a program, and the proof that nothing of it is left."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -73,16 +74,23 @@ class Launcher:
 Launch = Callable[..., Launcher]
 
 
+def digest(text: str) -> str:
+    """The digest of the final rows that worker 0 of trainer.py has printed, once."""
+    found = re.findall(r"digest ([0-9a-f]{64})\b", text)
+    assert len(found) == 1, text
+    return str(found[0])
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left."""
     started: list[Launcher] = []
 
-    def start(*arguments: str, **variables: str) -> Launcher:
+    def start(*arguments: str, terminal: int = subprocess.PIPE, **variables: str) -> Launcher:
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
             [sys.executable, "-m", "psfleet_launch", *arguments], cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            stdout=terminal, stderr=terminal, start_new_session=True,
             env=_environment() | {_MARK: mark} | variables)
         started.append(Launcher(process, tmp_path, mark))
         return started[-1]

@@ -1,6 +1,5 @@
 """The cluster of docker-compose.yml, with real containers."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Launch
+from tests.launch.conftest import Launch, digest
 from tests.launch.docker_engine import Engine, base_image, build, engine
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -43,13 +42,6 @@ def composition(docker: Engine, tmp_path: Path) -> Iterator[list[str]]:
     options = ["-p", "psfleet-test", "-f", "docker-compose.yml", "-f", str(override)]
     yield options
     docker.compose(*options, "down", "--volumes", variables={"PSFLEET_IMAGE": IMAGE})
-
-
-def digest(text: str) -> str:
-    """The digest of the final rows that worker 0 has printed."""
-    found = re.findall(r"digest ([0-9a-f]{64})", text)
-    assert len(found) == 1, text
-    return str(found[0])
 
 
 def test_the_cluster_trains_in_containers(docker: Engine, composition: list[str],

@@ -21,10 +21,12 @@ def main(steps: int, rest: float) -> None:
     numbers = np.random.default_rng(fleet.worker_index())
     with psfleet.connect(mode="sync") as ps:
         table = ps.sparse_table("users", dim=8, optimizer=psfleet.optimizer.Adam(0.01))
-        for _ in range(steps):
+        for step in range(steps):
             ids = numbers.integers(0, ROWS, 64)
             table.push(ids, table.pull(ids) - 0.5)
             time.sleep(rest)
+            if step < 10:
+                print(f"step {step}")
         ps.flush()
         if fleet.is_first_worker():
             rows = table.pull(np.arange(ROWS))

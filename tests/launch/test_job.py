@@ -1,0 +1,72 @@
+"""Jobs with the real server program: what a user sees, and the same bits from every way to run."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Launch, digest
+
+TRAINER = str(Path(__file__).with_name("trainer.py"))
+
+
+def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
+    """Two workers in sync mode: one server on a unix socket and three on TCP agree to the bit."""
+    digests = set()
+    for options in (["--servers", "1"], ["--servers", "3", "--tcp", "--sync"]):
+        code, out, err = launch(*options, "--workers", "2", TRAINER, "20").ends()
+        assert code == 0, err
+        digests.add(digest(out))
+    assert len(digests) == 1
+
+
+def test_embedded_equals_one_server_and_one_worker(launch: Launch) -> None:
+    """`python script.py` gives the bits of the smallest cluster."""
+    embedded = subprocess.run([sys.executable, TRAINER, "20"], check=True, capture_output=True,
+                              text=True)
+    assert digest(launch(TRAINER, "20").ends()[1]) == digest(embedded.stdout)
+
+
+@pytest.mark.parametrize(("role", "rank"), [("server", 0), ("server", 1), ("worker", 1)])
+def test_killing_ends_a_real_job(launch: Launch, role: str, rank: int) -> None:
+    """Within 10 s after a server or a worker is killed in mid-training it is named, all is over."""
+    launcher = launch("--servers", "2", "--workers", "2", "--no-progress", TRAINER, "100000", "0.01")
+    for rank in (0, 1):
+        launcher.until_logged(f"workerlog.{rank}", "step 9")
+    os.kill(launcher.pid_of(role, rank), signal.SIGKILL)
+    code, _, err = launcher.ends(timeout=10)
+    assert code == 137
+    assert f"{role} {rank} failed first: killed by SIGKILL" in err
+
+
+def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> None:
+    """On a terminal one line tells steps and rows and is drawn anew below what the script prints."""
+    ours, terminal = pty.openpty()
+    with FileIO(ours) as screen:
+        try:
+            launcher = launch("--workers", "2", TRAINER, "200", "0.01", terminal=terminal,
+                              TERM="xterm", COLUMNS="120")
+        finally:
+            os.close(terminal)
+        shown = _read_all(screen)
+        assert launcher.ends()[0] == 0
+    assert re.search(r"[1-9]\d* steps · [1-9]\d* steps/s · [1-9]\d* rows · \d+ MB", shown)
+    assert len(re.findall(r"digest [0-9a-f]{64}\s", shown)) == 1
+    assert shown.rstrip().splitlines()[-1].startswith("finished  in ")
+
+
+def _read_all(screen: FileIO) -> str:
+    """Everything that is shown until the last process has closed the terminal, without colours."""
+    shown = b""
+    try:
+        while data := screen.read(4096):
+            shown += data
+    except OSError:  # Linux says EIO when nobody has the other end open any more
+        pass
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
