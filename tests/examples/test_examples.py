@@ -1,0 +1,79 @@
+"""The examples, run as a person runs them: embedded and on a cluster."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flights_data import Flights
+from flights_report import calibration
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
+WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*LAUNCH, "--sync"]}
+
+
+def run(way: str, script: str, folder: Path, *arguments: str) -> str:
+    """What the example prints."""
+    logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
+    done = subprocess.run([*WAYS[way], *logs, str(EXAMPLES / script), *arguments], text=True,
+                          capture_output=True, cwd=folder, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_flights_learns_from_a_part(way: str, tmp_path: Path, flights: Flights) -> None:
+    """40,000 flights are enough for an AUC of 0.64 on the test months; plot and model are saved."""
+    said = run(way, "flights.py", tmp_path, "--flights", "40000", "--out", str(tmp_path))
+    found = re.search(r"psfleet, November and December +([\d.]+) +([\d.]+)", said)
+    assert found, said
+    assert float(found[1]) > 0.64
+    assert float(found[2]) < 0.56
+    assert (tmp_path / "model").is_dir()
+    assert (tmp_path / "flights.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("way", ["async", "sync"])
+def test_flights_reaches_what_was_asked(way: str, tmp_path: Path, flights: Flights) -> None:
+    """Two servers and two workers: AUC at least 0.698 and log loss at most 0.517, in both modes."""
+    said = run(way, "flights.py", tmp_path)
+    found = re.search(r"psfleet, November and December +([\d.]+) +([\d.]+)", said)
+    assert found, said
+    assert float(found[1]) >= 0.698
+    assert float(found[2]) <= 0.517
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numpy_client_learns(way: str, tmp_path: Path) -> None:
+    """Four lines of progress; the loss falls from the first to the last, far below 0.69."""
+    said = run(way, "numpy_client.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert len(losses) == 4
+    assert losses[-1] < min(losses[0], 0.3)
+
+
+def test_numpy_client_is_short() -> None:
+    """Under 40 lines, as promised."""
+    assert len((EXAMPLES / "numpy_client.py").read_text().splitlines()) < 40
+
+
+def test_flights_says_no_to_a_month_it_must_not_train_on(tmp_path: Path) -> None:
+    """November cannot be trained on by mistake."""
+    done = subprocess.run([sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"],
+                          text=True, capture_output=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 11" in done.stderr
+
+
+def test_calibration_of_true_probabilities() -> None:
+    """Predictions that are the true probabilities lie on the diagonal."""
+    rng = np.random.default_rng(0)
+    truth = rng.random(200_000).astype(np.float32)
+    late = (rng.random(200_000) < truth).astype(np.float32)
+    said, happened = calibration(late, truth)
+    assert len(said) == 20
+    assert (np.diff(said) > 0).all()
+    np.testing.assert_allclose(said, happened, atol=0.02)
