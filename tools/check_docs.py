@@ -1,0 +1,72 @@
+"""Prove that the documents name only what is there: files, links, make targets, and Python that parses.
+
+Checked are all Markdown files of the repository: relative links, words in backticks that look like a
+file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`), `make` commands, and blocks of
+Python.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("psfleet/", "server/", "worker/", "launch/", "protos/", "tests/", "examples/", "benchmarks/",
+           "docs/", "tools/", ".ci/")
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+WORD = re.compile(r"`([\w./-]+)`")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """The Markdown files that git knows or would take."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], check=True,
+                            cwd=ROOT, capture_output=True, text=True).stdout
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
+
+
+def complaints(document: Path, targets: set[str]) -> Iterator[str]:
+    """What a document says that is not so."""
+    text = document.read_text()
+    prose = BLOCK.sub("", text)
+    for name in LINK.findall(prose):
+        if not (document.parent / name).exists():
+            yield f"links to {name!r}, which is not there"
+    for word in WORD.findall(prose):
+        if word.startswith(FOLDERS) and not (ROOT / word).exists():
+            yield f"names `{word}`, which is not there"
+    for language, block in BLOCK.findall(text):
+        if language == "python":
+            yield from _syntax(block)
+        for target in COMMAND.findall(block):
+            if target not in targets:
+                yield f"says 'make {target}', which the Makefile does not know"
+
+
+def _syntax(block: str) -> Iterator[str]:
+    try:
+        ast.parse(block)
+    except SyntaxError as error:
+        yield f"has Python that does not parse: {error.text!r}"
+
+
+def make_targets() -> set[str]:
+    """The targets of the Makefile."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def main() -> int:
+    """Check all; 1 if anything is wrong."""
+    targets = make_targets()
+    found = [f"{document.relative_to(ROOT)} {complaint}" for document in documents()
+             for complaint in complaints(document, targets)]
+    for line in found:
+        print(line, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
