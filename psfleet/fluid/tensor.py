@@ -22,9 +22,11 @@ def seed(value: int) -> None:
     program.default_startup_program().random_seed = value
 
 
-def to_tensor(data: ArrayLike, dtype: DTypeLike | None = None, place: object = None,
+def to_tensor(data: ArrayLike | Variable, dtype: DTypeLike | None = None, place: object = None,
               stop_gradient: bool = True) -> Variable:
     """A concrete variable of an array."""
+    if isinstance(data, Variable):
+        return data
     return to_variable(data, dtype=dtype, stop_gradient=stop_gradient)
 
 

@@ -20,6 +20,7 @@ from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.ftrl import Ftrl
 from psfleet.optimizer.lars import Lamb, LarsMomentum
 from psfleet.optimizer.lookahead import LookAhead
+from psfleet.optimizer.pipeline import PipelineOptimizer
 from psfleet.optimizer.proximal import ProximalGD
 from psfleet.optimizer.recompute import RecomputeOptimizer
 from psfleet.optimizer.rmsprop import RMSProp
@@ -97,6 +98,7 @@ __all__ = [
     "NAdam",
     "NAdamOptimizer",
     "Optimizer",
+    "PipelineOptimizer",
     "ProximalGD",
     "ProximalGDOptimizer",
     "RAdam",

@@ -62,7 +62,12 @@ class Promised:
 
 
 class Averaged:
-    """Shows an average in place of a parameter's value. Implements psfleet.parameter.Binding."""
+    """Shows an average in place of a parameter's value. Implements psfleet.parameter.Binding.
+
+    While it does, a run of the training program only evaluates.
+    """
+
+    read_only = True
 
     def __init__(self, average: Floats) -> None:
         self._average = average

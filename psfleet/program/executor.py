@@ -112,7 +112,7 @@ class Executor:
 
     @staticmethod
     def _update(program: Program, run: Run, samples: int) -> None:
-        if program.for_test:
+        if program.for_test or _shows_averages(program):
             return
         for update in program.updates:
             values: list[tuple[Any, Gradient]] = [
@@ -167,6 +167,15 @@ class Executor:
     def close(self) -> None:
         """Let go of the plans."""
         self._plans.clear()
+
+
+def _shows_averages(program: Program) -> bool:
+    """Whether parameters show averages of themselves: then there is nothing to update.
+
+    In the reference such a run updates the averages, which `restore` throws away.
+    """
+    return any(getattr(parameter.binding, "read_only", False)
+               for update in program.updates for parameter, _ in update.params_grads)
 
 
 @functools.cache

@@ -101,19 +101,26 @@ class Variable:
         """The same value, through which no gradient flows."""
         return to_variable(self.numpy())
 
-    def backward(self, retain_graph: bool = False) -> None:
-        """Add the gradient of this concrete scalar to `grad` of every parameter it depends on.
+    def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this concrete variable to `grad` of every parameter it depends on.
+
+        Args:
+            grad_tensor: What is known of the gradient by this variable, in its shape; None: ones, so
+                the gradient is that of the sum of its values.
+            retain_graph: Keep what another backward() over the same operations needs.
 
         Raises:
-            UsageError: It is symbolic, not a single value, or its graph was used up before.
+            UsageError: It is symbolic, or its graph was used up before.
+            ShapeError: grad_tensor has another shape.
         """
         if self.value is None:
             raise UsageError(f"variable {self.name!r} has no value; in a program let "
                              "optimizer.minimize(loss) do the backward pass")
-        if self.value.size != 1:
-            raise ShapeError(f"backward() of {self.name!r} with shape {self.shape}: it must be a "
-                             "single value, for example layers.mean of it")
-        sweep = Sweep({self: np.ones_like(self.value)})
+        seed = np.ones_like(self.value) if grad_tensor is None else as_variable(grad_tensor).numpy()
+        if seed.shape != self.value.shape:
+            raise ShapeError(f"backward() of {self.name!r} with shape {self.shape}: grad_tensor has "
+                             f"shape {seed.shape}")
+        sweep = Sweep({self: seed})
         records = [r for r in ancestors([self]) if not r.output.stop_gradient]
         contexts = {record: _left(record) for record in records}
         sweep.run(records, contexts)

@@ -2,6 +2,10 @@
 
 The page was extracted from the web and has lost lines (the optimizer, the reader): those are filled in.
 """
+# The examples are printed as they stand, unused names, loop variables and formatting included, and
+# use one name for things of several types.
+# ruff: noqa: B007
+# mypy: disable-error-code="assignment,attr-defined"
 
 from typing import Any
 
@@ -284,7 +288,7 @@ def test_model_average(restoring: bool) -> None:
         # apply ModelAverage
         with model_average.apply(exe):
             x = numpy.random.random(size=(10, 1)).astype('float32')
-            exe.run(program=evaluation,
+            exe.run(program=train_program,
                     feed={'X': x},
                     fetch_list=[loss.name])
             assert (exe.run(evaluation, fetch_list=["fc_0.w_0"])[0] > weights).all()
@@ -292,7 +296,7 @@ def test_model_average(restoring: bool) -> None:
         # apply ModelAverage
         with model_average.apply(exe, False):
             x = numpy.random.random(size=(10, 1)).astype('float32')
-            exe.run(program=evaluation,
+            exe.run(program=train_program,
                     feed={'X': x},
                     fetch_list=[loss.name])
 

@@ -1,5 +1,10 @@
 """The examples of RecomputeOptimizer, DistributedOptimizer and PipelineOptimizer's page."""
+# The examples are printed as they stand, unused names, loop variables and formatting included, and
+# use one name for things of several types.
+# ruff: noqa: UP031
+# mypy: disable-error-code="assignment,attr-defined"
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +12,7 @@ import pytest
 
 import psfleet.fluid as fluid
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.errors import ConfigError, UsageError
 
 
 def gen_data() -> Any:
@@ -100,3 +105,67 @@ def test_distributed_optimizer() -> None:
     exe = fluid.Executor()
     first, = exe.run(feed=feed, fetch_list=[loss])
     assert exe.run(feed=feed, fetch_list=[loss])[0] < first
+
+
+def test_pipeline_optimizer(tmp_path: Path) -> None:
+    """PipelineOptimizer with train_from_dataset; the file list and the batch size are filled in."""
+    layers = fluid.layers
+    (tmp_path / "dataA.txt").write_text("1 3 1 4\n1 9 1 0\n1 3 1 1\n")
+    batch_size = 2
+
+    x = fluid.layers.data(name='x', shape=[1], dtype='int64', lod_level=0)
+    y = fluid.layers.data(name='y', shape=[1], dtype='int64', lod_level=0)
+    emb_x = layers.embedding(input=x, param_attr=fluid.ParamAttr(name="embx"), size=[10,2], is_sparse=False)
+    emb_y = layers.embedding(input=y, param_attr=fluid.ParamAttr(name="emby",learning_rate=0.9), size=[10,2], is_sparse=False)  # noqa: E501
+    concat = layers.concat([emb_x, emb_y], axis=1)
+    fc = layers.fc(input=concat, name="fc", size=1, num_flatten_dims=1, bias_attr=False)
+    loss = layers.reduce_mean(fc)
+    optimizer = fluid.optimizer.SGD(learning_rate=0.5)
+    optimizer = fluid.optimizer.PipelineOptimizer(optimizer,
+            cut_list=[[emb_x, emb_y], [loss]],
+            place_list=[fluid.CPUPlace(), fluid.CUDAPlace(0), fluid.CPUPlace()],
+            concurrency_list=[1, 1, 4],
+            queue_size=2,
+            sync_steps=1,
+            )
+    optimizer.minimize(loss)
+    place = fluid.CPUPlace()
+    exe = fluid.Executor(place)
+    exe.run(fluid.default_startup_program())
+    filelist = ["dataA.txt"] # you should set your own filelist, e.g. filelist = ["dataA.txt"]
+    dataset = fluid.DatasetFactory().create_dataset("FileInstantDataset")
+    dataset.set_use_var([x,y])
+    dataset.set_batch_size(batch_size)
+    dataset.set_filelist(filelist)
+    before = exe.run(fluid.default_main_program().clone(for_test=True), fetch_list=["embx", "emby"])
+    batches = exe.train_from_dataset(
+                fluid.default_main_program(),
+                dataset,
+                debug=False,
+                fetch_list=[],
+                fetch_info=[],
+                print_period=1)
+    after = exe.run(fluid.default_main_program().clone(for_test=True), fetch_list=["embx", "emby"])
+    assert batches == 2
+    changed = [np.flatnonzero((a != b).any(axis=1)).tolist() for a, b in zip(before, after, strict=True)]
+    assert changed == [[3, 9], [0, 1, 4]]
+    assert [(s.piece, s.forward, s.backward) for s in optimizer.sections] == [
+        (0, True, False), (1, True, True), (0, False, True)]
+
+
+def test_cuts_that_make_no_sections_are_refused() -> None:
+    """Each by what is wrong with it."""
+    x = fluid.layers.data("x", [3])
+    hidden = fluid.layers.fc(x, 2)
+    loss = fluid.layers.mean(hidden)
+    other = fluid.layers.fc(x, 2, name="other")
+    sgd = fluid.optimizer.SGD(0.1)
+    with pytest.raises(ConfigError, match="2 cuts make 3 sections, but place_list has 1"):
+        fluid.optimizer.PipelineOptimizer(sgd, [[hidden], [loss]], place_list=[fluid.CPUPlace()])
+    with pytest.raises(ConfigError, match="queue_size is 0"):
+        fluid.optimizer.PipelineOptimizer(sgd, [[loss]], queue_size=0)
+    for cuts, says in (([[hidden]], "must end with the loss"),
+                       ([[other], [loss]], r"cut 0 has 'other\.tmp_0'"),
+                       ([[hidden], [hidden], [loss]], "is behind an earlier cut")):
+        with pytest.raises(UsageError, match=says):
+            fluid.optimizer.PipelineOptimizer(sgd, cuts).minimize(loss)

@@ -119,8 +119,8 @@ def test_a_used_up_graph_says_so() -> None:
     np.testing.assert_array_equal(x.numpy() * 4, np.asarray(x.gradient()))
     with pytest.raises(UsageError, match="used up by an earlier backward"):
         loss.backward()
-    with pytest.raises(ShapeError, match="it must be a single value"):
-        (x * 2).backward()
+    with pytest.raises(ShapeError, match=r"grad_tensor has shape \(1,\)"):
+        (x * 2).backward(np.ones(1))
 
 
 def test_no_grad_keeps_nothing() -> None:
