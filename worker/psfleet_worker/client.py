@@ -11,15 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
-from psfleet.errors import DeadlineExceeded, NotReady, PsfleetError, ServerUnavailable
+from psfleet.errors import (
+    DeadlineExceeded,
+    LaneLost,
+    NotReady,
+    PsfleetError,
+    ServerUnavailable,
+)
 from psfleet.wire.channel import GRACE, open_channel
 from psfleet.wire.status import error_of
 
-__all__ = ["Call", "Client", "Patience", "Send", "wait_all"]
+__all__ = ["Call", "Cargo", "Client", "Patience", "Send", "wait_all"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
@@ -44,16 +50,27 @@ class Patience:
     start: float = 60.0
 
 
+class Cargo(Protocol):
+    """Tensors of a call that may lie in shared memory rather than in its request."""
+
+    def fallback(self) -> bytes:
+        """The same request with the tensors in it."""
+
+    def lose(self) -> None:
+        """The call has failed: the server may still be using the memory."""
+
+
 class Call:
     """A call under way. `changed` is shared by all calls that may be waited for together."""
 
     def __init__(self, method: str, request: bytes, seconds: float, outage: float,
-                 changed: threading.Condition) -> None:
+                 changed: threading.Condition, cargo: Cargo | None) -> None:
         self.method = method
         self.request = request
         self.seconds = seconds
         self.outage = outage
         self.changed = changed
+        self.cargo = cargo
         self.answer: bytes | None = None
         self.error: PsfleetError | None = None
 
@@ -62,11 +79,20 @@ class Call:
         """Whether there is an answer or an error."""
         return self.answer is not None or self.error is not None
 
+    def fall_back(self) -> bool:
+        """From now on send the tensors in the request; False if that is where they are."""
+        if self.cargo is None:
+            return False
+        self.request, self.cargo = self.cargo.fallback(), None
+        return True
+
     def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
         """Give the result to whoever waits."""
+        if error is not None and self.cargo is not None:
+            self.cargo.lose()
         with self.changed:
             self.answer, self.error = answer, error
-            self.request = b""  # let go of the gradients
+            self.request, self.cargo = b"", None  # let go of the gradients
             self.changed.notify_all()
 
 
@@ -119,7 +145,7 @@ class Client:
         self._thread.start()
 
     def start(self, method: str, request: bytes, *, seconds: float | None = None,
-              outage: float | None = None) -> Call:
+              outage: float | None = None, cargo: Cargo | None = None) -> Call:
         """Ask for a call; it is made after all those asked for before.
 
         Args:
@@ -127,9 +153,10 @@ class Client:
             request: The message.
             seconds: How long the server may take; None: `patience.answer`.
             outage: How long it may be out of reach; None: `patience.outage`.
+            cargo: What the request names rather than holds.
         """
         call = Call(method, request, self.patience.answer if seconds is None else seconds,
-                    self.patience.outage if outage is None else outage, self._changed)
+                    self.patience.outage if outage is None else outage, self._changed, cargo)
         self._queue.put(call)
         return call
 
@@ -158,7 +185,11 @@ class Client:
         while True:
             try:
                 return self._send(call.method, call.request, deadline - time.monotonic())
+            except LaneLost:
+                if not call.fall_back():
+                    raise
             except (ServerUnavailable, NotReady) as error:
+                call.fall_back()
                 now = time.monotonic()
                 lost = now if lost is None else lost
                 if self._closing.is_set() or now >= min(deadline, lost + call.outage):

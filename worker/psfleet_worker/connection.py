@@ -1,6 +1,7 @@
 """All servers of a fleet as one worker calls them: its life, its meetings, one call to each."""
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, ProtocolError, ServerUnavailable
 from psfleet.shard.events import Mode
+from psfleet.wire.shared import Offer
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
+from psfleet_worker.lane import Lane
 
 __all__ = ["Connection", "reduced"]
 
@@ -35,6 +38,8 @@ class Connection:
         changed = threading.Condition()
         self.clients = [Client(index, endpoint, patience, changed, meddle)
                         for index, endpoint in enumerate(environment.servers)]
+        self.lanes = [Lane(functools.partial(self._attach, client), environment.lane == "auto")
+                      for client in self.clients]
         self.incarnation = 0
         self.sequence = 0
         self._meetings = 0
@@ -93,10 +98,23 @@ class Connection:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
 
-    def to_all(self, method: str, request: Any, **limits: float) -> list[Call]:
+    def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
         """The same call to every server."""
         message = request.SerializeToString()
         return [client.start(method, message, **limits) for client in self.clients]
+
+    def _attach(self, client: Client, generation: int, offer: Offer) -> bool:
+        """Offer memory to a server; one that knows nothing of this declines too."""
+        request = shard_pb2.AttachRequest(
+            worker=self.worker, incarnation=self.incarnation, generation=generation,
+            boot=offer.boot, pid=offer.pid, descriptor=offer.descriptor, bytes=offer.size,
+            token=offer.token)
+        call = client.start("Shard/Attach", request.SerializeToString())
+        try:
+            [answer] = wait_all([call])
+        except ProtocolError:
+            return False
+        return bool(shard_pb2.AttachReply.FromString(answer).attached)
 
     def close(self) -> None:
         """Let go of threads and connections. Safe to call twice."""

@@ -26,6 +26,9 @@ class Parcel:
     Args:
         header: Says who speaks and in which order; the parcel adds the segments.
         held: The memory that is shared with the server, if any.
+
+    Attributes:
+        bytes: Of all tensors that go to the server.
     """
 
     def __init__(self, header: Header, held: Held | None) -> None:
@@ -36,12 +39,18 @@ class Parcel:
         self._answers: list[Floats] = []
         self._reads = 0
         self._inline = held is None
+        self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
         self.bytes = 0
 
     @property
     def reads(self) -> int:
         """How many reads are in it."""
         return self._reads
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the tensors travel in the message."""
+        return self._inline
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, dim] that the caller fills with its rows."""
@@ -53,9 +62,11 @@ class Parcel:
         return rows
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
-        """Add this server's part of a dense gradient. Until `own` or `request` it may be a view."""
+        """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
         at = 0
-        if not self._inline:
+        if self._inline:
+            self._borrowed.append(len(self._pieces))
+        else:
             mine, at = self._room(values.shape, np.float32)
             np.copyto(mine, values)
             values = mine
@@ -100,10 +111,10 @@ class Parcel:
 
     def own(self) -> None:
         """Copy what is still a view of the caller's arrays: the call is made later."""
-        if self._inline:
-            self._pieces = [Piece(piece.segment, tuple(array if array.base is None or array.flags.owndata
-                                                       else array.copy() for array in piece.arrays))
-                            for piece in self._pieces]
+        for i in self._borrowed:
+            piece = self._pieces[i]
+            self._pieces[i] = Piece(piece.segment, tuple(array.copy() for array in piece.arrays))
+        self._borrowed.clear()
 
     def lose(self) -> None:
         """The call has failed: the server may still be using the places."""

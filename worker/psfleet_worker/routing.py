@@ -1,19 +1,42 @@
 """What of a pull or push goes to which server, and back."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import Dedup, dedup
-from psfleet.routing import check_gradient, check_ids
-from psfleet.runtime import Gradient, Read
+from psfleet.routing import check_ids
+from psfleet.runtime import Read
 from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
+from psfleet_worker.parcel import Parcel
 
-__all__ = ["DenseRead", "SparseRead", "deal_gradient", "deal_read"]
+__all__ = ["DenseRead", "Plans", "SparseRead", "add_gradient", "deal_read"]
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_KEPT = 2  # batches of a table: the one that is trained and the one that is read ahead
+
+
+class Plans:
+    """How batches of ids were dealt. A push mostly brings the ids of the pull before it."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = servers
+        self._made: dict[int, deque[tuple[Ids, Dedup]]] = {}
+
+    def of(self, table: int, ids: Ids) -> Dedup:
+        """The distinct ids [n] of a batch, dealt to the servers."""
+        made = self._made.setdefault(table, deque(maxlen=_KEPT))
+        for known, plan in made:
+            if np.array_equal(known, ids):
+                return plan
+        plan = dedup(ids, self.servers)
+        made.append((ids.copy(), plan))  # the caller may change its array
+        return plan
 
 
 class DenseRead:
@@ -22,7 +45,13 @@ class DenseRead:
     def __init__(self, spec: TableSpec, servers: int) -> None:
         self._spec = spec
         self._ranges = dense_ranges(spec, servers)
-        self.parts = [Read(spec.key) if high > low else None for low, high in self._ranges]
+
+    def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
+        """Add the read to the parcel of each server that has a part; which ones have."""
+        for parcel, (low, high) in zip(parcels, self._ranges, strict=True):
+            if high > low:
+                parcel.read_values(self._spec, high - low)
+        return [high > low for low, high in self._ranges]
 
     def join(self, values: Sequence[Floats | None]) -> Floats:
         """The array, from what each server gave."""
@@ -36,31 +65,45 @@ class DenseRead:
 class SparseRead:
     """A pull of rows: each server gives the distinct rows that it owns."""
 
-    def __init__(self, spec: TableSpec, read: Read, servers: int) -> None:
+    def __init__(self, spec: TableSpec, read: Read, plans: Plans) -> None:
         ids = check_ids(spec, read.ids)
         self._spec = spec
         self._shape = ids.shape
-        self._dedup = dedup(ids.reshape(-1), servers)
-        self.parts = [Read(spec.key, mine) if len(mine) else None for mine in self._dedup.unique]
+        self._plan = plans.of(spec.key, ids.reshape(-1))
+
+    def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
+        """Add the read to the parcel of each server that has a part; which ones have."""
+        for parcel, mine in zip(parcels, self._plan.unique, strict=True):
+            if len(mine):
+                parcel.read_rows(self._spec, mine)
+        return [len(mine) > 0 for mine in self._plan.unique]
 
     def join(self, values: Sequence[Floats | None]) -> Floats:
         """One row per id that was asked for, from what each server gave."""
         nothing = np.empty((0, self._spec.dim), np.float32)
-        rows = self._dedup.expand([nothing if value is None else value for value in values])
+        rows = self._plan.expand([nothing if value is None else value for value in values])
         return rows.reshape(*self._shape, self._spec.dim)
 
 
-def deal_read(spec: TableSpec, read: Read, servers: int) -> DenseRead | SparseRead:
+def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRead:
     """A read, dealt to the servers."""
-    return DenseRead(spec, servers) if spec.kind == "dense" else SparseRead(spec, read, servers)
+    if spec.kind == "dense":
+        return DenseRead(spec, plans.servers)
+    return SparseRead(spec, read, plans)
 
 
-def deal_gradient(spec: TableSpec, gradient: Gradient, servers: int) -> list[Gradient]:
-    """A gradient's part for every server, empty ones too: all servers count the same steps."""
-    values, ids = check_gradient(spec, gradient)
+def add_gradient(parcels: Sequence[Parcel], spec: TableSpec, values: Floats, ids: Ids | None,
+                 learning_rate: float, plans: Plans) -> None:
+    """Add a gradient's part for every server, empty ones too: all servers count the same steps.
+
+    Args:
+        values, ids: As psfleet.routing.check_gradient gives them.
+    """
     if ids is None:
-        return [Gradient(spec.key, values[low:high], None, gradient.learning_rate)
-                for low, high in dense_ranges(spec, servers)]
-    distinct: Dedup = dedup(ids, servers)
-    return [Gradient(spec.key, rows, mine, gradient.learning_rate)
-            for mine, rows in zip(distinct.unique, distinct.merge(values), strict=True)]
+        ranges = dense_ranges(spec, plans.servers)
+        for parcel, (low, high) in zip(parcels, ranges, strict=True):
+            parcel.values(spec, values[low:high], learning_rate)
+        return
+    plan = plans.of(spec.key, ids)
+    plan.merge_into(values, [parcel.rows(spec, mine, learning_rate)
+                             for parcel, mine in zip(parcels, plan.unique, strict=True)])

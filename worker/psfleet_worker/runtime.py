@@ -1,7 +1,5 @@
 """The parameters of a cluster as one worker sees them."""
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint import read_specs
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, FrameError, UnknownTable, UsageError
+from psfleet.errors import ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import owned_by
-from psfleet.routing import check_ids, check_spec_value
+from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
@@ -25,35 +23,27 @@ from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
-from psfleet_worker.routing import deal_gradient, deal_read
+from psfleet_worker.parcel import Parcel
+from psfleet_worker.pushes import Pushes, PushTicket
+from psfleet_worker.routing import Plans, add_gradient, deal_read
 from psfleet_worker.saving import save
 
-__all__ = ["ClusterRuntime", "PushTicket"]
+__all__ = ["ClusterRuntime"]
 
 Floats = NDArray[np.float32]
 
 _WINDOW = 4  # async mode: pushes under way at most
+_LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
 _PAGE_ROWS = 1 << 16
 _PAGE_VALUES = 1 << 23
-
-
-class PushTicket:
-    """A push under way to every server."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
-
-    def wait(self, timeout: float | None = None) -> None:
-        """See Ticket.wait."""
-        wait_all(self._calls, timeout)
 
 
 class ClusterRuntime:
     """Implements psfleet.runtime.Runtime on the servers of a cluster.
 
     Sync mode: a push is held by every server; the next pull or flush commits it and waits for the
-    round to close, whose update is the mean of all workers' gradients. Async mode: pushes leave at
-    once and in order, a few at a time; a pull comes after the pushes before it.
+    round to close, whose update is the mean of all workers' gradients. Async mode: pushes leave in
+    order, a few at a time; a pull comes after the pushes before it, and takes the last one with it.
 
     An error of a push is raised by its ticket and by every later call: no push is skipped.
 
@@ -72,7 +62,8 @@ class ClusterRuntime:
         self._fleet = Connection(environment, mode, patience or Patience(), meddle)
         self._mode: Mode = mode
         self._specs: dict[int, TableSpec] = {}
-        self._tickets: deque[PushTicket] = deque()
+        self._plans = Plans(len(self._fleet.clients))
+        self._pushes = Pushes(self._fleet.clients)
         self._open = 0  # sync mode: the round that is pushed and not committed
         self._closed = False
         try:
@@ -124,28 +115,52 @@ class ClusterRuntime:
         return self._pull(reads, None)
 
     def _pull(self, reads: Sequence[Read], timeout: float | None) -> list[Floats]:
-        self._wait_for_pushes()
-        dealt = [deal_read(self._spec(read.table), read, self.server_num) for read in reads]
-        asked = [[i for i, deal in enumerate(dealt) if deal.parts[server] is not None]
-                 for server in range(self.server_num)]
-        calls: dict[int, Call] = {}
-        for server, client in enumerate(self._fleet.clients):
-            if asked[server] or self._open:
-                parts = [dealt[i].parts[server] for i in asked[server]]
-                pieces = [segments.write_read(part) for part in parts if part is not None]
-                message = segments.message(self._header(commit=self._open), pieces)
-                calls[server] = client.start("Shard/Pull", message, seconds=self._seconds(timeout))
-        answers = dict(zip(calls, wait_all(list(calls.values())), strict=True))
+        if self._mode == "sync":  # a pull commits what every server holds
+            self._pushes.settle()
+        dealt = [deal_read(self._spec(read.table), read, self._plans) for read in reads]
+        with self._pushes.lock:
+            ticket = self._pushes.take()
+            parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
+            asked = [deal.ask(parcels) for deal in dealt]
+            calls = {server: self._call(server, parcel, ticket is not None, timeout)
+                     for server, parcel in enumerate(parcels)
+                     if parcel.reads or ticket or self._open}
+            if ticket:
+                self._pushes.sent(ticket, list(calls.values()))
+        found = self._answers(calls, parcels, reads, asked)
         self._open = 0
+        joined = [deal.join(values) for deal, values in zip(dealt, found, strict=True)]
+        for parcel in parcels:
+            parcel.close()
+        self._pushes.settle()
+        return joined
+
+    def _parcels(self, **fields: Any) -> list[Parcel]:
+        """An empty parcel for each server, with a header of these fields."""
+        return [Parcel(self._header(**fields), lane.held()) for lane in self._fleet.lanes]
+
+    def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
+        method = "Shard/Pull"
+        if pushes:
+            method = "Shard/Exchange" if parcel.reads else "Shard/Push"
+        return self._fleet.clients[server].start(method, parcel.request(), cargo=parcel,
+                                                 seconds=self._seconds(timeout))
+
+    def _answers(self, calls: dict[int, Call], parcels: Sequence[Parcel], reads: Sequence[Read],
+                 asked: Sequence[Sequence[bool]]) -> list[list[Floats | None]]:
+        """Of each read what each server gave; `asked`: of each read which servers have a part."""
+        try:
+            answers = wait_all(list(calls.values()))
+        except PsfleetError:
+            for parcel in parcels:
+                parcel.lose()
+            raise
         values: list[list[Floats | None]] = [[None] * self.server_num for _ in reads]
-        for server, answer in answers.items():
-            found = segments.read_values(*frame.decode(answer), self._spec)
-            if len(found) != len(asked[server]):
-                raise FrameError(f"{self._fleet.clients[server].name} answers {len(found)} of "
-                                 f"{len(asked[server])} reads")
-            for i, value in zip(asked[server], found, strict=True):
-                values[i][server] = value
-        return [deal.join(value) for deal, value in zip(dealt, values, strict=True)]
+        for server, answer in zip(calls, answers, strict=True):
+            found = iter(parcels[server].answer(answer, self._spec))
+            for of_read, has_part in zip(values, asked, strict=True):
+                of_read[server] = next(found) if has_part[server] else None
+        return values
 
     def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
              loss: float | None = None) -> PushTicket:
@@ -155,24 +170,23 @@ class ClusterRuntime:
             raise UsageError("a push names a table twice; sum its gradients first")
         if self._open:
             self.flush()
-        self._wait_for_pushes(_WINDOW - 1)
-        dealt = [deal_gradient(self._spec(gradient.table), gradient, self.server_num)
-                 for gradient in gradients]
+        self._pushes.settle(_WINDOW - 1)
+        specs = [self._spec(table) for table in tables]
+        checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
         sequence = self._fleet.sequence + 1
-        messages = [segments.message(
-            self._header(sequence=sequence, samples=samples, loss=loss),
-            [segments.write_gradient(parts[server]) for parts in dealt])
-            for server in range(self.server_num)]
-        ticket = PushTicket([client.start("Shard/Push", message) for client, message
-                             in zip(self._fleet.clients, messages, strict=True)])
+        parcels = self._parcels(sequence=sequence, samples=samples, loss=loss)
+        for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
+            add_gradient(parcels, spec, values, ids, gradient.learning_rate, self._plans)
+        ticket = self._pushes.add(parcels, linger=self._mode == "async" and all(
+            not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels))
         self._fleet.sequence = sequence
         self._open = sequence if self._mode == "sync" else 0
-        self._tickets.append(ticket)
         return ticket
 
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
-        self._wait_for_pushes(timeout=timeout)
+        self._pushes.send()
+        self._pushes.settle(timeout=timeout)
         if self._open:
             self._pull([], timeout)
 
@@ -289,6 +303,7 @@ class ClusterRuntime:
             self.flush()
             self._fleet.leave()
         finally:
+            self._pushes.close()
             self._fleet.close()
 
     def _spec(self, table: int) -> TableSpec:
@@ -303,14 +318,6 @@ class ClusterRuntime:
 
     def _seconds(self, timeout: float | None) -> float:
         return self._fleet.patience.wait if timeout is None else timeout
-
-    def _wait_for_pushes(self, under_way: int = 0, timeout: float | None = None) -> None:
-        """Wait until at most so many pushes are not acknowledged."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while len(self._tickets) > under_way:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            self._tickets[0].wait(left)
-            self._tickets.popleft()
 
 
 def _stats(status: Any) -> dict[str, Any]:
