@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.errors import ConfigError
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
@@ -23,6 +24,10 @@ class Adam(Optimizer):
         amsgrad: As AMSGrad.
         bias_correction_step: 1: the corrections are a step ahead, as in the reference's operator
             for sparse gradients.
+        sparse_mode: What a step does to the rows of sparse parameters that have no gradient in it.
+            "lazy": nothing. "full": what the dense rule does. "catch-up": what they have missed is
+            made up for when they next have one, see psfleet.rules.adam_catch_up for the error.
+            None: "lazy" if lazy_mode or if the parameter has rows for any id, else "full".
     """
 
     def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
@@ -31,11 +36,25 @@ class Adam(Optimizer):
                  weight_decay: WeightDecay | float | None = None,
                  grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
                  name: str | None = None,
-                 amsgrad: bool = False, bias_correction_step: int = 0, **older: Unpack[Older]) -> None:
+                 amsgrad: bool = False, bias_correction_step: int = 0,
+                 sparse_mode: str | None = None, **older: Unpack[Older]) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule: Rule = (rules.AMSGrad(beta1, beta2, epsilon) if amsgrad else
-                      rules.Adam(beta1, beta2, epsilon, bias_correction_step))
-        self.lazy = lazy_mode
+                            rules.Adam(beta1, beta2, epsilon, bias_correction_step))
+        self.lazy = lazy_mode if sparse_mode is None else sparse_mode != "full"
+        self.every_row = sparse_mode == "full"
+        self._sparse_rule: Rule = self._rule
+        if sparse_mode not in (None, "lazy", "full", "catch-up"):
+            raise ConfigError(f"Adam: sparse_mode is {sparse_mode!r}, use lazy, full or catch-up")
+        if sparse_mode == "catch-up":
+            if amsgrad or bias_correction_step:
+                raise ConfigError("Adam: sparse_mode is 'catch-up', which knows neither amsgrad nor "
+                                  "bias_correction_step")
+            self._sparse_rule = rules.AdamCatchUp(beta1, beta2, epsilon)
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        """The update rule for a parameter; None: for one that is sparse."""
+        return self._rule if parameter is not None and not parameter.sparse else self._sparse_rule
 
 
 class AdamW(Optimizer):

@@ -57,6 +57,7 @@ class Optimizer:
 
     _rule: Rule
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
+    every_row = False  # whether those of a parameter with rows for any id do not
 
     def __init__(self, learning_rate: Rate = 0.001, parameters: Iterable[Any] | None = None,
                  weight_decay: WeightDecay | float | None = None,

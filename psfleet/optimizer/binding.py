@@ -28,6 +28,7 @@ class Owner(Protocol):
     """What a table needs to know of the optimizer that updates it."""
 
     lazy: bool
+    every_row: bool
 
     def rule(self, parameter: Parameter | None = None) -> Rule: ...
     def decay(self, parameter: Parameter | None = None) -> Decay: ...
@@ -184,8 +185,10 @@ class Tables:
         return seat
 
     def _spec(self, owner: Owner, parameter: Parameter, by_rows: bool) -> TableSpec:
+        if by_rows and len(parameter.shape) == 2:
+            parameter.sparse = True
         rule, decay = owner.rule(parameter), owner.decay(parameter)
-        where = place(parameter, rule, decay, owner.lazy, by_rows)
+        where = place(parameter, rule, decay, owner.lazy, owner.every_row)
         shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
         # A second table for one name: another optimizer's, or of a parameter that came later.
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1

@@ -25,20 +25,21 @@ class Placement:
     every_row: bool = False
 
 
-def place(parameter: Parameter, rule: Rule, decay: Decay, lazy: bool, by_rows: bool) -> Placement:
+def place(parameter: Parameter, rule: Rule, decay: Decay, lazy: bool,
+          every_row: bool = False) -> Placement:
     """The table that gives a parameter the reference's semantics.
 
-    A distributed parameter has rows for any id, so only rows with a gradient can be visited. Any
+    Of a distributed parameter, which has rows for any id, only rows with a gradient are visited. Any
     other is treated as if its gradients were dense, unless the optimizer is lazy: rows without
     gradient still decay and drift. Where the rule says that they do not, they are left alone.
 
     Args:
         lazy: The optimizer wants rows without a gradient to rest.
-        by_rows: The gradients are SparseGrad, although the parameter may not be `sparse`.
+        every_row: It wants every row of a distributed parameter visited that there is.
     """
     if parameter.sparse and (parameter.distributed or parameter.shape[0] < 0):
-        return Placement("sparse")
-    if not (by_rows or parameter.sparse) or len(parameter.shape) != 2:
+        return Placement("sparse", every_row)
+    if not parameter.sparse or len(parameter.shape) != 2:
         return Placement("dense")
     if not 1 <= parameter.shape[1] <= MAX_DIM or decay != Decay():
         return Placement("dense")

@@ -4,6 +4,7 @@ from psfleet.errors import ConfigError
 from psfleet.rules.adadelta import Adadelta
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
+from psfleet.rules.adam_catch_up import AdamCatchUp
 from psfleet.rules.adamax import Adamax
 from psfleet.rules.adamw import AdamW
 from psfleet.rules.amsgrad import AMSGrad
@@ -26,14 +27,14 @@ from psfleet.rules.torch_rmsprop import TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam
 
 __all__ = [
-    "AMSGrad", "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "DGCMomentum",
+    "AMSGrad", "ASGD", "Adadelta", "Adagrad", "Adam", "AdamCatchUp", "AdamW", "Adamax", "DGCMomentum",
     "DecayedAdagrad", "Ftrl", "Lamb", "LarsMomentum", "Momentum", "NAdam", "ProximalGD",
     "RAdam", "RMSProp", "RULES", "RowwiseAdagrad", "Rprop", "Rule", "SGD", "Slot", "TorchRMSprop",
     "TorchSparseAdam", "make_rule", "rule_class",
 ]
 
 _ALL: tuple[type[Rule], ...] = (
-    Adadelta, Adagrad, Adam, Adamax, AdamW, AMSGrad, ASGD, DecayedAdagrad, DGCMomentum, Ftrl,
+    Adadelta, Adagrad, Adam, AdamCatchUp, Adamax, AdamW, AMSGrad, ASGD, DecayedAdagrad, DGCMomentum, Ftrl,
     Lamb, LarsMomentum, Momentum, NAdam, ProximalGD, RAdam, RMSProp, RowwiseAdagrad, Rprop, SGD,
     TorchRMSprop, TorchSparseAdam,
 )

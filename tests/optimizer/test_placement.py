@@ -111,10 +111,11 @@ def test_reach() -> None:
 def test_distributed_rows_are_lazy() -> None:
     """A parameter with rows for any id updates the rows with a gradient only, decay or not."""
     w = Parameter("w", shape=(-1, 4), sparse=True, distributed=True)
-    assert place(w, rules.Adam(), Decay(l2=0.1), False, True) == Placement("sparse")
+    assert place(w, rules.Adam(), Decay(l2=0.1), False) == Placement("sparse")
+    assert place(w, rules.Adam(), Decay(), False, True) == Placement("sparse", every_row=True)
     bounded = Parameter("b", shape=(10, 4), sparse=True)
-    assert place(bounded, rules.Adam(), Decay(), False, True) == Placement("sparse", every_row=True)
-    assert place(bounded, rules.Adam(), Decay(l2=0.1), False, True) == Placement("dense")
-    assert place(bounded, rules.Adam(), Decay(), True, True) == Placement("sparse")
+    assert place(bounded, rules.Adam(), Decay(), False) == Placement("sparse", every_row=True)
+    assert place(bounded, rules.Adam(), Decay(l2=0.1), False) == Placement("dense")
+    assert place(bounded, rules.Adam(), Decay(), True) == Placement("sparse")
     wide = Parameter("wide", shape=(10, 4000), sparse=True)
-    assert place(wide, rules.SGD(), Decay(), False, True) == Placement("dense")
+    assert place(wide, rules.SGD(), Decay(), False) == Placement("dense")

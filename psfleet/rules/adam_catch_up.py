@@ -1,0 +1,90 @@
+"""Adam for sparse rows that makes up for the steps a row has missed."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.errors import ConfigError
+from psfleet.rules.adam import Adam
+from psfleet.rules.base import Rule, Slot, check_range
+
+__all__ = ["AdamCatchUp"]
+
+_BASE = 2**24  # float32 holds whole numbers up to here: a step is kept as two digits of this base
+_ERROR = 1e-6  # of the learning rate: what the missed steps beyond `limit` may move a weight
+
+
+def adam_catch_up(w, g, m, v, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
+    missed = (h[7] - high) * h[9] + (h[8] - low) - h[10]
+    steps = min(missed, h[11])
+    done = h[12]
+    while done < steps and v > h[12]:
+        m = h[1] * m
+        v = h[3] * v
+        q1 = h[1] * q1 + h[2]
+        q2 = h[3] * q2 + h[4]
+        root = math.sqrt(q2)
+        w = w - rate * root / q1 * (m / (math.sqrt(v) + h[6] * root))
+        done = done + h[10]
+    if missed > steps:
+        m = math.pow(h[1], missed - steps) * m
+        v = math.pow(h[3], missed - steps) * v
+    m = h[1] * m + h[2] * g
+    v = h[3] * v + h[4] * (g * g)
+    return (w - h[0] * (m / (math.sqrt(v) + h[5])), m, v, h[7], h[8], h[13], h[14], h[15])
+
+
+@dataclass(frozen=True)
+class AdamCatchUp(Rule):
+    """Adam after which a touched row is where a dense Adam would have it, but for rounding and a bound.
+
+    A row keeps the step of its last update. When it is updated again, the steps that it has missed
+    are made one by one with a zero gradient, as the dense rule makes them: moments decay, the weight
+    drifts. Rows are not touched by pulls, so until then a pull gives the weight without its drift.
+
+    The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2)
+    and A = (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)), which bounds |m| / sqrt(v) by
+    Cauchy's inequality. So after `limit` steps, chosen from the betas (195 for the defaults), what is
+    left of the drift is below 1e-6 of the learning rate; the moments then decay in one go.
+
+    The missed steps are made at the learning rate of the row's last update. Step counters are exact
+    up to 2^48.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    name: ClassVar[str] = "adam_catch_up"
+    unit: ClassVar[str] = "row"
+
+    def __post_init__(self) -> None:
+        check_range("Adam", "beta1", self.beta1, 0, 1, high_open=True)
+        check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
+        check_range("Adam", "epsilon", self.epsilon, 0, math.inf)
+        if self.beta1**2 >= self.beta2:
+            raise ConfigError(f"Adam: catch-up needs beta1^2 < beta2, else the drift of a row has no "
+                              f"bound; beta1 is {self.beta1!r} and beta2 is {self.beta2!r}")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment1"), Slot("moment2"), *(Slot(name, per_unit=True) for name in (
+            "last_step_high", "last_step_low", "correction1", "correction2", "last_rate")))
+
+    @property
+    def limit(self) -> int:
+        """How many missed steps are made one by one."""
+        if self.beta1 == 0:
+            return 1
+        r = self.beta1 / math.sqrt(self.beta2)
+        most = (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - r * r))
+        return max(1, math.ceil(math.log(_ERROR * (1 - r) * (1 - self.beta1) / most) / math.log(r)))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return adam_catch_up
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        adam = Adam(self.beta1, self.beta2, self.epsilon).scalars(learning_rate, step)
+        high, low = divmod(step, _BASE)
+        return (*adam, self.epsilon, high, low, _BASE, 1.0, self.limit, 0.0,
+                1 - self.beta1**step, 1 - self.beta2**step, learning_rate)

@@ -1,0 +1,136 @@
+"""Sparse Adam in three modes, for rows of a known number and for rows of any id."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError
+from psfleet.optimizer import Adam, Optimizer
+from psfleet.optimizer.binding import tables
+from psfleet.optimizer.gradients import densify
+from psfleet.parameter import Parameter, SparseGrad
+from psfleet.rules import AdamCatchUp
+from psfleet.runtime import TableState
+from psfleet.tables.spec import Initializer
+
+START = Initializer("constant", 0.5)
+RATE = 0.01
+
+
+def rows(name: str, distributed: bool) -> Parameter:
+    """Five rows of three, all 0.5."""
+    return Parameter(name, shape=(-1 if distributed else 5, 3), sparse=True, distributed=distributed,
+                     initializer=START)
+
+
+def steps(gaps: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Row 4 has a gradient always, the others after each of the gaps."""
+    rng = np.random.default_rng(1)
+    for gap in gaps:
+        for _ in range(gap):
+            yield np.array([4]), rng.normal(size=(1, 3)).astype(np.float32)
+        yield np.arange(5), rng.normal(size=(5, 3)).astype(np.float32)
+
+
+def run(opt: Optimizer, w: Parameter, gaps: list[int]) -> np.ndarray:
+    for ids, grads in steps(gaps):
+        if w.sparse:
+            opt.apply_gradients([(w, SparseGrad(ids, grads))])
+        else:
+            whole = np.zeros((5, 3), np.float32)
+            whole[ids] = grads
+            opt.apply_gradients([(w, whole)])
+    return w.lookup(np.arange(5)) if w.sparse else w.numpy()
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("gaps", [[0, 3, 1], [0, 40, 7, 0, 200], [2, 0, 600, 300]])
+def test_catch_up_is_dense_when_touched(gaps: list[int], distributed: bool) -> None:
+    """When every row has just had a gradient, weights and moments are dense Adam's: moments and weights
+    to rounding, and the weights' drift to 1e-6 of the rate for each gap beyond the limit.
+    """
+    dense, caught = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
+    expected = run(dense, Parameter("d", np.full((5, 3), 0.5)), gaps)
+    found = run(caught, rows("s", distributed), gaps)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 + 1e-6 * RATE * len(gaps))
+    mine, theirs = caught.state_dict(), dense.state_dict()
+    for slot in ("moment1", "moment2"):
+        np.testing.assert_allclose(mine[f"s.{slot}"], theirs[f"d.{slot}"], rtol=1e-4, atol=1e-8)
+
+
+def test_modes_differ_between_touches() -> None:
+    """While a row waits, full drifts with the dense rule; lazy and catch-up leave it."""
+    before, after = {}, {}
+    for mode in ("full", "lazy", "catch-up", "dense"):
+        w = Parameter("d", np.full((5, 3), 0.5)) if mode == "dense" else rows(mode, True)
+        opt = Adam(RATE) if mode == "dense" else Adam(RATE, sparse_mode=mode)
+        before[mode] = run(opt, w, [0])[0].copy()
+        ids, grads = next(steps([1]))
+        opt.apply_gradients([(w, densify(w, SparseGrad(ids, grads)) if mode == "dense"
+                              else SparseGrad(ids, grads))])
+        after[mode] = (w.numpy() if mode == "dense" else w.lookup(np.arange(5)))[0]
+    np.testing.assert_array_equal(after["full"], after["dense"])
+    for mode in ("lazy", "catch-up"):
+        np.testing.assert_array_equal(after[mode], before[mode])
+    assert not np.allclose(after["lazy"], after["dense"], rtol=0, atol=1e-4)
+
+
+def test_state_goes_on() -> None:
+    """A second optimizer with the state of the first catches up from where the first left the rows."""
+    for distributed in (False, True):
+        whole, halves = rows(f"w{distributed}", distributed), rows(f"h{distributed}", distributed)
+        one, first, second = (Adam(RATE, sparse_mode="catch-up") for _ in range(3))
+        every = list(steps([1, 4, 9, 2]))
+        for number, (ids, grads) in enumerate(every):
+            if number == 8:
+                second.set_state_dict(first.state_dict())
+            one.apply_gradients([(whole, SparseGrad(ids, grads))])
+            (first if number < 8 else second).apply_gradients([(halves, SparseGrad(ids, grads))])
+        np.testing.assert_array_equal(whole.lookup(np.arange(5)), halves.lookup(np.arange(5)))
+
+
+@pytest.mark.parametrize("step", [2**24 - 2, 2**31 - 2, 2**40, 2**47 + 12345])
+def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
+    """Where float32 or 32-bit counters would stop, the number of missed steps is still right."""
+    w, opt = rows("w", True), Adam(RATE, sparse_mode="catch-up")
+    ids, grads = np.array([1]), np.ones((1, 3), np.float32)
+    opt.apply_gradients([(w, SparseGrad(ids, grads))])
+    seat = tables().find(opt, w)
+    assert seat is not None
+    state = fleet.read_table(seat.key)
+    fleet.write_table(seat.key, TableState(step, state.values, state.ids))
+    for _ in range(2):
+        opt.apply_gradients([(w, SparseGrad(ids, 0 * grads))])
+    before = opt.state_dict()["w.moment1"].copy()
+    for _ in range(3):
+        opt.apply_gradients([(w, SparseGrad(np.array([2]), grads))])
+    opt.apply_gradients([(w, SparseGrad(ids, 0 * grads))])
+    after = opt.state_dict()["w.moment1"]
+    assert opt.state_dict()["w.step"] == step + 6
+    np.testing.assert_array_equal(after[0], before[0] * np.float32(0.9) * np.float32(0.9)
+                                  * np.float32(0.9) * np.float32(0.9))
+
+
+def test_limit_bounds_the_drift() -> None:
+    """The drift that the limit leaves out is below 1e-6 of the rate for the worst gradients."""
+    rule = AdamCatchUp(0.9, 0.999)
+    history = np.array([(rule.beta1 / rule.beta2) ** age for age in range(2000)][::-1])  # worst case
+    m = v = 0.0
+    for gradient in history:
+        m = rule.beta1 * m + (1 - rule.beta1) * gradient
+        v = rule.beta2 * v + (1 - rule.beta2) * gradient**2
+    left = sum((rule.beta1 / np.sqrt(rule.beta2)) ** j * m / np.sqrt(v)
+               for j in range(rule.limit + 1, rule.limit + 2000))
+    assert 0 < left < 1e-6
+
+
+def test_bad_modes() -> None:
+    """An unknown mode and betas without a bound are refused with the value quoted."""
+    with pytest.raises(ConfigError, match="sparse_mode is 'eager'"):
+        Adam(RATE, sparse_mode="eager")
+    with pytest.raises(ConfigError, match=r"beta1 is 0\.95 and beta2 is 0\.9"):
+        Adam(RATE, 0.95, 0.9, sparse_mode="catch-up")
+    with pytest.raises(ConfigError, match="amsgrad"):
+        Adam(RATE, amsgrad=True, sparse_mode="catch-up")
