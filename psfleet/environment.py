@@ -10,6 +10,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_WORKERS | PADDLE_TRAINERS_NUM | number of workers |
 | PSFLEET_WORKER_ENDPOINTS | PADDLE_TRAINER_ENDPOINTS | their addresses, for information |
 | PSFLEET_STRATEGY | | JSON that overrides the script's DistributedStrategy |
+| PSFLEET_LANE | | auto: share memory with servers on this host; inline: tensors in messages only |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
 
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
@@ -38,6 +39,7 @@ class Environment:
     worker_endpoints: tuple[str, ...] = ()
     strategy: str = ""
     ready_file: str = ""
+    lane: str = "auto"
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -47,6 +49,8 @@ class Environment:
                               "list the servers' endpoints, separated by commas")
         if self.workers < 1:
             raise ConfigError(f"PSFLEET_WORKERS is {self.workers}, a fleet needs at least 1 worker")
+        if self.lane not in ("auto", "inline"):
+            raise ConfigError(f"PSFLEET_LANE is {self.lane!r}; it must be auto or inline")
         seats = len(self.servers) if self.role == "server" else self.workers
         if not 0 <= self.rank < seats:
             raise ConfigError(f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s "
@@ -77,6 +81,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         worker_endpoints=_list(variables, "PSFLEET_WORKER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS"),
         strategy=variables.get("PSFLEET_STRATEGY", ""),
         ready_file=variables.get("PSFLEET_READY_FILE", ""),
+        lane=variables.get("PSFLEET_LANE") or "auto",
     )
 
 

@@ -13,7 +13,8 @@ from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial import address_of
 
-__all__ = ["VIRTUAL_SHARDS", "Dedup", "dedup", "merge_pushes", "owned_by", "routes", "virtual_shards"]
+__all__ = ["VIRTUAL_SHARDS", "Dedup", "dedup", "first_repeat", "merge_pushes", "owned_by", "routes",
+           "virtual_shards"]
 
 VIRTUAL_SHARDS = 1024
 _BLOCK = 256  # as in sources/dedup.py
@@ -113,6 +114,16 @@ def dedup(ids: Ids, groups: int) -> Dedup:
     out, offsets = np.empty(count, np.int64), ends - counts
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
     return Dedup(np.split(out, ends[:-1]), inverse, shift)
+
+
+def first_repeat(ids: Ids) -> int | None:
+    """The place of the first id that has come before it in the batch, or None."""
+    n = len(ids)
+    ids = _plain(ids)
+    mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
+    index = _scratch_for(n, mask)[0]
+    place = int(static_kernels("dedup").repeated(address_of(ids), n, index, mask))
+    return None if place < 0 else place
 
 
 def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:

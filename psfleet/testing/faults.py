@@ -1,10 +1,11 @@
 """Faults on the way between a worker and its servers, by seed."""
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
 
-from psfleet.errors import ServerUnavailable
+from psfleet.errors import PsfleetError, ServerUnavailable
 
 __all__ = ["Faults"]
 
@@ -15,7 +16,7 @@ class Faults:
     """Loses answers and repeats requests; give it to a ClusterRuntime as `meddle`.
 
     A lost answer is the hard case: the server has done the work and the worker does not know. A
-    repeated request is the same bytes once more, or, for pushes and pulls, those of the one before,
+    repeated request is the same bytes once more, or, for tensors, those of the one before,
     as a slow network would deliver them.
 
     Args:
@@ -43,9 +44,10 @@ class Faults:
         def meddled(method: str, request: bytes, seconds: float) -> bytes:
             answer = send(method, request, seconds)
             if dice.random() < self.duplicate:
-                send(method, before.get(method, request), seconds)
                 self._count(duplicated=1)
-            if method in ("Shard/Push", "Shard/Pull"):
+                with contextlib.suppress(PsfleetError):  # nobody waits for the answer of a repeat
+                    send(method, before.get(method, request), seconds)
+            if method in ("Shard/Push", "Shard/Pull", "Shard/Exchange"):
                 before[method] = request
             if dice.random() < self.drop:
                 self._count(dropped=1)

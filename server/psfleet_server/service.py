@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from psfleet.checkpoint import load_shard, write_shard
 from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
-from psfleet.kernels.dedup import dedup
+from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient
 from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet.shard.layout import dense_range
@@ -274,9 +274,10 @@ def _page(spec: TableSpec) -> int:
 
 def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
     """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
-    if gradient.ids is None or len(dedup(gradient.ids, 1).unique[0]) == len(gradient.ids):
+    if gradient.ids is None or (place := first_repeat(gradient.ids)) is None:
         return
-    raise IdError(f"table {spec.name!r}: the push names an id twice; sum its rows before the push")
+    raise IdError(f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
+                  "before the push")
 
 
 def _parse(kind: Any, request: bytes) -> Any:

@@ -13,6 +13,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.dedup import (
     VIRTUAL_SHARDS,
     dedup,
+    first_repeat,
     merge_pushes,
     owned_by,
     routes,
@@ -120,3 +121,11 @@ def test_threads_do_not_share_buffers() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 20), max_size=200))
+def test_first_repeat_equals_set(ids: list[int]) -> None:
+    """The first id that has come before is found, wherever it is; distinct ids have none."""
+    seen: set[int] = set()
+    expected = next((place for place, id_ in enumerate(ids) if id_ in seen or seen.add(id_)), None)
+    assert first_repeat(np.array(ids, np.int64)) == expected

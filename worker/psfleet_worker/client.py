@@ -140,6 +140,7 @@ class Client:
         self._methods: dict[str, Any] = {}
         self._send: Send = meddle(index, self._attempt) if meddle else self._attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._open = 0  # calls that have not ended
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"server {index}", daemon=True)
         self._thread.start()
@@ -157,8 +158,14 @@ class Client:
         """
         call = Call(method, request, self.patience.answer if seconds is None else seconds,
                     self.patience.outage if outage is None else outage, self._changed, cargo)
+        with self._changed:
+            self._open += 1
         self._queue.put(call)
         return call
+
+    def is_idle(self) -> bool:
+        """Whether every call that was asked for has ended."""
+        return self._open == 0
 
     def close(self) -> None:
         """Give up what is under way and let go of thread and connection. Safe to call twice."""
@@ -176,6 +183,8 @@ class Client:
                 call.end(error=error)
             except Exception as error:
                 call.end(error=PsfleetError(f"{call.method} to {self.name} failed: {error!r}"))
+            with self._changed:
+                self._open -= 1
 
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""

@@ -38,8 +38,8 @@ class Connection:
         changed = threading.Condition()
         self.clients = [Client(index, endpoint, patience, changed, meddle)
                         for index, endpoint in enumerate(environment.servers)]
-        self.lanes = [Lane(functools.partial(self._attach, client), environment.lane == "auto")
-                      for client in self.clients]
+        self.lanes = [Lane(functools.partial(self._attach, client), client.is_idle,
+                           environment.lane == "auto") for client in self.clients]
         self.incarnation = 0
         self.sequence = 0
         self._meetings = 0

@@ -69,20 +69,23 @@ class Lane:
 
     Args:
         attach: Makes the server share it.
+        is_idle: Whether a call to the server would be made at once. While it would have to wait
+            behind another, which may itself wait for other workers, no new memory is offered.
         wanted: False: tensors always travel in messages.
     """
 
-    def __init__(self, attach: Attach, wanted: bool) -> None:
+    def __init__(self, attach: Attach, is_idle: Callable[[], bool], wanted: bool) -> None:
         self._attach = attach
+        self._is_idle = is_idle
         self._wanted = wanted
         self._held: Held | None = None
 
     def held(self) -> Held | None:
         """The memory to use for the next call, None: the message."""
         held = self._held
-        if self._wanted and (held is None or held.lost or held.missing):
+        if self._wanted and (held is None or held.lost or held.missing) and self._is_idle():
             self._held = held = self._make(held)
-        return held
+        return None if held is None or held.lost else held
 
     def _make(self, before: Held | None) -> Held | None:
         """Memory to follow `before`. What the server does not share once it is not asked again."""

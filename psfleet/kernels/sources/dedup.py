@@ -53,6 +53,25 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
     return count
 
 
+@kernel(int64(int64, int64, int64, int64))
+def repeated(ids, n, index, mask):
+    """The place of the first id that has come before, or -1. index: as for `dedup`."""
+    for i in range((mask + 1) // 2):
+        store_i64(index, i, 0)
+    for i in range(n):
+        id_ = read_i64(ids, i)
+        place = int64(mix(uint64(id_))) & mask
+        while True:
+            before = int64(load_u32(index, place)) - 1
+            if before < 0:
+                store_u32(index, place, uint32(i + 1))
+                break
+            if read_i64(ids, before) == id_:
+                return i
+            place = (place + 1) & mask
+    return -1
+
+
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def split(unique, codes, count, shift, offsets, out):
     """Bring the ids from first-seen order to groups: out[offsets[group] + place] = id."""
