@@ -169,7 +169,9 @@ class Optimizer:
             (parameter, gradient) pairs. Gradients are variables of the program, or arrays if the
             loss has a value.
         """
-        chosen = self._parameters if parameter_list is None else list(parameter_list)
+        chosen = None if parameter_list is None else list(parameter_list)
+        if chosen is None and self._parameters is not None:
+            chosen = graph.depended_on(loss, self._parameters)
         pairs = graph.differentiate(loss, chosen, no_grad_set)
         if not pairs:
             raise UsageError(f"{self._name}: the loss depends on no parameter that may be updated")

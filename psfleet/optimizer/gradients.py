@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from psfleet.clip import merge_rows
 from psfleet.errors import IdError, ShapeError
 from psfleet.parameter import Parameter, SparseGrad
+from psfleet.routing import as_ids
 
 __all__ = ["Grad", "check_gradient", "check_rows", "densify", "scaled"]
 
@@ -44,11 +45,12 @@ def check_rows(parameter: Parameter, ids: Ids) -> None:
 def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
     """The gradient as float32 in a shape that fits the parameter."""
     if isinstance(grad, SparseGrad):
-        check_rows(parameter, grad.ids)
+        ids = as_ids(grad.ids, f"parameter {parameter.name!r}")
+        check_rows(parameter, ids)
         if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
             raise ShapeError(f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
                              f"the gradient has rows of {grad.rows.shape[1:]}")
-        return SparseGrad(np.asarray(grad.ids, np.int64), np.asarray(grad.rows, np.float32))
+        return SparseGrad(ids, np.asarray(grad.rows, np.float32))
     dense = np.asarray(grad, np.float32)
     if dense.shape != tuple(parameter.shape):
         raise ShapeError(f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "

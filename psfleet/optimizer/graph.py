@@ -10,7 +10,7 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L1Decay, WeightDecay
 
-__all__ = ["add_update", "differentiate", "parameter_of", "reader", "regularized", "symbolic",
+__all__ = ["add_update", "depended_on", "differentiate", "parameter_of", "reader", "regularized", "symbolic",
            "training_program", "value_of"]
 
 
@@ -91,15 +91,29 @@ def differentiate(loss: Any, parameters: Sequence[Any] | None,
         raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
     if loss.value is None:
         return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
-    found = {v.parameter.name: v.parameter for record in ancestors([loss])
+    records = ancestors([loss])
+    found = {v.parameter.name: v.parameter for record in records
              for v in record.inputs if v.parameter is not None and not v.stop_gradient}
     wanted = found if parameters is None else {name_of(item) for item in parameters}
     barred = {name_of(item) for item in no_grad_set or ()}
     chosen = [p for name, p in found.items()
               if name in wanted and name not in barred and p.trainable]
-    if all(p.grad is None for p in chosen):
+    fresh = any(record.context is not None for record in records)
+    if fresh and all(_is_zero(p.grad) for p in chosen):  # the script has not called backward()
         loss.backward()
     return [(p, p.grad) for p in chosen if p.grad is not None]
+
+
+def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
+    """Those of the parameters that the loss depends on."""
+    from psfleet.program.gradient import ancestors
+
+    used = {v.name for record in ancestors([loss]) for v in record.inputs}
+    return [item for item in parameters if name_of(item) in used]
+
+
+def _is_zero(grad: Any) -> bool:
+    return grad is None or not np.any(grad.rows if isinstance(grad, SparseGrad) else grad)
 
 
 def name_of(item: Any) -> str:

@@ -312,7 +312,9 @@ def test_parameter_choice() -> None:
     """parameters (names or parameters) and no_grad_set choose what is updated."""
     with program_guard(Program(), Program()):
         loss, _ = model()
-        opt = SGD(0.1)
+        opt, other = SGD(0.1), Parameter("unused", ONE)
+        listed = SGD(0.1, parameters=[other, *psfleet.default_main_program().all_parameters()[1:]])
+        assert [p.name for p, _ in listed.backward(loss)] == ["fc.w", "fc.b"]
         assert [p.name for p, _ in opt.backward(loss, parameter_list=["fc.w", "fc.b"])] == ["fc.w", "fc.b"]
         assert [p.name for p, _ in opt.backward(loss, no_grad_set={"table", "fc.b"})] == ["fc.w"]
 
@@ -322,15 +324,24 @@ def test_eager_minimize() -> None:
     with eager_guard():
         w = Parameter("w", np.ones((2, 1)))
         opt = SGD(1.0, parameters=[w])
-        for explicit in (True, False):
+        for explicit in (True, False, False):
             loss = layers.mean(layers.matmul(psfleet.to_variable(np.ones((1, 2), np.float32)), w))
             if explicit:
                 loss.backward()
             operations, pairs = opt.minimize(loss)
             assert operations == []
             assert [p.name for p, _ in pairs] == ["w"]
-            opt.clear_grad(set_to_zero=False)
-        assert w.numpy().ravel().tolist() == [-1, -1]
+            opt.clear_grad()
+        assert w.numpy().ravel().tolist() == [-2, -2]
+
+
+def test_empty_rows_are_a_step() -> None:
+    """A gradient by rows without rows counts as an update and changes nothing, clipped or not."""
+    for clip in (None, optimizer.ClipGradByGlobalNorm(1.0)):
+        e, opt = Parameter("e", np.ones((3, 2)), sparse=True), SGD(1.0, grad_clip=clip)
+        opt.apply_gradients([(e, SparseGrad(np.empty(0, np.int64), np.empty((0, 2), np.float32)))])
+        assert opt.state_dict()["e.step"] == 1
+        assert e.numpy().tolist() == np.ones((3, 2)).tolist()
 
 
 def test_steps_count_in_programs() -> None:
@@ -411,6 +422,8 @@ def test_bad_gradients() -> None:
         ([(w, np.ones(4))], ShapeError, "'w' has shape"),
         ([(w, ONE), (e, SparseGrad(np.array([3]), row))], IdError, "id 3"),
         ([(e, SparseGrad(np.array([-1]), row))], IdError, "id -1"),
+        ([(e, SparseGrad(np.array([0.5]), row))], IdError, "id 0.5"),
+        ([(e, SparseGrad(np.array([np.nan]), row))], IdError, "id nan"),
         ([(e, SparseGrad(np.array([1]), row[:, :1]))], ShapeError, r"rows of \(2,\)"),
         ([(w, ONE), (w, ONE)], UsageError, "two gradients"),
         ([], UsageError, "no gradient"),

@@ -56,7 +56,7 @@ class ReduceOnPlateau(LRScheduler):
 
     def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]  # needs a metric
         """Go to the next epoch, or to `epoch`, with this value of the metric."""
-        metric = np.asarray(metrics, dtype=np.float64)
+        metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics, np.float64)
         if metric.size != 1:
             raise ConfigError(f"ReduceOnPlateau: metrics is {metrics!r}, it must be one number")
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
