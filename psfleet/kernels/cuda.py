@@ -72,12 +72,13 @@ def _run(text: CudaText, kernels: ModuleType, units: int, n: int, turn: int, gra
     h = tuple(scalars)
     prepared = np.zeros(units * n if text.sums else 1, np.float32)
     extra = np.zeros((units, max(text.extra_width, 1)), np.float32)
+    chunks = units * math.ceil(n / CHUNK)
+    totals = np.zeros((max(text.sums, 1), chunks), np.float64)
     if text.sums:
-        chunks = units * math.ceil(n / CHUNK)
         sums = np.zeros((text.sums, chunks, LANES), np.float32)
-        totals = np.zeros((text.sums, chunks), np.float64)
         _launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, prepared, sums, h)
         _launch(kernels.fold, text.sums * chunks, chunks, sums, totals)
+    if text.extra_width:
         _launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
     _launch(kernels.update, units * n, units, n, turn, gradient, *values, prepared, extra, h)
 

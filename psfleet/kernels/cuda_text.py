@@ -28,7 +28,7 @@ class CudaText:
 
     Kernels, with `values` standing for the arrays named in `arguments`:
         update(units, n, turn, gradient, *values, prepared, extra, h): one thread per weight.
-    and, for a rule with a unit, to be run before it:
+    and, for a rule with sums or slots that a unit shares, to be run before it, in this order:
         lanes(units, n, turn, gradient, *values, prepared, sums, h): one thread per lane of each chunk.
         fold(count, sums, totals): one thread per chunk and sum.
         combine(units, n, *values, totals, extra, h): one thread per unit.
@@ -57,7 +57,9 @@ class CudaText:
         parts = [_HEAD, *("\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
                           for f in functions if f is not None), self._update()]
         if self.sums:
-            parts += [self._lanes(), self._fold(), self._combine()]
+            parts += [self._lanes(), self._fold()]
+        if self.extra_width:
+            parts.append(self._combine())
         return "\n".join(parts)
 
     @property
@@ -174,11 +176,13 @@ def fold(count, sums, totals):
 
     def _combine(self) -> str:
         combine = self._rule.combine()
-        assert combine is not None
         start = "\n".join(f"s{k} = float64(0)" for k in range(self.sums))
         add = "\n".join(f"s{k} += totals[{k}, chunk]" for k in range(self.sums))
         values = "".join(f"float32(s{k}), " for k in range(self.sums))
-        results = "".join(f"e{k}, " for k in range(self.extras))
+        call = ""
+        if combine is not None:
+            results = "".join(f"e{k}, " for k in range(self.extras))
+            call = f"        {results}= {combine.__name__}({values}float32(n), h)"
         store = [f"extra[unit, {k}] = e{k}" for k in range(self.extras)]
         store += [f"extra[unit, {self.extras + k}] = {self._place(slot, 'unit', '0')}"
                   for k, slot in enumerate(self._single)]
@@ -190,7 +194,7 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
         chunks = (n + {CHUNK - 1}) // {CHUNK}
 {indent(start, " " * 8)}
         for chunk in range(unit * chunks, (unit + 1) * chunks):
-{indent(add, " " * 12)}
-        {results}= {combine.__name__}({values}float32(n), h)
+{indent(add or "pass", " " * 12)}
+{call}
 {indent(chr(10).join(store), " " * 8)}
 """

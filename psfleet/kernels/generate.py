@@ -37,7 +37,7 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool) -> ModuleType:
     """
     text = RuleText(rule, l1, l2)
     return load_text(f"dense_{rule.name}", Template(_source("dense.txt")).substitute(
-        core=text.core("n"), signature=", ".join(["int64"] * (5 + len(text.pointers))),
+        core=text.core(), signature=", ".join(["int64"] * (5 + len(text.pointers))),
         pointers=", ".join(text.pointers), unit_pointers=", ".join(text.unit_pointers()),
         load_scalars=text.load_scalars()))
 
@@ -45,11 +45,10 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool) -> ModuleType:
 @cache
 def sparse_kernels(rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool) -> ModuleType:
     """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`."""
-    text = RuleText(rule, l1, l2)
+    text = RuleText(rule, l1, l2, dim)
     template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
     return load_text(f"sparse_{rule.name}_{dim}", Template(template).substitute(
-        core=text.core("DIM"), dim=dim, stride=4 * text.row_width(dim),
-        row_pointers=", ".join(text.row_pointers(dim)), fill_slots=text.fill_slots(dim),
+        core=text.core(), dim=dim, stride=4 * text.row_width(), fill_slots=text.fill_slots(),
         load_scalars=text.load_scalars()))
 
 

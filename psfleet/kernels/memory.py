@@ -13,9 +13,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
-    "helper", "kernel", "load_f32", "load_i64", "load_u32", "load_u64", "prefetch", "prefetch_write",
-    "read_f32", "read_i64", "read_u32", "store_f32", "store_i64", "store_u32", "store_u64",
-    "trailing_zeros",
+    "helper", "kernel", "load_f32", "load_i64", "load_lane", "load_u32", "load_u64", "prefetch",
+    "prefetch_write", "read_f32", "read_i64", "read_u32", "store_f32", "store_i64", "store_lane",
+    "store_u32", "store_u64", "trailing_zeros",
 ]
 
 # numpy: no branch for a zero divisor, without which nothing vectorises. No fastmath: strict float32.
@@ -36,7 +36,14 @@ _KINDS = {"f32": (types.float32, ir.FloatType()), "u32": (types.uint32, ir.IntTy
           "u64": (types.uint64, ir.IntType(64)), "i64": (types.int64, ir.IntType(64))}
 
 
-def _load(kind, invariant=False):
+def _mark_apart(module, instruction, lane):
+    """Tell the compiler that lanes share no memory with anything else: it then keeps no watch."""
+    domain = module.add_metadata([ir.MetaDataString(module, "psfleet")])
+    scope = module.add_metadata([ir.MetaDataString(module, "lanes"), domain])
+    instruction.set_metadata("alias.scope" if lane else "noalias", module.add_metadata([scope]))
+
+
+def _load(kind, invariant=False, lane=False):
     """load(address, index) -> value. invariant: nobody writes there while the kernel runs."""
     numba_type, llvm_type = _KINDS[kind]
 
@@ -48,6 +55,7 @@ def _load(kind, invariant=False):
             value.align = 1
             if invariant:
                 value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            _mark_apart(builder.module, value, lane)
             return value
 
         return numba_type(types.int64, types.int64), generate
@@ -55,7 +63,7 @@ def _load(kind, invariant=False):
     return load
 
 
-def _store(kind):
+def _store(kind, lane=False):
     """store(address, index, value)."""
     numba_type, llvm_type = _KINDS[kind]
 
@@ -63,7 +71,9 @@ def _store(kind):
     def store(context, address, index, value):
         def generate(context, builder, signature, arguments):
             pointer = builder.inttoptr(arguments[0], llvm_type.as_pointer())
-            builder.store(arguments[2], builder.gep(pointer, [arguments[1]])).align = 1
+            store = builder.store(arguments[2], builder.gep(pointer, [arguments[1]]))
+            store.align = 1
+            _mark_apart(builder.module, store, lane)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, numba_type), generate
@@ -92,6 +102,7 @@ load_f32, load_u32, load_u64, load_i64 = _load("f32"), _load("u32"), _load("u64"
 read_f32, read_u32, read_i64 = _load("f32", True), _load("u32", True), _load("i64", True)
 store_f32, store_u32, store_u64, store_i64 = (_store("f32"), _store("u32"), _store("u64"),
                                               _store("i64"))
+load_lane, store_lane = _load("f32", lane=True), _store("f32", lane=True)
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)
 
 

@@ -26,9 +26,9 @@ import numpy as np
 from numba import float32, float64, int64, uint64, void
 
 from psfleet.kernels.filling import fill_row
-from psfleet.kernels.memory import (helper, kernel, load_f32, load_i64, load_u64, prefetch,
-                                    prefetch_write, read_f32, read_i64, store_f32, store_i64,
-                                    store_u64)
+from psfleet.kernels.memory import (helper, kernel, load_f32, load_i64, load_lane, load_u64,
+                                    prefetch, prefetch_write, read_f32, read_i64, store_f32,
+                                    store_i64, store_lane, store_u64)
 from psfleet.kernels.probing import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
                                      first_line, insert, prefetch_line)
 
@@ -46,19 +46,20 @@ class RuleText:
     """Text for one rule, with or without regularization.
 
     Attributes:
-        pointers: Names of the addresses of weights and state, in the scalar function's order.
+        pointers: Names of the arguments that say where weights and state are. Dense: one address
+            each. Sparse: the row's address, and the number of the slot whose turn it is.
         prepared: The rule has a `prepare`.
     """
 
-    def __init__(self, rule: Rule, l1: bool, l2: bool) -> None:
-        self._rule = rule
-        self._l1, self._l2 = l1, l2
+    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0) -> None:
+        """`dim`: width of the sparse table's rows; 0: the text is for dense arrays."""
+        self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
         kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in kept]
         self.prepared = rule.prepare() is not None
-        self.pointers = ["p", *(f"p{i}" for i in range(len(kept)))]
+        self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(kept)))]
 
     def load_scalars(self) -> str:
         """An expression: the tuple h read from the address `scalars`."""
@@ -67,45 +68,43 @@ class RuleText:
 
     def unit_pointers(self) -> list[str]:
         """Dense: the addresses of unit `unit`, whose weights start `at` bytes behind the first."""
-        return ["p + at", *(f"{name} + {'unit * 4' if single else 'at'}"
-                            for name, single in zip(self.pointers[1:], self._per_unit, strict=True))]
+        steps = ["unit * 4" if single else "at" for single in self._per_unit]
+        return [f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)]
 
-    def row_width(self, dim: int) -> int:
+    def row_width(self) -> int:
         """How many float32 a sparse row has, state included."""
-        return dim + sum(1 if slot.per_unit else dim for slot in self._rule.slots)
+        return self._dim + sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
 
-    def row_pointers(self, dim: int) -> list[str]:
-        """Sparse: the addresses within the row at `row`; the slot whose turn it is moves by `turn`."""
-        pointers, offset = ["row"], dim
-        for single in self._per_unit:
-            pointers.append(f"row + {4 * offset}")
-            offset += 1 if single else dim
-        if self._rule.turns:
-            pointers[-1] += f" + turn * {4 * dim}"
-        return pointers
+    def _place(self, slot: int, index: str) -> str:
+        """The arguments of a load: where weight `index` has its slot.
 
-    def fill_slots(self, dim: int) -> str:
+        In a row all places are offsets from one address, so the compiler sees that they are apart.
+        """
+        if not self._dim:
+            return f"p{slot}, {index}"
+        offset = self._dim + sum(1 if single else self._dim for single in self._per_unit[:slot])
+        if self._rule.turns and slot == len(self._per_unit) - 1:
+            return f"p, {offset} + turn * {self._dim} + {index}"
+        return f"p, {offset} + {index}"
+
+    def fill_slots(self) -> str:
         """Statements that give a new row's state its first values."""
-        lines, offset = [], dim
+        lines, offset = [], self._dim
         for slot in self._rule.slots:
-            width = 1 if slot.per_unit else dim
+            width = 1 if slot.per_unit else self._dim
             lines.append(f"for k in range({width}):\n"
                          f"    store_f32(row, {offset} + k, np.float32({slot.initial!r}))")
             offset += width
         return indent("\n".join(lines), " " * 8)
 
-    def core(self, count: str) -> str:
-        """The rule's functions and `apply`, which updates the weights of one unit.
-
-        Args:
-            count: Expression for the number of weights.
-        """
+    def core(self) -> str:
+        """The rule's functions and `apply`, which updates the weights of one unit."""
         rule, parts = self._rule, [_HEAD]
         functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
         parts += ["\n@helper\n" + inspect.getsource(f) for f in functions if f is not None]
         if rule.measure() is not None:
-            parts.append(self._combined(count))
-        parts.append(self._apply(count))
+            parts.append(self._combined())
+        parts.append(self._apply())
         return "\n".join(parts)
 
     def _decay_factors(self) -> str:
@@ -128,24 +127,24 @@ class RuleText:
         return f"w = load_f32(p, {index})\ng = load_f32(prepared, {index})"
 
     def _arguments(self, index: str) -> str:
-        slots = [f"u{i}" if single else f"load_f32(p{i}, {index})"
+        slots = [f"u{i}" if single else f"load_f32({self._place(i, index)})"
                  for i, single in enumerate(self._per_unit)]
         return ", ".join(["w", "g", *slots, "h"])
 
     def _load_single(self) -> str:
         """Statements that load the values that the unit shares."""
-        return "".join(f"    u{i} = t{i} = load_f32(p{i}, 0)\n"
+        return "".join(f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
                        for i, single in enumerate(self._per_unit) if single)
 
     def _store_slots(self) -> str:
-        return "".join(f"store_f32(p{i}, i, t{i})\n"
+        return "".join(f"store_f32({self._place(i, 'i')}, t{i})\n"
                        for i, single in enumerate(self._per_unit) if not single)
 
     def _results(self) -> str:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
 
-    def _apply(self, count: str) -> str:
-        pointers = ", ".join(self.pointers)
+    def _apply(self) -> str:
+        count, pointers = self._dim or "n", ", ".join(self.pointers)
         text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
         text += self._load_single() + self._decay_factors() + self._place_prepared()
         if self._rule.measure() is not None:
@@ -156,39 +155,35 @@ class RuleText:
             return text
         text += f"\n        w, {self._results()}= {self._function}({self._arguments('i')})\n"
         text += "        store_f32(p, i, w)\n" + indent(self._store_slots(), " " * 8)
-        return text + "".join(f"    store_f32(p{i}, 0, t{i})\n"
+        return text + "".join(f"    store_f32({self._place(i, '0')}, t{i})\n"
                               for i, single in enumerate(self._per_unit) if single)
 
     def _place_prepared(self) -> str:
         return f"    prepared = lanes + {4 * PREPARED}\n" if self.prepared else ""
 
     def _prepare(self) -> str:
-        """A loop that updates the slots of one chunk and leaves `prepare`'s results."""
+        """Statements that update the slots of weight i and leave `prepare`'s result in g."""
         function = self._rule.prepare()
         if function is None:
             return ""
         call = f"g, {self._results()}= {function.__name__}({self._arguments('i')})"
-        return ("        for i in range(chunk, end):\n" + indent(self._load("i"), " " * 12)
-                + f"\n            {call}\n            store_f32(prepared, i, g)\n"
-                + indent(self._store_slots(), " " * 12))
+        return f"\n{call}\nstore_f32(prepared, i, g)\n{self._store_slots()}".rstrip()
 
-    def _combined(self, count: str) -> str:
+    def _combined(self) -> str:
         """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
         sums = result_count(measure, 3 + (0 if self.prepared else len(self._per_unit)))
-        names = [f"a{i}" for i in range(sums)]
+        names, count = [f"a{i}" for i in range(sums)], self._dim or "n"
 
-        def term(index: str) -> str:
-            arguments = "w, g, h" if self.prepared else self._arguments(index)
-            call = f"{', '.join(names)}, = {measure.__name__}({arguments})"
-            adds = [f"store_f32(lanes, {LANES * i} + j, load_f32(lanes, {LANES * i} + j) + {name})"
-                    for i, name in enumerate(names)]
-            return "\n".join([self._load_prepared(index), call, *adds])
-
+        call = f"{', '.join(names)}, = {measure.__name__}("
+        call += ("w, g, h" if self.prepared else self._arguments("i")) + ")"
+        adds = [f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + {name})"
+                for i, name in enumerate(names)]
+        term = "\n".join([self._load("i") + self._prepare(), call, *adds])
         totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
-        finals = "\n".join(f"s{i} += float64(load_f32(lanes, {LANES * i} + j))" for i in range(sums))
+        finals = "\n".join(f"s{i} += float64(load_lane(lanes, {LANES * i} + j))" for i in range(sums))
         result = ", ".join(f"float32(s{i})" for i in range(sums))
         return f"""
 @helper
@@ -199,21 +194,23 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 {self._load_single()}{self._decay_factors()}{self._place_prepared()}{indent(totals, "    ")}
     for chunk in range(0, {count}, {CHUNK}):
         end = min(chunk + {CHUNK}, {count})
-{self._prepare()}        for sum_ in range({sums}):
+        for sum_ in range({sums}):
             for j in range(used):
-                store_f32(lanes, {LANES} * sum_ + j, ZERO)
+                store_lane(lanes, {LANES} * sum_ + j, ZERO)
         whole = chunk + (end - chunk) // {LANES} * {LANES}
         for start in range(chunk, whole, {LANES}):
             for j in range({LANES}):
-{indent(term("start + j"), " " * 16)}
+                i = start + j
+{indent(term, " " * 16)}
         for j in range(end - whole):
-{indent(term("whole + j"), " " * 12)}
+            i = whole + j
+{indent(term, " " * 12)}
         for sum_ in range({sums}):
             lane = lanes + sum_ * {4 * LANES}
             half = used // 2
             while half >= 16:
                 for j in range(half):
-                    store_f32(lane, j, load_f32(lane, j) + load_f32(lane, half + j))
+                    store_lane(lane, j, load_lane(lane, j) + load_lane(lane, half + j))
                 half //= 2
         for j in range(16):
 {indent(finals, " " * 12)}

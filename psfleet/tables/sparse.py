@@ -30,7 +30,7 @@ class SparseTable:
         rule, decay = spec.rule, spec.decay
         self.spec = spec
         self.step = 0
-        self._index = Index(RuleText(rule, False, False).row_width(spec.dim), max_rows,
+        self._index = Index(RuleText(rule, False, False, spec.dim).row_width(), max_rows,
                             marks=spec.every_row)
         self._kernels = sparse_kernels(rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row)
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)

@@ -23,6 +23,7 @@ def signatures(rule: Rule, dim: int) -> dict[str, Any]:
     if text.sums:
         found["lanes"] = void(int64, int64, int64, FLAT, *values, FLAT, SUMS, h)
         found["fold"] = void(int64, SUMS, TOTALS)
+    if text.extra_width:
         found["combine"] = void(int64, int64, int64, *values, TOTALS, EXTRA, h)
     return found
 
