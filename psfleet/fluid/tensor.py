@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.program import program
-from psfleet.program.variable import Variable, dtype_of, to_variable
+from psfleet.program.dtypes import dtype_of
+from psfleet.program.variable import Variable, to_variable
 
 __all__ = ["arange", "disable_static", "enable_static", "ones", "randint", "randn", "seed",
            "to_tensor", "uniform", "zeros"]

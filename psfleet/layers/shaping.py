@@ -10,9 +10,10 @@ from numpy.typing import DTypeLike
 
 from psfleet.errors import ShapeError
 from psfleet.layers.activations import activate
+from psfleet.program.dtypes import dtype_of
 from psfleet.program.ops import manipulate
 from psfleet.program.shapes import axis_of
-from psfleet.program.variable import Variable, apply, dtype_of
+from psfleet.program.variable import Variable, apply
 
 __all__ = ["cast", "concat", "expand", "flatten", "gather", "one_hot", "reshape", "slice", "split",
            "squeeze", "stack", "transpose", "unsqueeze"]

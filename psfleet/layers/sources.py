@@ -5,10 +5,11 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from psfleet.program.dtypes import dtype_of
 from psfleet.program.ops.source import Fill
 from psfleet.program.program import default_main_program
 from psfleet.program.shapes import extents
-from psfleet.program.variable import Variable, apply, dtype_of
+from psfleet.program.variable import Variable, apply
 
 __all__ = ["data", "fill_constant", "ones", "zeros"]
 

@@ -9,26 +9,21 @@ from numpy.typing import ArrayLike, DTypeLike
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameter import Parameter
 from psfleet.program import names
+from psfleet.program.dtypes import dtype_of, usual_dtype
 from psfleet.program.gradient import Sweep, ancestors, summed
-from psfleet.program.ops import arithmetic
-from psfleet.program.ops import manipulate as shaping
-from psfleet.program.ops import matmul as products
+from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
 from psfleet.program.record import Array, Context, Gradient, Op, Record, Shape
 
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward
 
-__all__ = ["Variable", "apply", "as_variable", "compute", "dtype_of", "leaf", "no_grad",
-           "to_variable"]
+__all__ = ["Variable", "apply", "as_variable", "compute", "leaf", "no_grad", "to_variable"]
 
-_KINDS: dict[str, np.dtype[Any]] = {
-    "f": np.dtype(np.float32), "i": np.dtype(np.int64), "u": np.dtype(np.int64),
-    "b": np.dtype(np.bool_)}
 _gradients_wanted = True
 
 
-class Variable:
+class Variable(Operators):
     """One value of the graph.
 
     Attributes:
@@ -133,62 +128,12 @@ class Variable:
                 record.context = None
         default_main_program().step += 1
 
-    def reshape(self, shape: Sequence[int]) -> "Variable":
-        """The values in another shape, as layers.reshape."""
-        return apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
-
-    def astype(self, dtype: DTypeLike) -> "Variable":
-        """The values in another dtype."""
-        return apply(shaping.Cast(dtype_of(dtype).name), self)
-
     def __repr__(self) -> str:
         value = "" if self.value is None else f", value={self.value!r}"
         return f"Variable({self.name!r}, shape={self.shape}, dtype={self.dtype.name}{value})"
 
-    def __add__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Add(), self, other)
-
-    def __radd__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Add(), self, other)
-
-    def __sub__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Sub(), self, other)
-
-    def __rsub__(self, other: Any) -> "Variable":
-        if _is_number(other):
-            return apply(arithmetic.Scale(-1.0, float(other)), self)
-        return _binary(arithmetic.Sub(), other, self)
-
-    def __mul__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Mul(), self, other)
-
-    def __rmul__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Mul(), self, other)
-
-    def __truediv__(self, other: Any) -> "Variable":
-        return _binary(arithmetic.Div(), self, other)
-
-    def __rtruediv__(self, other: Any) -> "Variable":
-        if _is_number(other):
-            return apply(arithmetic.Scale(float(other)), apply(arithmetic.Power(-1.0), self))
-        return _binary(arithmetic.Div(), other, self)
-
-    def __pow__(self, other: Any) -> "Variable":
-        if _is_number(other):
-            return apply(arithmetic.Power(float(other)), self)
-        return _binary(arithmetic.Pow(), self, other)
-
-    def __neg__(self) -> "Variable":
-        return apply(arithmetic.Scale(-1.0), self)
-
-    def __matmul__(self, other: Any) -> "Variable":
-        return apply(products.MatMul(), self, other)
-
-    def __rmatmul__(self, other: Any) -> "Variable":
-        return apply(products.MatMul(), other, self)
-
-    # Without this NumPy would take an array on the left apart and ask for each of its elements.
-    __array_ufunc__ = None
+    def _apply(self, op: Op, *inputs: Any) -> "Variable":
+        return apply(op, *inputs)
 
 
 class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statement
@@ -203,21 +148,6 @@ class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statem
         _gradients_wanted = self._before
 
 
-def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """A dtype by name.
-
-    Raises:
-        ShapeError: It is none that variables can have.
-    """
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if found not in (np.float32, np.float64, np.int64, np.int32, np.bool_):
-        raise ShapeError(f"dtype {dtype!r} is unknown; use float32, float64, int64, int32 or bool")
-    return found
-
-
 def to_variable(value: ArrayLike, name: str | None = None, dtype: DTypeLike | None = None, *,
                 stop_gradient: bool = True) -> Variable:
     """A concrete variable: operations on it compute at once.
@@ -229,10 +159,7 @@ def to_variable(value: ArrayLike, name: str | None = None, dtype: DTypeLike | No
     if isinstance(value, Variable):
         return value
     array = np.asarray(value)
-    kind: np.dtype[Any] | None = (_KINDS.get(array.dtype.kind) if dtype is None
-                                  else dtype_of(dtype))
-    if kind is None:
-        raise ShapeError(f"a variable cannot hold values of dtype {array.dtype}")
+    kind = usual_dtype(array.dtype) if dtype is None else dtype_of(dtype)
     array = array.astype(kind, copy=False)
     return Variable(name or names.generate("constant"), array.shape, kind, value=array,
                     stop_gradient=stop_gradient)
@@ -342,23 +269,3 @@ def _left(record: Record) -> Context:
         raise UsageError(f"the graph of {record.output.name!r} was used up by an earlier backward()"
                          "; pass retain_graph=True to that one")
     return record.context
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _binary(op: Op, first: Any, second: Any) -> Variable:
-    """Arithmetic; a number on the right costs no variable of its own."""
-    if _is_number(second) and isinstance(first, Variable) and first.dtype.kind == "f":
-        number = float(second)
-        match op:
-            case arithmetic.Add():
-                return apply(arithmetic.Scale(1.0, number), first)
-            case arithmetic.Sub():
-                return apply(arithmetic.Scale(1.0, -number), first)
-            case arithmetic.Mul():
-                return apply(arithmetic.Scale(number), first)
-            case arithmetic.Div() if number:
-                return apply(arithmetic.Scale(1.0 / number), first)
-    return apply(op, first, second)
