@@ -21,6 +21,7 @@ class _Shared:
     """One worker's memory. `turn`: the last call in it; `process`: pidfd of the worker, or -1."""
 
     memory: SharedMemory
+    incarnation: int
     generation: int
     process: int
     turn: int = 0
@@ -53,7 +54,7 @@ class Lanes:
             self.drop(worker)
         self._deaths.close()
 
-    def attach(self, worker: int, generation: int, offer: Offer) -> bool:
+    def attach(self, worker: int, incarnation: int, generation: int, offer: Offer) -> bool:
         """Share the memory in place of the worker's earlier one; False: it cannot be reached."""
         memory = SharedMemory.open(offer)
         if memory is None:
@@ -61,7 +62,7 @@ class Lanes:
         process = _pidfd(offer.pid)
         with self._lock:
             self._drop(worker)
-            self._shared[worker] = _Shared(memory, generation, process)
+            self._shared[worker] = _Shared(memory, incarnation, generation, process)
             if process >= 0:
                 self._deaths.register(process, select.EPOLLIN)
         return True
@@ -86,10 +87,15 @@ class Lanes:
             shared.turn = header.lane.turn
             return shared.memory
 
-    def drop(self, worker: int) -> None:
-        """The worker shares nothing any more. Calls under way keep the memory until they end."""
+    def drop(self, worker: int, before: int | None = None) -> None:
+        """The worker (in its lives before `before`) shares nothing any more.
+
+        Calls under way keep the memory until they end.
+        """
         with self._lock:
-            self._drop(worker)
+            shared = self._shared.get(worker)
+            if shared is not None and (before is None or shared.incarnation < before):
+                self._drop(worker)
 
     def _drop(self, worker: int) -> None:
         shared = self._shared.pop(worker, None)

@@ -81,7 +81,8 @@ class _Shard:
         with self._host.lock:
             self._host.shard.admit(asked.worker, asked.incarnation)
         offer = Offer(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
-        shared = self._host.lanes.attach(asked.worker, asked.generation, offer)
+        shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation,
+                                         offer)
         return _bytes(shard_pb2.AttachReply(attached=shared))
 
     def _open(self, request: bytes) -> tuple[Header, segments.Bytes, SharedMemory | None]:
@@ -103,6 +104,7 @@ class _Shard:
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
         answer = self._host.ask(Join(asked.worker, asked.incarnation, read_mode(asked.mode)))
+        self._host.lanes.drop(asked.worker, before=asked.incarnation)
         shard = self._host.shard
         return _bytes(shard_pb2.JoinReply(server=shard.index, servers=shard.servers,
                                           sequence=answer.number))

@@ -1,0 +1,214 @@
+"""Shared memory changes how tensors travel, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import rules
+from psfleet.environment import Environment
+from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.shard.events import Mode
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import same_bits
+from psfleet_server.process import Server
+from psfleet_worker.client import Patience
+from psfleet_worker.runtime import ClusterRuntime
+
+ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
+WHOLE = TableSpec("whole", "dense", (300, 100), rules.Adam())
+IDS = np.arange(50, dtype=np.int64)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    """A server in this process."""
+    with Server(Environment("server", 0, (f"unix:{tmp_path}/socket",), 1)) as server:
+        yield server
+
+
+def connect(server: Server, mode: Mode = "async", **more: Any) -> ClusterRuntime:
+    """A worker of `server`."""
+    environment = Environment("worker", 0, (server.endpoint,), 1)
+    return ClusterRuntime(replace(environment, **more), mode)
+
+
+def train(runtime: ClusterRuntime, steps: int = 6) -> list[TableState]:
+    """A few steps whose gradients depend on what was pulled, and the tables after them."""
+    runtime.create(ROWS)
+    runtime.create(WHOLE, np.ones(WHOLE.shape, np.float32))
+    rng = np.random.default_rng(3)
+    for step in range(steps):
+        ids = rng.integers(0, 40 * (step + 1), 300)
+        rows, whole = runtime.pull([Read(ROWS.key, ids), Read(WHOLE.key)])
+        runtime.push([Gradient(ROWS.key, rows * 2 + step, ids, 0.1),
+                      Gradient(WHOLE.key, whole - np.float32(rows.mean()), None, 0.1)])
+    runtime.flush()
+    return [runtime.read_table(ROWS.key), runtime.read_table(WHOLE.key)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_same_bits_with_and_without(mode: Mode) -> None:
+    """Training over shared memory and over messages ends with the same bits, in either mode."""
+    results = []
+    for lane in ("auto", "inline"):
+        with LocalFleet(2, 1) as fleet:
+            runtime = ClusterRuntime(replace(fleet.environment(0), lane=lane), mode)
+            results.append(train(runtime))
+            runtime.close()
+    same_bits(results[0], results[1])
+
+
+@pytest.mark.parametrize(("lane", "shared"), [("auto", 1), ("inline", 0)])
+def test_it_is_used_without_being_asked_for(server: Server, lane: str, shared: int) -> None:
+    """On one host the tensors do not travel in messages, unless the environment says so."""
+    runtime = connect(server, lane=lane)
+    runtime.create(ROWS)
+    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+    assert len(server.host.lanes) == shared
+    runtime.close()
+
+
+def test_an_unknown_lane_is_refused() -> None:
+    """PSFLEET_LANE is auto or inline."""
+    with pytest.raises(ConfigError, match="PSFLEET_LANE is 'fast'"):
+        Environment("worker", 0, ("unix:/nowhere",), 1, lane="fast")
+
+
+def test_memory_that_the_server_has_lost(server: Server) -> None:
+    """A call whose memory is gone at the server goes on in a message; later ones share again."""
+    runtime = connect(server)
+    runtime.create(ROWS)
+    gradient = Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)
+    for count in range(3):
+        runtime.pull([Read(ROWS.key, IDS)])
+        server.host.lanes.drop(0)
+        runtime.push([gradient])
+        before = runtime.pull([Read(ROWS.key, IDS)])[0]
+        np.testing.assert_array_equal(before, server.host.shard.read([Read(ROWS.key, IDS)])[0])
+        runtime.push([gradient]).wait()
+        assert len(server.host.lanes) == 1
+        assert server.host.shard.counters.pushes == 2 * (count + 1)
+    runtime.close()
+    assert len(server.host.lanes) == 0
+
+
+def test_tensors_of_any_size(server: Server) -> None:
+    """Memory grows with the tensors, and what has no place in it travels in messages."""
+    runtime = connect(server)
+    for power in (10, 22, 23, 12):
+        spec = TableSpec(f"of {power}", "dense", (1 << power,), rules.SGD())
+        runtime.create(spec, np.zeros(1 << power, np.float32))
+        for step in range(3):
+            gradient = np.full(1 << power, -1, np.float32)
+            ticket = runtime.push([Gradient(spec.key, gradient, None, 1.0)])
+            gradient[:] = 7  # the array is the caller's again
+            np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], step + 1)
+            ticket.wait()
+    runtime.close()
+
+
+def test_a_push_does_not_wait_for_company_for_long(server: Server) -> None:
+    """A push that no pull follows is applied all the same."""
+    runtime = connect(server)
+    runtime.create(ROWS)
+    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)])
+    until(lambda: server.host.shard.counters.pushes == 1)
+    runtime.close()
+
+
+def test_no_exchange_in_sync_mode(server: Server) -> None:
+    """In sync mode a pull must not come before every server holds the push; the server refuses."""
+    from psfleet.wire import frame
+    from psfleet.wire.v1.frame_pb2 import Header
+    runtime = connect(server, "sync")
+    client = runtime._fleet.clients[0]
+    header = Header(worker=0, incarnation=runtime._fleet.incarnation, sequence=1)
+    call = client.start("Shard/Exchange", frame.encode(header))
+    until(lambda: call.ended)
+    assert isinstance(call.error, ProtocolError)
+    assert "push first, then pull" in str(call.error)
+    runtime.close()
+
+
+def test_a_call_is_taken_once(server: Server) -> None:
+    """A call that comes again names places that may be another's by then; it is refused."""
+    from psfleet.wire.v1.frame_pb2 import Header
+    runtime = connect(server)
+    runtime.create(ROWS)
+    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+    held = runtime._fleet.lanes[0].held()
+    assert held is not None
+    header = Header(worker=0)
+    header.lane.generation, header.lane.turn = held.generation, 1
+    with pytest.raises(LaneLost, match="call 1 in the memory of worker 0 comes after call 1"):
+        server.host.lanes.of(header)
+    header.lane.generation += 1
+    with pytest.raises(LaneLost, match="shares no memory"):
+        server.host.lanes.of(header)
+    runtime.close()
+
+
+WORKER = """
+import sys, numpy as np
+from psfleet import rules
+from psfleet.environment import Environment
+from psfleet.runtime import Gradient
+from psfleet.tables.spec import TableSpec
+from psfleet_worker.runtime import ClusterRuntime
+runtime = ClusterRuntime(Environment("worker", 0, (sys.argv[1],), 1), "async")
+spec = TableSpec("rows", "sparse", (8,), rules.Adam())
+runtime.create(spec)
+ids = np.arange(50, dtype=np.int64)
+runtime.push([Gradient(spec.key, np.ones((50, 8), np.float32), ids, 0.1)]).wait()
+print("shared", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_that_is_killed_leaves_nothing(server: Server) -> None:
+    """The server lets go of a killed worker's memory at once, and no file system has it."""
+    before = set(os.listdir("/dev/shm"))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    with subprocess.Popen([sys.executable, "-c", WORKER, server.endpoint], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"shared\n"
+        assert len(server.host.lanes) == 1
+        assert set(os.listdir("/dev/shm")) == before
+        worker.send_signal(signal.SIGKILL)
+    until(lambda: len(server.host.lanes) == 0)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_a_server_that_is_killed_leaves_nothing() -> None:
+    """With its server killed a worker hears so; the memory goes with the worker's runtime."""
+    before = set(os.listdir("/dev/shm"))
+    with LocalFleet(1, 1) as fleet:
+        patience = Patience(outage=0.5, start=30.0)
+        runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience)
+        runtime.create(ROWS)
+        runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+        fleet.kill(0)
+        with pytest.raises(ServerUnavailable, match="server 0"):
+            runtime.pull([Read(ROWS.key, IDS)])
+        runtime.close()
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Return once it is true."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
