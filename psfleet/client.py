@@ -101,7 +101,7 @@ class Client:
             TableConflict: The table exists with another definition.
         """
         spec = TableSpec(name, "sparse", (dim,), optimizer.rule(), optimizer.decay(),
-                         initializer or Initializer(), seed)
+                         initializer or Initializer(), seed, optimizer.every_row)
         self.runtime.create(spec)
         return SparseTable(self.runtime, spec, optimizer)
 

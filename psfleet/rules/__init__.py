@@ -27,9 +27,9 @@ from psfleet.rules.torch_rmsprop import TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam
 
 __all__ = [
-    "AMSGrad", "ASGD", "Adadelta", "Adagrad", "Adam", "AdamCatchUp", "AdamW", "Adamax", "DGCMomentum",
-    "DecayedAdagrad", "Ftrl", "Lamb", "LarsMomentum", "Momentum", "NAdam", "ProximalGD",
-    "RAdam", "RMSProp", "RULES", "RowwiseAdagrad", "Rprop", "Rule", "SGD", "Slot", "TorchRMSprop",
+    "ASGD", "RULES", "SGD", "AMSGrad", "Adadelta", "Adagrad", "Adam", "AdamCatchUp", "AdamW",
+    "Adamax", "DGCMomentum", "DecayedAdagrad", "Ftrl", "Lamb", "LarsMomentum", "Momentum", "NAdam",
+    "ProximalGD", "RAdam", "RMSProp", "RowwiseAdagrad", "Rprop", "Rule", "Slot", "TorchRMSprop",
     "TorchSparseAdam", "make_rule", "rule_class",
 ]
 
