@@ -71,7 +71,7 @@ class Screen:
     def refresh(self) -> None:
         """Show the newest picture: at once on a terminal, else a line every few seconds."""
         history = self._poller.history if self._poller else []
-        if len(history) == self._pictures:
+        if len(history) == self._pictures or not history[-1].steps:
             return
         self._pictures = len(history)
         text = "  " + line(history[-1], history[-1 - _WINDOW:][0])
