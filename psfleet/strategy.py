@@ -14,6 +14,7 @@ A strategy file is TOML with a table for each part that is to be on:
 
 import dataclasses
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from typing import Any, get_type_hints
 from psfleet.errors import ConfigError
 from psfleet.shard.events import Mode
 
-__all__ = ["DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars", "Settings",
-           "load_strategy_file", "resolve"]
+__all__ = ["DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars",
+           "Recompute", "Settings", "load_strategy_file", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,42 @@ class Lamb:
 
 
 @dataclass(frozen=True)
+class Recompute:
+    """Activations between checkpoints are dropped and computed again in the backward pass.
+
+    Attributes:
+        checkpoints: Names of variables or layers. None: the first run chooses.
+        memory_budget: What the choice keeps within, such as "512MiB" or "2GB". Empty: what cutting at
+            every sqrt(n)-th operation takes.
+    """
+
+    checkpoints: tuple[str, ...] = ()
+    memory_budget: str = ""
+
+    def __post_init__(self) -> None:
+        if self.checkpoints and self.memory_budget:
+            raise ConfigError("recompute has checkpoints and a memory_budget; the budget is for "
+                              "choosing checkpoints: leave one out")
+        self.budget  # noqa: B018  # refuses what is no size
+
+    @property
+    def budget(self) -> int | None:
+        """memory_budget in bytes."""
+        if not self.memory_budget:
+            return None
+        number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", self.memory_budget.strip()).groups()  # type: ignore[union-attr]  # matches anything
+        factor = _UNITS.get(unit)
+        if factor is None or not re.fullmatch(r"\d+(\.\d+)?", number):
+            raise ConfigError(f"recompute memory_budget is {self.memory_budget!r}; it must be a number "
+                              f"and one of {', '.join(filter(None, _UNITS))}")
+        return int(float(number) * factor)
+
+
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20,
+          "GiB": 2**30}
+
+
+@dataclass(frozen=True)
 class Settings:
     """A whole strategy; a part that is None is off."""
 
@@ -86,6 +123,7 @@ class Settings:
     dgc: DGC | None = None
     lars: Lars | None = None
     lamb: Lamb | None = None
+    recompute: Recompute | None = None
 
     def __post_init__(self) -> None:
         rules = [name for name in ("dgc", "lars", "lamb") if getattr(self, name) is not None]
@@ -106,7 +144,7 @@ class Settings:
 
 _PARTS: dict[str, Any] = {
     "consistency": Consistency, "gradient_merge": GradientMerge, "dgc": DGC, "lars": Lars,
-    "lamb": Lamb,
+    "lamb": Lamb, "recompute": Recompute,
 }
 _SWITCHES = [name for name in _PARTS if name != "consistency"]
 

@@ -30,14 +30,16 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False,
 def softmax_with_cross_entropy(
         logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
         numeric_stable_mode: bool = True, return_softmax: Literal[False] = False,
-        axis: int = -1) -> Variable: ...
+        axis: int = -1) -> Variable:
+    """The cost alone."""
 
 
 @overload
 def softmax_with_cross_entropy(
         logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
         numeric_stable_mode: bool = True, *, return_softmax: Literal[True],
-        axis: int = -1) -> tuple[Variable, Variable]: ...
+        axis: int = -1) -> tuple[Variable, Variable]:
+    """The cost and the softmax."""
 
 
 def softmax_with_cross_entropy(

@@ -6,6 +6,7 @@ from typing import Any
 from psfleet.errors import UsageError
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.merging import GradientMerger
+from psfleet.optimizer.recompute import recomputing
 from psfleet.optimizer.substitute import substitute
 from psfleet.strategy import Settings
 
@@ -20,7 +21,8 @@ class DistributedOptimizer:
     Args:
         optimizer: The local optimizer.
         settings: The fleet's strategy. Its dgc, lars and lamb put another optimizer in place of this
-            one; its gradient_merge makes one push of several steps' gradients.
+            one; its gradient_merge makes one push of several steps' gradients; its recompute drops
+            activations and computes them again.
 
     Attributes:
         optimizer: The optimizer that does the work.
@@ -32,6 +34,8 @@ class DistributedOptimizer:
             raise UsageError(f"distributed_optimizer needs a psfleet optimizer; it got {optimizer!r}")
         self.settings = settings or Settings()
         self.optimizer = substitute(optimizer, self.settings)
+        if self.settings.recompute is not None:
+            self.optimizer = recomputing(self.optimizer, self.settings.recompute)
         if self.settings.gradient_merge is not None:
             self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
 

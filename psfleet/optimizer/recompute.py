@@ -5,8 +5,9 @@ from typing import Any
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.base import Optimizer
+from psfleet.strategy import Recompute
 
-__all__ = ["RecomputeOptimizer"]
+__all__ = ["RecomputeOptimizer", "recomputing"]
 
 _OWN = frozenset({"__class__", "_checkpoints", "_inner", "_set_checkpoints", "backward", "minimize"})
 
@@ -71,3 +72,12 @@ class RecomputeOptimizer(Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inner, name, value)
+
+
+def recomputing(optimizer: Optimizer, settings: Recompute) -> RecomputeOptimizer:
+    """The optimizer with recomputing as a strategy asks for it."""
+    from psfleet.program.backward import Automatic
+
+    wrapped = RecomputeOptimizer(optimizer)
+    wrapped._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
+    return wrapped
