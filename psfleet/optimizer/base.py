@@ -105,6 +105,11 @@ class Optimizer:
         """What the rate is multiplied by for this parameter."""
         return parameter.learning_rate
 
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters that it was given, or else those that it has updated."""
+        return list(self._known.values()) if self._parameters is None else list(self._parameters)
+
     # -- learning rate -------------------------------------------------------------------------
 
     def get_lr(self) -> float:
@@ -229,7 +234,7 @@ class Optimizer:
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Set the gradients of the parameters to zero, or drop them."""
-        for parameter in self._parameters or self._known.values():
+        for parameter in self.parameters:
             parameter.grad = _zero(parameter.grad) if set_to_zero else None
 
     clear_gradients = clear_grad

@@ -26,7 +26,9 @@ def test_plain_use() -> None:
     w, e = psfleet.Parameter("w", ONE), psfleet.Parameter("e", np.ones((4, 2)))
     opt = optimizer.Adam(0.1)
     assert opt.state_dict() == {}
+    assert opt.parameters == []
     opt.apply_gradients([(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 2), np.float32)))])
+    assert opt.parameters == [w, e]
     np.testing.assert_allclose(w.numpy(), 0.9 * ONE, rtol=1e-6)
     np.testing.assert_allclose(e.numpy()[:, 0], [1, 1, 0.9, 1], rtol=1e-6)
     state = opt.state_dict()
