@@ -45,6 +45,30 @@ def test_killing_ends_a_real_job(launch: Launch, role: str, rank: int) -> None:
     assert f"{role} {rank} failed first: killed by SIGKILL" in err
 
 
+def test_ctrl_c_ends_a_real_job(launch: Launch) -> None:
+    """Ctrl-C reaches scripts as KeyboardInterrupt; the job ends with 130 and in order."""
+    launcher = launch("--servers", "2", "--workers", "2", TRAINER, "100000", "0.01")
+    for rank in (0, 1):
+        launcher.until_logged(f"workerlog.{rank}", "step 9")
+    launcher.process.send_signal(signal.SIGINT)
+    code, _, err = launcher.ends(timeout=10)
+    assert code == 130
+    assert "KeyboardInterrupt" in launcher.log("workerlog.1")
+    last = err.splitlines()[-1]  # servers that see the last worker leave may end unasked
+    assert last.startswith("stopped by SIGINT: worker 0, worker 1")
+    assert last.endswith("(asked to stop, clean). Job exit code 130.")
+
+
+def test_servers_that_run_the_script(launch: Launch) -> None:
+    """A script that branches on fleet.is_server() serves and trains under --server-script."""
+    script = str(Path(TRAINER).with_name("branching.py"))
+    launcher = launch("--servers", "2", "--workers", "2", "--server-script", script)
+    code, _, err = launcher.ends()
+    assert code == 0, err
+    assert "server 1 has served" in launcher.log("serverlog.1")
+    assert "worker 1 of 2 has trained" in launcher.log("workerlog.1")
+
+
 def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> None:
     """On a terminal one line tells steps and rows and is drawn anew below what the script prints."""
     ours, terminal = pty.openpty()
