@@ -23,6 +23,7 @@ Attach = Callable[[int, Offer], bool]
 
 _FIRST_SIZE = 8 << 20
 _LARGEST = 4 << 30
+_SPARE = 4  # times what was missing: several calls may be under way
 
 
 class Held:
@@ -30,7 +31,7 @@ class Held:
 
     Attributes:
         generation: Its number on the wire.
-        missing: Bytes for which there was no place; 0: there always was one.
+        missing: Bytes of all tensors for which there was no place; 0: there always was one.
         lost: A call has failed in it: no place of it is dealt again.
     """
 
@@ -50,7 +51,7 @@ class Held:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         offset = self._blocks.take(size)
         if offset is None:
-            self.missing = max(self.missing, size)
+            self.missing += size
             return None
         return self._memory.array(offset, shape, dtype), offset
 
@@ -91,7 +92,7 @@ class Lane:
         """Memory to follow `before`. What the server does not share once it is not asked again."""
         size = _FIRST_SIZE
         if before is not None:
-            size = min(max(len(before) * (1 if before.lost else 2), 8 * before.missing), _LARGEST)
+            size = min(len(before) + _SPARE * before.missing, _LARGEST)
             if before.missing and not before.lost and len(before) >= size:
                 before.missing = 0  # as large as it gets; what does not fit goes in messages
                 return before

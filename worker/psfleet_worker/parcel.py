@@ -66,6 +66,8 @@ class Parcel:
         at = 0
         if self._inline:
             self._borrowed.append(len(self._pieces))
+            if self._held is not None:
+                self._held.missing += values.nbytes
         else:
             mine, at = self._room(values.shape, np.float32)
             np.copyto(mine, values)
@@ -138,7 +140,7 @@ class Parcel:
         self.bytes += sum(array.nbytes for array in arrays)
 
     def _read(self, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]) -> None:
-        if not self._inline:
+        if self._held is not None:
             out, segment.answer = self._room(shape, np.float32)
             self._answers.append(out)
         self._reads += 1
@@ -146,7 +148,7 @@ class Parcel:
 
     def _room(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], int]:
         """An array to fill, and its place if it is in shared memory."""
-        if self._held is not None and not self._inline:
+        if self._held is not None:
             taken = self._held.take(shape, dtype)
             if taken is not None:
                 self._places.append(taken[1])
