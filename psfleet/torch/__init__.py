@@ -1,0 +1,49 @@
+"""psfleet for PyTorch: embeddings whose rows, and optimizers whose parameters, live on the servers.
+
+    import psfleet.torch as pst
+    model, opt = pst.convert(model, (torch.optim.SparseAdam(tables), torch.optim.Adam(mlp)))
+    for x, y in pst.prefetch(loader):
+        loss_fn(model(x), y).backward()
+        opt.step()
+        opt.clear_grad()
+
+torch itself is imported when one of these names is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from psfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psfleet.torch.conversion import convert
+    from psfleet.torch.embeddings import Embedding, EmbeddingBag
+    from psfleet.torch.optimizers import DistributedOptimizer
+    from psfleet.torch.prefetching import prefetch
+
+__all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "convert", "prefetch"]
+
+_HOMES = {
+    "DistributedOptimizer": "psfleet.torch.optimizers",
+    "Embedding": "psfleet.torch.embeddings",
+    "EmbeddingBag": "psfleet.torch.embeddings",
+    "convert": "psfleet.torch.conversion",
+    "prefetch": "psfleet.torch.prefetching",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'psfleet.torch' has no attribute {name!r}")
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(f"psfleet.torch.{name} needs PyTorch, which is not installed; "
+                          "run: pip install psfleet[torch]") from None
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,175 @@
+"""Embedding and EmbeddingBag as torch has them, with their rows on the servers."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.initializer import Start
+from psfleet.optimizer.base import Optimizer
+from psfleet.tables.spec import Initializer
+from psfleet.torch.rows import Rows, exclusively
+
+__all__ = ["Embedding", "EmbeddingBag", "TableModule"]
+
+Mode = Literal["sum", "mean", "max"]
+
+
+class TableModule(nn.Module):
+    """What both embeddings share: the rows, their stand-in `weight`, and loading and saving.
+
+    Attributes:
+        num_embeddings: Ids are 0 to num_embeddings - 1; None: any int64.
+        embedding_dim: Width of a row.
+        padding_idx: An id whose row gets no gradient.
+        weight: Stands for the rows in `parameters()`; reading it gives NaN.
+        optimizer: A psfleet optimizer that updates these rows; None: the torch optimizer whose
+            parameter groups hold `weight`.
+        table: Where the rows are.
+    """
+
+    weight: Tensor
+
+    def __init__(self, num_embeddings: int | None, embedding_dim: int, padding_idx: int | None,
+                 name: str | None, initializer: Initializer | Start | None, seed: int,
+                 optimizer: Optimizer | None) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = _padding(padding_idx, num_embeddings)
+        self.optimizer = optimizer
+        start = initializer or Initializer()
+        if isinstance(start, Start):
+            start = start.resolve((num_embeddings, embedding_dim))
+        self.table = Rows(name, num_embeddings, embedding_dim, self.padding_idx, start, seed)
+        self.weight = self.table.weight
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        count = "any id" if self.num_embeddings is None else self.num_embeddings
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{count}, {self.embedding_dim}{padding}, name={self.table.name!r}"
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        return self.table.look_up(ids, keep=self.training)
+
+    # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
+    # must not give it some.
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """A table with a known number of rows is saved as the weight that torch would have."""
+        if self.num_embeddings is not None:
+            ids = np.arange(self.num_embeddings, dtype=np.int64)
+            rows = self.table.runtime.pull([self.table.read(ids)])[0]
+            destination[prefix + "weight"] = torch.from_numpy(rows)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        strict, missing = others[1], others[2]
+        value = state_dict.get(prefix + "weight")
+        if self.num_embeddings is None:
+            return
+        if value is None:
+            if strict:
+                missing.append(prefix + "weight")
+            return
+        if value.shape != (self.num_embeddings, self.embedding_dim):
+            raise ShapeError(f"embedding {self.table.name!r} has the shape "
+                             f"{(self.num_embeddings, self.embedding_dim)}, the state dict has "
+                             f"{tuple(value.shape)} under {prefix + 'weight'!r}")
+        rows = value.detach().cpu().to(torch.float32).contiguous().numpy()
+        exclusively(self.table.runtime, lambda: self.table.replace(rows))
+        self.table.forget()
+
+
+class Embedding(TableModule):
+    """torch.nn.Embedding with its rows on the servers.
+
+    Args:
+        num_embeddings: Ids are 0 to num_embeddings - 1; None: any int64, rows appear when first
+            updated.
+        embedding_dim: Width of a row, 1 to 1024.
+        padding_idx: This id's row is zero and gets no gradient.
+        name: The table's name in the fleet; None: the module's name in the model.
+        initializer: First values, of psfleet.initializer; default uniform in [-0.01, 0.01).
+        seed: Of the initializer.
+        optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
+            `weight`.
+    """
+
+    def __init__(self, num_embeddings: int | None, embedding_dim: int,
+                 padding_idx: int | None = None, *, name: str | None = None,
+                 initializer: Initializer | Start | None = None, seed: int = 0,
+                 optimizer: Optimizer | None = None) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, name, initializer, seed,
+                         optimizer)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Rows: float32 [*input.shape, embedding_dim]."""
+        return self._look_up(input)
+
+
+class EmbeddingBag(TableModule):
+    """torch.nn.EmbeddingBag with its rows on the servers.
+
+    Args:
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer: As for Embedding.
+        mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
+        include_last_offset: `offsets` has one more entry, the number of ids.
+        padding_idx: This id is left out of its bag.
+    """
+
+    def __init__(self, num_embeddings: int | None, embedding_dim: int, mode: Mode = "mean",
+                 include_last_offset: bool = False, padding_idx: int | None = None, *,
+                 name: str | None = None, initializer: Initializer | Start | None = None,
+                 seed: int = 0, optimizer: Optimizer | None = None) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, name, initializer, seed,
+                         optimizer)
+        if mode not in ("sum", "mean", "max"):
+            raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")
+        self.mode: Mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None,
+                per_sample_weights: Tensor | None = None) -> Tensor:
+        """One row for each bag: float32 [bags, embedding_dim].
+
+        Args:
+            input: Ids: [bags, n], or [n] with `offsets`.
+            offsets: Where each bag begins in a flat `input`.
+            per_sample_weights: Mode "sum" only: a factor for each id, float32 like `input`.
+        """
+        rows = self._look_up(input).reshape(-1, self.embedding_dim)
+        # The pulled rows are the weight of a small embedding_bag, and each id's place its index.
+        places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
+        places, padding = self._without_padding(input, places)
+        return F.embedding_bag(places, rows, offsets, mode=self.mode,
+                               per_sample_weights=per_sample_weights,
+                               include_last_offset=self.include_last_offset, padding_idx=padding)
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+    def _without_padding(self, ids: Tensor, places: Tensor) -> tuple[Tensor, int | None]:
+        """The places, with one place for every padding id."""
+        if self.padding_idx is None:
+            return places, None
+        mask = ids == self.padding_idx
+        if not bool(mask.any()):
+            return places, None
+        first = int(places[mask][0])
+        return places.masked_fill(mask, first), first
+
+
+def _padding(padding: int | None, count: int | None) -> int | None:
+    if padding is None or count is None:
+        return padding
+    if not -count <= padding < count:
+        raise ConfigError(f"padding_idx is {padding}; it must be in [{-count}, {count})")
+    return padding % count

@@ -1,0 +1,154 @@
+"""prefetch(): batches from a loader, with the rows of the next one brought by the step before it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psfleet.errors import UsageError
+from psfleet.routing import as_ids
+from psfleet.torch.embeddings import TableModule
+from psfleet.torch.rows import Rows, living_rows
+
+__all__ = ["prefetch"]
+
+B = TypeVar("B")
+Ids = NDArray[np.int64]
+Chooser = Callable[[Any], Mapping[TableModule, Tensor]]
+
+
+def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Iterator[B]:
+    """The loader's batches. Each `step()` also brings the rows that the next batch looks up.
+
+    So a step costs one push and one pull, however many embeddings the model has. The rows are
+    brought after the step's push and before any other: the values are the same bits as without
+    prefetching, in every mode. The loader is read one batch ahead.
+
+    Which tensors of a batch are looked up in which table is learned from the batch before: a tensor
+    that is in the batch (at any depth of tuples, lists and dicts), or a part of its columns, as in
+    `x[:, 3]` or `x[:, 2:5]`. Ids that are computed from the batch are not found; name them with `ids`.
+    A guess that is wrong costs a pull and does no harm.
+
+    Args:
+        loader: Any iterable, such as a DataLoader.
+        ids: Given a batch, the lookups to come: {module: ids}.
+    """
+    batches = iter(loader)
+    ahead = _Ahead(ids)
+    try:
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            ahead.turn(batch, following)
+            yield batch
+            batch = following
+    finally:
+        ahead.end()
+
+
+_END: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Columns of a tensor in a batch: where the tensor is, and where in it the ids are.
+
+    Attributes:
+        path: Keys and indices from the batch to the tensor.
+        columns: The tensor's shape but for the first axis.
+        offset: From the tensor's first element to the first id.
+        shape, strides: Of the ids, the shape without its first axis.
+    """
+
+    path: tuple[Any, ...]
+    columns: tuple[int, ...]
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def find(batch: Any, ids: Tensor) -> "_Part | None":
+        """Where in the batch the ids are; None: nowhere."""
+        for path, tensor in _tensors(batch, ()):
+            if tensor.dtype != ids.dtype or tensor.dim() == 0 or ids.dim() == 0 or ids.numel() == 0:
+                continue
+            same = tensor.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+            if same and len(tensor) == len(ids) and tensor.stride(0) == ids.stride(0):
+                return _Part(path, tuple(tensor.shape[1:]),
+                             int(ids.storage_offset()) - int(tensor.storage_offset()),
+                             tuple(ids.shape[1:]), ids.stride())
+        return None
+
+    def of(self, batch: Any) -> Tensor | None:
+        """The same part of another batch; None: it has no such part."""
+        for path, tensor in _tensors(batch, ()):
+            if path == self.path:
+                fits = tensor.dim() > 0 and tuple(tensor.shape[1:]) == self.columns
+                fits = fits and tensor.stride(0) == self.strides[0]
+                return torch.as_strided(tensor, (len(tensor), *self.shape), self.strides,
+                                        tensor.storage_offset() + self.offset) if fits else None
+        return None
+
+
+class _Ahead:
+    """The watcher of one loop over a loader."""
+
+    def __init__(self, choose: Chooser | None) -> None:
+        self._choose = choose
+        self._batch: Any = _END
+        self._following: Any = _END
+        self._parts: dict[int, list[_Part]] = {}
+
+    def turn(self, batch: Any, following: Any) -> None:
+        """The loop takes `batch`, and `following` after it."""
+        self._batch, self._following = batch, following
+        self._parts = {}
+        for rows in living_rows():
+            if rows.watcher not in (None, self):
+                raise UsageError("two prefetch() loops run at the same time; finish or close the first")
+            rows.watcher = self
+
+    def end(self) -> None:
+        """The loop is over."""
+        self._batch = self._following = _END
+        for rows in living_rows():
+            if rows.watcher is self:
+                rows.watcher = None
+
+    def note(self, rows: Rows, ids: Tensor) -> None:
+        """See Watcher.note."""
+        if self._choose is None:
+            part = _Part.find(self._batch, ids)
+            known = self._parts.setdefault(id(rows), [])
+            if part is not None and part not in known:
+                known.append(part)
+
+    def expected(self, rows: Rows) -> list[Ids]:
+        """See Watcher.expected."""
+        if self._following is _END:
+            return []
+        if self._choose is not None:
+            chosen = self._choose(self._following)
+            return [_ids(ids) for module, ids in chosen.items() if module.table is rows]
+        found = [part.of(self._following) for part in self._parts.get(id(rows), [])]
+        return [_ids(ids) for ids in found if ids is not None]
+
+
+def _tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Every tensor in a batch with its place."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(item, (*path, index))
+
+
+def _ids(ids: Tensor) -> Ids:
+    return as_ids(ids.detach().cpu().numpy(), "prefetch")

@@ -1,0 +1,212 @@
+"""One embedding's rows: the table they live in and what the current step has seen of them."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psfleet.errors import IdError, UsageError
+from psfleet.parameter import SparseGrad
+from psfleet.routing import as_ids
+from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.torch.formulas import Formula
+from psfleet.torch.weights import Ledger, TableWeight, as_tensor, look_up
+
+__all__ = ["Rows", "Watcher", "exclusively", "living_rows"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_MOST_HELD = 64
+_living: "weakref.WeakSet[Rows]" = weakref.WeakSet()
+
+
+class Watcher(Protocol):
+    """Is told of lookups, and knows which will come in the next step (see prefetching)."""
+
+    def note(self, rows: "Rows", ids: Tensor) -> None:
+        """A lookup of these ids is being made."""
+
+    def expected(self, rows: "Rows") -> list[Ids]:
+        """The lookups that the next step will make of these rows."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lookup that is here. `used` None: not handed out yet; else the tensor's version then."""
+
+    ids: Ids
+    rows: Tensor
+    used: int | None = None
+
+
+class Rows:
+    """Rows of float32 by id on the servers, as one embedding uses them.
+
+    Attributes:
+        name: Of the table; None: the optimizer derives it from the module's place in the model.
+        count: Ids are 0 to count - 1; None: any int64.
+        dim: Width of a row.
+        padding: An id without gradients; None: there is none.
+        initializer, seed: First values of the rows.
+        weight: The stand-in that torch's optimizers see.
+        content: Rows to begin with, float32 [count, dim], instead of the initializer's.
+        watcher: Told of each lookup.
+    """
+
+    def __init__(self, name: str | None, count: int | None, dim: int, padding: int | None,
+                 initializer: Initializer, seed: int) -> None:
+        self.name = name
+        self.count = count
+        self.dim = dim
+        self.padding = padding
+        self.initializer = initializer
+        self.seed = seed
+        self.weight = TableWeight(count, dim)
+        self.content: Floats | None = None
+        self.watcher: Watcher | None = None
+        self._ledger = Ledger(self.weight, count is not None)
+        self._held: list[_Held] = []
+        self._runtime: Runtime | None = None
+        self._spec: TableSpec | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
+        return self  # a copy of the model looks up the same table
+
+    # -- the table -----------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        """Where the table is."""
+        if self._runtime is None:
+            raise UsageError(f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
+                             "model to psfleet.torch.DistributedOptimizer before its first lookup")
+        return self._runtime
+
+    @property
+    def key(self) -> int:
+        """The table's key."""
+        assert self._spec is not None
+        return self._spec.key
+
+    def bind(self, runtime: Runtime, name: str, formula: Formula) -> None:
+        """Make the table. `fill` must follow on all workers."""
+        if self._runtime is not None:
+            raise UsageError(f"the embedding {self.name!r} has an optimizer already; give each model one")
+        spec = TableSpec(name, "sparse", (self.dim,), formula.rule, formula.decay, self.initializer,
+                         self.seed, formula.every_row)
+        runtime.create(spec)
+        self.name, self._runtime, self._spec = name, runtime, spec
+        _living.add(self)
+
+    def fill(self) -> None:
+        """Write the rows that the table begins with. Call it within `exclusively`."""
+        if self.content is not None:
+            self._write(np.arange(len(self.content), dtype=np.int64), self.content)
+        elif self.padding is not None:
+            self._write(np.array([self.padding], np.int64), np.zeros((1, self.dim), np.float32))
+
+    def replace(self, values: Floats) -> None:
+        """Set every row, float32 [count, dim]; optimizer state stays. Call it within `exclusively`."""
+        state = self.runtime.read_table(self.key)
+        assert state.ids is not None
+        assert self._spec is not None
+        slots = [np.full_like(values, slot.initial) for slot in self._spec.rule.slots]
+        for into, held in zip(slots, state.values[1:], strict=True):
+            into[state.ids] = held
+        ids = np.arange(len(values), dtype=np.int64)
+        self.runtime.write_table(self.key, TableState(state.step, [values, *slots], ids))
+        self.forget()
+
+    def _write(self, ids: Ids, values: Floats) -> None:
+        assert self._spec is not None
+        slots = [np.full_like(values, slot.initial) for slot in self._spec.rule.slots]
+        self.runtime.write_table(self.key, TableState(0, [values, *slots], ids))
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def look_up(self, ids: Tensor, *, keep: bool) -> Tensor:
+        """Current rows: float32 [*ids.shape, dim] on the ids' device.
+
+        Args:
+            ids: Whole numbers.
+            keep: Hand out equal values for equal ids until the next step, so that a recomputed
+                forward pass sees what the first one saw.
+
+        Raises:
+            IdError: An id is not below `count`.
+        """
+        wanted = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
+        self._check(wanted)
+        if self.watcher is not None:
+            self.watcher.note(self, ids)
+        held = self._find(wanted)
+        values = self._values_of(held) if held else self.runtime.pull([self.read(wanted)])[0]
+        out = look_up(self.weight, values, wanted, self._ledger, self.padding, ids.device)
+        if held and held.used is None:
+            held.rows, held.used = out.detach(), out._version
+        elif keep and held is None and len(self._held) < _MOST_HELD:
+            self._held.append(_Held(wanted, out.detach(), out._version))
+        return out
+
+    def read(self, ids: Ids) -> Read:
+        """What to pull for a lookup."""
+        return Read(self.key, ids)
+
+    def expected(self) -> list[Ids]:
+        """The lookups of the next step, as far as they are known."""
+        return self.watcher.expected(self) if self.watcher is not None else []
+
+    def hold(self, ids: Ids, values: Floats) -> None:
+        """Keep rows that were pulled for a lookup to come."""
+        self._held.append(_Held(ids, as_tensor(values)))
+
+    def forget(self) -> None:
+        """The table may have changed: hold nothing."""
+        self._held.clear()
+
+    def gradient(self, rate: float) -> Gradient | None:
+        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        grad: SparseGrad | None = self._ledger.gradient()
+        return None if grad is None else Gradient(self.key, grad.rows, grad.ids, rate)
+
+    def _find(self, ids: Ids) -> _Held | None:
+        for held in self._held:
+            unspoilt = held.used is None or held.used == held.rows._version
+            if unspoilt and held.ids.shape == ids.shape and np.array_equal(held.ids, ids):
+                return held
+        return None
+
+    @staticmethod
+    def _values_of(held: _Held) -> Floats:
+        values: Floats = held.rows.cpu().numpy()
+        return values if held.used is None else values.copy()
+
+    def _check(self, ids: Ids) -> None:
+        if self.count is None or ids.size == 0:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.count:
+            raise IdError(f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
+                          f"id {low if low < 0 else high} is not one of them")
+
+
+def living_rows() -> list[Rows]:
+    """The rows that have a table, in the order of their names."""
+    return sorted(_living, key=lambda rows: rows.name or "")
+
+
+def exclusively(runtime: Runtime, write: Callable[[], None]) -> None:
+    """Let worker 0 write while all wait. Every worker must come here."""
+    runtime.flush()
+    if runtime.worker_num > 1:
+        runtime.barrier()
+    if runtime.worker_index == 0:
+        write()
+    if runtime.worker_num > 1:
+        runtime.barrier()
