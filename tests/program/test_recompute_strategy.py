@@ -23,7 +23,7 @@ def train(strategy: fleet.DistributedStrategy) -> Any:
         for _ in range(9):
             hidden = layers.dropout(layers.fc(hidden, 8, act="tanh"), 0.1)
         loss = layers.mean(layers.square(hidden))
-        fleet.distributed_optimizer(optimizer.Adam(0.01), strategy).minimize(loss)
+        fleet.Fleet().distributed_optimizer(optimizer.Adam(0.01), strategy).minimize(loss)
         exe = ps.Executor()
         random = np.random.default_rng(0)
         for _ in range(4):

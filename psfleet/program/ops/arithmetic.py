@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.errors import ShapeError
+from psfleet.program.ops.check import need_floats, need_one_dtype
 from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import broadcast
 
@@ -33,9 +33,7 @@ class _Binary(Op):
     """Two inputs, aligned at their last axes."""
 
     def infer(self, x: "Variable", y: "Variable") -> Spec:
-        if x.dtype != y.dtype:
-            raise ShapeError(f"{type(self).__name__} of {x.name!r} ({x.dtype}) and {y.name!r} "
-                             f"({y.dtype}): the dtypes differ; use layers.cast on one")
+        need_one_dtype(type(self).__name__, x, y)
         return broadcast(x.shape, y.shape, f"{type(self).__name__} of {x.name!r} and {y.name!r}"
                          ), x.dtype
 
@@ -147,9 +145,7 @@ class Unary(Op):
     """One input, an output of the same shape and dtype."""
 
     def infer(self, x: "Variable") -> Spec:
-        if x.dtype.kind != "f":
-            raise ShapeError(f"{type(self).__name__} of {x.name!r} needs floats, not {x.dtype}; "
-                             "use layers.cast")
+        need_floats(type(self).__name__, x)
         return x.shape, x.dtype
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
+from psfleet.program.ops.check import need_floats
 from psfleet.program.record import Array, Context, Gradient, Op, Spec
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Dropout(Op):
             raise ConfigError(f"dropout_prob is {self.drop!r}, it must be in [0, 1]")
 
     def infer(self, x: "Variable") -> Spec:
+        need_floats("dropout", x)
         return x.shape, x.dtype
 
     def forward(self, context: Context, x: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from psfleet.errors import IdError, ShapeError
 from psfleet.program.ops.activation import log_softmax, sigmoid
+from psfleet.program.ops.check import need_floats
 from psfleet.program.record import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.shapes import axis_of, same
 
@@ -21,6 +22,7 @@ _WORST = 1e20
 
 
 def _check_same(what: str, x: "Variable", label: "Variable") -> None:
+    need_floats(what, x, label)
     if not same(x.shape, label.shape):
         raise ShapeError(f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
                          "the shapes must be equal")
@@ -120,6 +122,7 @@ class _ByClass(Op):
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
         what = type(self).__name__
+        need_floats(what, x)
         axis = axis_of(self.axis, x.shape, f"{what} of {x.name!r}")
         shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1:])
         short = x.shape[:axis] + x.shape[axis + 1:]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError
+from psfleet.program.ops.check import need_one_dtype
 from psfleet.program.ops.scatter import scatter_rows
 from psfleet.program.record import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.shapes import axis_of, same, size_of
@@ -106,6 +107,7 @@ class Concat(Op):
         if not inputs:
             raise ShapeError("concat needs at least one input")
         first = inputs[0]
+        need_one_dtype("concat", *inputs)
         axis = axis_of(self.axis, first.shape, f"concat of {first.name!r}")
         shape = list(first.shape)
         for other in inputs[1:]:
@@ -138,6 +140,7 @@ class Stack(Op):
         if not inputs:
             raise ShapeError("stack needs at least one input")
         first = inputs[0]
+        need_one_dtype("stack", *inputs)
         for other in inputs[1:]:
             if not same(first.shape, other.shape):
                 raise ShapeError(f"stack of {first.name!r} {first.shape} and {other.name!r} "

@@ -8,6 +8,7 @@ import numpy as np
 
 from psfleet.errors import ShapeError
 from psfleet.program.ops.arithmetic import unbroadcast
+from psfleet.program.ops.check import need_floats
 from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import broadcast, same, size_of
 
@@ -32,6 +33,7 @@ class MatMul(Op):
     transpose_y: bool = False
 
     def infer(self, x: "Variable", y: "Variable") -> Spec:
+        need_floats("matmul", x, y)
         left, right = x.shape, y.shape
         if len(left) < 1 or len(right) < 1:
             raise ShapeError(f"matmul of {x.name!r} {left} and {y.name!r} {right}: both need an "
@@ -87,6 +89,7 @@ class Affine(Op):
     relu: bool = False
 
     def infer(self, x: "Variable", w: "Variable", b: "Variable | None" = None) -> Spec:
+        need_floats("fc", x, w)
         inner = size_of(x.shape[self.axes:])
         if len(w.shape) != 2 or not same((inner,), w.shape[:1]):
             raise ShapeError(f"fc of {x.name!r} {x.shape} has {inner} inputs, "

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from psfleet.errors import ShapeError
+from psfleet.errors import IdError, ShapeError
 from psfleet.metrics import Auc, accuracy
 from psfleet.program.record import Array, Context, Op, Spec
 from psfleet.program.shapes import same
@@ -27,6 +27,8 @@ class Accuracy(Op):
         if len(x.shape) != 2 or not same(x.shape[:1], label.shape[:1]):
             raise ShapeError(f"accuracy of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
                              "they must be [n, classes] and [n, 1]")
+        if label.dtype.kind not in "iu":
+            raise IdError(f"accuracy: label {label.name!r} has dtype {label.dtype}, it must be int64")
         return (), np.dtype(np.float32)
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.errors import ShapeError
+from psfleet.program.ops.check import need_floats
 from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import axis_of, same, size_of
 
@@ -30,6 +31,7 @@ class LayerNorm(Op):
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
         x: Variable = inputs[0]
+        need_floats("layer_norm", *inputs)
         axis_of(self.axis, x.shape, f"layer_norm of {x.name!r}")
         width = size_of(x.shape[self.axis:])
         for weights in inputs[1:]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from psfleet.program.ops.check import need_floats
 from psfleet.program.record import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.shapes import axis_of
 
@@ -64,6 +65,10 @@ class ReduceSum(_Reduce):
 
 class ReduceMean(_Reduce):
     """The mean."""
+
+    def infer(self, x: "Variable") -> Spec:
+        need_floats("mean", x)
+        return super().infer(x)
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x.shape)
