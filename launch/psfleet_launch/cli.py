@@ -1,6 +1,7 @@
 """psfleet-launch: the command line."""
 
 import importlib.metadata
+import re
 import secrets
 import socket
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 import click
 
 from psfleet.errors import ConfigError
-from psfleet.strategy import load_strategy_file
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
@@ -66,7 +66,11 @@ def launch(servers: int, workers: int, mode: str | None, strategy_file: str | No
 
 def _strategy(file: str | None, mode: str | None) -> dict[str, dict[str, Any]]:
     """The settings of the file, and over them those of the flags."""
-    parts = load_strategy_file(file) if file else {}
+    parts: dict[str, dict[str, Any]] = {}
+    if file:
+        # Here: it loads NumPy, whose threads are better not there when processes are forked.
+        from psfleet.strategy import load_strategy_file
+        parts = load_strategy_file(file)
     if mode:
         parts["consistency"] = {**parts.get("consistency", {}), "mode": mode}
     return parts
@@ -85,8 +89,8 @@ def _run(job: Job, limits: Limits, screen: Screen) -> int:
 
 def _log_folder(parent: Path, name: str) -> Path:
     """The job's folder, without the logs of an earlier job of this name."""
-    if Path(name).name != name:
-        raise ConfigError(f"--job is {name!r}; it names a folder and must not contain a slash")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(f"--job is {name!r}; it names a folder: use letters, digits, '.', '_', '-'")
     folder = parent / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

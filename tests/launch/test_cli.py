@@ -27,6 +27,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ([], "Missing argument 'SCRIPT'"),
     (["--port", "65535", "--servers", "2", SCRIPT], "end above 65535"),
     (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
+    (["--job", "..", SCRIPT], "--job is '..'"),
     (["--strategy", "no.toml", SCRIPT], "strategy file 'no.toml' cannot be read"),
     (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
 ])
