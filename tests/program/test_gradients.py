@@ -146,6 +146,24 @@ def test_gradient_is_that_of_central_differences(case: str) -> None:
     check_gradient(layer, *inputs)
 
 
+@pytest.mark.parametrize("case", [name for name, (_, inputs) in CASES.items() if len(inputs) > 1])
+def test_each_gradient_can_be_had_alone(case: str) -> None:
+    """An operation asked for one input's gradient gives the same bits as when asked for all."""
+    layer, inputs = CASES[case]
+    floats = [i for i, value in enumerate(inputs) if np.asarray(value).dtype.kind == "f"]
+
+    def gradients(wanted: list[int]) -> list[Any]:
+        variables = [concrete(value, i in wanted) for i, value in enumerate(inputs)]
+        layers.reduce_sum(layer(*variables)).backward()
+        return [variables[i].grad for i in floats]
+
+    together = gradients(floats)
+    for place, i in enumerate(floats):
+        alone = gradients([i])
+        np.testing.assert_array_equal(np.asarray(alone[place]), np.asarray(together[place]))
+        assert all(other is None for j, other in enumerate(alone) if j != place)
+
+
 def test_every_differentiable_operation_has_a_case() -> None:
     """An operation added without a gradient check fails here."""
     kinds = [getattr(family, name) for family in
