@@ -61,10 +61,14 @@ def obey(step: Callable[[int], None], finish: Callable[[], None] = lambda: None)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a measured process: one thread for each BLAS, psfleet importable."""
+    """The environment of a measured process: one thread for each BLAS, psfleet importable.
+
+    OPENBLAS_CORETYPE is taken out: each BLAS shall choose the kernels of this processor by itself.
+    """
     paths = [str(ROOT / part) for part in (".", "server", "worker", "launch", "benchmarks")]
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths), **more}
+    inherited = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    return {**inherited, **single, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
 @contextlib.contextmanager
