@@ -61,8 +61,8 @@ class Program:
     def add(self, variable: "Variable") -> None:
         """Take in a variable and the record that makes it."""
         if self.variables.get(variable.name) not in (None, variable):
-            raise UsageError(f"the program has a variable {variable.name!r} already; "
-                             "give this one another name")
+            raise UsageError(f"the program has a variable {variable.name!r} already; give this one "
+                             "another name, or build in a new program (program_guard)")
         self.variables[variable.name] = variable
         if variable.record is not None:
             self.records.append(variable.record)

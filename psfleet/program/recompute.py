@@ -5,7 +5,7 @@ later segments take from it stays. The backward pass computes it again, with the
 the same values, and goes back through it. So gradients are the same bits, dropout masks included.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import UsageError
+from psfleet.parameter import fetch
 from psfleet.program.backward import Automatic, Backward
 from psfleet.program.cuts import choose_cuts, owner_of, profile
+from psfleet.program.feed import check_feed
 from psfleet.program.gradient import ancestors
-from psfleet.program.plan import BackwardPlan, Plan, last_uses
+from psfleet.program.plan import BackwardPlan, Plan, last_uses, make_plan
+from psfleet.program.program import Program
 from psfleet.program.record import Record
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
 
-__all__ = ["Meter", "RecomputePlan", "RecomputingRun", "Segment"]
+__all__ = ["Meter", "RecomputePlan", "RecomputingRun", "Segment", "peak_activation_bytes"]
 
 
 @dataclass
@@ -173,3 +176,20 @@ def _owners(run: Run) -> Iterable[Any]:
         for value in context.saved:
             if isinstance(value, np.ndarray):
                 yield owner_of(value)
+
+
+def peak_activation_bytes(program: Program, feed: Mapping[str, Any]) -> int:
+    """The most that activations take at once in a training step, recomputing as the program says.
+
+    The step is run forward and backward, and updates nothing.
+    """
+    plan, meter = make_plan(program, []), Meter()
+    kind = RecomputingRun if plan.recomputes else Run
+    run = kind(program, plan, check_feed(program, plan.feeds, feed), meter)
+    run.forward(plan.early)
+    fetch([v.parameter for v in plan.dense if v.parameter],
+          [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+    run.take_parameters()
+    run.main()
+    run.backward()
+    return meter.peak_bytes

@@ -15,7 +15,7 @@ from psfleet.program import names
 from psfleet.program.backward import Automatic
 from psfleet.program.cuts import Costs, choose_cuts, even_cuts, peak_of
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.program.recompute import Meter
+from psfleet.program.recompute import Meter, peak_activation_bytes
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
 
@@ -49,6 +49,9 @@ def run(every: int | None = None, checkpoints: Any = None,
         exe.meter = Meter()
         exe.run(feed=FEED)
         (value,) = exe.run(feed=FEED, fetch_list=[loss])
+        if not isinstance(chosen, Automatic):  # which chooses anew, by times that differ
+            assert peak_activation_bytes(default_main_program(), FEED) == exe.meter.peak_bytes
+        assert len(sgd.calls) == 2
         return value, sgd.last, exe.meter.peak_bytes
 
 
