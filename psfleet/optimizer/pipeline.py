@@ -1,4 +1,4 @@
-"""PipelineOptimizer: a program cut into sections."""
+"""PipelineOptimizer: a program cut into sections, run in micro-batches by stages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,16 +8,23 @@ from psfleet.optimizer.base import Optimizer
 
 __all__ = ["PipelineOptimizer"]
 
+_OWN = frozenset({
+    "__class__", "_inner", "_check", "minimize", "cut_list", "place_list", "concurrency_list",
+    "queue_size", "sync_steps", "start_cpu_core_id", "sections"})
 
-class PipelineOptimizer:
+
+class PipelineOptimizer(Optimizer):
     """Cuts the program that it minimizes into 2k - 1 sections at k cuts.
 
-    In one process the sections run one after the other: the results are those of the program as it
-    was. Stage processes take the sections from `sections`.
+    How many micro-batches, which schedule and how many stages there are is the strategy's matter
+    (`psfleet-launch --pipeline`, or the part `pipeline` of a DistributedStrategy). Without one the
+    sections run one after the other on the whole batch: the results are those of the program as it
+    was. Everything but `minimize` is the wrapped optimizer's own.
 
     Args:
         optimizer: Updates the parameters.
-        cut_list: For each forward piece the variables that it ends with; the last is [loss].
+        cut_list: For each forward piece the variables that it ends with; the last is [loss]. None:
+            pieces of about equal work, as many as the strategy's stages need.
         place_list: For each section where it runs; may be left out.
         concurrency_list: For each section how many copies of it run; may be left out.
         queue_size: How many micro-batches may wait before a section.
@@ -48,30 +55,42 @@ class PipelineOptimizer:
                                    ("concurrency_list", min(concurrency_list or [1]), 1)):
             if value < least:
                 raise ConfigError(f"PipelineOptimizer: {name} is {value}, it must be at least {least}")
-        self._optimizer = optimizer
-        self.cut_list = cuts
-        self.place_list = list(place_list or [])
-        self.concurrency_list = list(concurrency_list or [1] * max(count, 1))
-        self.queue_size = queue_size
-        self.sync_steps = sync_steps
-        self.start_cpu_core_id = start_cpu_core_id
-        self.sections: list[Any] = []
+        own: dict[str, Any] = {"_inner": optimizer, "cut_list": cuts, "place_list": list(place_list or []),
+               "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
+               "queue_size": queue_size, "sync_steps": sync_steps,
+               "start_cpu_core_id": start_cpu_core_id, "sections": []}
+        for attribute, own_value in own.items():
+            object.__setattr__(self, attribute, own_value)
 
     def minimize(self, loss: Any, startup_program: Any = None,
-                 parameter_list: Iterable[Any] | None = None,
-                 no_grad_set: Iterable[Any] | None = None,
+                 parameters: Iterable[Any] | None = None, no_grad_set: Iterable[Any] | None = None,
+                 grad_clip: Any = None, *, parameter_list: Iterable[Any] | None = None,
                  ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Cut the program and let the wrapped optimizer minimize the loss.
 
         Returns:
             (optimize_ops, params_grads).
+
+        Raises:
+            UsageError: A cut is empty, not part of the loss, or behind a later one.
         """
+        from psfleet.pipeline.pipelining import Pipelining
         from psfleet.program.sections import split
 
-        self.sections = split(loss, self.cut_list or [[loss]])
-        return self._optimizer.minimize(loss, startup_program, parameter_list, no_grad_set)
+        sections = split(loss, self.cut_list or [[loss]])
+        object.__setattr__(self, "sections", sections)
+        operations, pairs = self._inner.minimize(loss, startup_program, parameters, no_grad_set,
+                                                 grad_clip, parameter_list=parameter_list)
+        parts = [section.records for section in sections if section.forward]
+        wish = Pipelining(parts=parts if self.cut_list else None, queue_size=self.queue_size)
+        for _, gradient in pairs:
+            gradient.backward_pass.pipeline = wish
+        return operations, pairs
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_optimizer":
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)

@@ -34,12 +34,14 @@ class Backward:
         wanted: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.
+        pipeline: psfleet.pipeline.pipelining.Pipelining: run in micro-batches by stages; None: whole.
     """
 
     loss: Variable
     wanted: dict[Variable, Variable]
     blocked: frozenset[str] = frozenset()
     checkpoints: "list[Variable] | Automatic | None" = None
+    pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
         """The records that gradients go through, in order, and the variables that get one."""

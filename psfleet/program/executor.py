@@ -9,6 +9,7 @@ import numpy as np
 
 from psfleet.errors import UsageError
 from psfleet.parameter import SparseGrad, fetch
+from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import Program, default_main_program
@@ -81,12 +82,13 @@ class Executor:
         fetches = [_named(program, entry) for entry in _entries(fetch_list)]
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})
-        kind = RecomputingRun if plan.recomputes else Run
-        run = kind(program, plan, arrays, self.meter)
-        if program.records:
-            self._step(program, plan, run)
+        run: Run | PipelinedRun
+        if plan.pipelined:
+            run = pipelined_step(program, plan, arrays, fetches, self.meter)
+        else:
+            run = self._step(program, plan, arrays)
         results = [run.result(variable) for variable in fetches]
-        self._update(program, run, batch_size(program, arrays))
+        self._update(program, run.values, batch_size(program, arrays))
         if return_numpy:
             return results
         return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
@@ -100,8 +102,11 @@ class Executor:
         self._plans.move_to_end(key)
         return self._plans[key]
 
-    @staticmethod
-    def _step(program: Program, plan: Plan, run: Run) -> None:
+    def _step(self, program: Program, plan: Plan, feeds: dict[Variable, Array]) -> Run:
+        kind = RecomputingRun if plan.recomputes else Run
+        run = kind(program, plan, feeds, self.meter)
+        if not program.records:
+            return run
         run.forward(plan.early)
         fetch([v.parameter for v in plan.dense if v.parameter],
               [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
@@ -109,16 +114,17 @@ class Executor:
         run.main()
         run.backward()
         run.forward(plan.late)
+        return run
 
     @staticmethod
-    def _update(program: Program, run: Run, samples: int) -> None:
+    def _update(program: Program, found: Mapping[Variable, Any], samples: int) -> None:
         if program.for_test or _shows_averages(program):
             return
         for update in program.updates:
             values: list[tuple[Any, Gradient]] = [
-                (parameter, run.values[variable]) for parameter, variable in update.params_grads
-                if run.values.get(variable) is not None]
-            loss = None if update.loss is None else float(run.values[update.loss].item())
+                (parameter, found[variable]) for parameter, variable in update.params_grads
+                if found.get(variable) is not None]
+            loss = None if update.loss is None else float(found[update.loss].item())
             update.optimizer.apply_values(values, samples=samples, loss=loss)
         program.step += 1
         if program.updates:

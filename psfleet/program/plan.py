@@ -65,6 +65,11 @@ class Plan:
         """Whether a backward pass asks for recomputing."""
         return any(plan.backward.checkpoints is not None for plan in self.backwards)
 
+    @property
+    def pipelined(self) -> bool:
+        """Whether a backward pass asks for a pipeline."""
+        return any(plan.backward.pipeline is not None for plan in self.backwards)
+
 
 def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
     """The plan for these results and the program's updates."""

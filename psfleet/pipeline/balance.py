@@ -1,0 +1,85 @@
+"""Where to cut a program that names no cuts: pieces of about equal work, little to send."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.program.gradient import ancestors
+from psfleet.program.plan import Plan
+from psfleet.program.record import Record
+from psfleet.program.variable import Variable
+
+__all__ = ["balanced_parts", "weight_of"]
+
+Floats = NDArray[np.float64]
+_SLACK = 1.1
+"""A piece may be this much heavier than it must be if that saves bytes between stages."""
+
+
+def weight_of(record: Record) -> float:
+    """The work of a record for one sample, as far as its shapes tell: its parameters and results.
+
+    Every process finds the same, whatever its clock says, so that all cut in the same places.
+    """
+    dense = [v for v in record.inputs if v.parameter is not None and not v.parameter.sparse]
+    return float(sum(_size(v) for v in dense) + _size(record.output))
+
+
+def _size(variable: Variable) -> int:
+    return math.prod(extent or 1 for extent in variable.shape)
+
+
+def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
+    """The records of the plan's loss in `count` runs of neighbours.
+
+    Raises:
+        ConfigError: There are fewer records than that.
+    """
+    wanted = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
+    records = [record for record in plan.forward if record in wanted]
+    if len(records) < count:
+        raise ConfigError(f"the program has {len(records)} operations, too few for {count} pieces of a "
+                          "pipeline; use fewer stages")
+    edges = _edges([weight_of(record) for record in records], _crossing(records), count)
+    return [records[start:end] for start, end in pairwise(edges)]
+
+
+def _crossing(records: Sequence[Record]) -> list[int]:
+    """For each position the values for one sample that are made before and used after it."""
+    places = {record.output: i for i, record in enumerate(records)}
+    last = {v: i for i, record in enumerate(records) for v in record.inputs if v in places}
+    sizes = np.zeros(len(records) + 1, np.int64)
+    for variable, user in last.items():
+        sizes[places[variable] + 1:user + 1] += _size(variable)
+    return [int(size) for size in sizes]
+
+
+def _edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
+    """Edges of least crossing among those whose heaviest part is within reach of the least."""
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    heaviest = _partition(total, count, lambda before, i, j: max(before, total[j] - total[i]))[0]
+    limit = heaviest * _SLACK
+
+    def sent(before: float, i: int, j: int) -> float:
+        return math.inf if total[j] - total[i] > limit else before + crossing[i]
+
+    return _partition(total, count, sent)[1]
+
+
+def _partition(total: Floats, count: int, price: Callable[[float, int, int], float],
+               ) -> tuple[float, list[int]]:
+    """The cheapest edges 0 < ... < n of `count` parts; `price(before, i, j)` adds the part [i, j)."""
+    length = len(total) - 1
+    best = {0: (0.0, [0])}
+    for part in range(1, count + 1):
+        found: dict[int, tuple[float, list[int]]] = {}
+        ends = range(part, length - (count - part) + 1) if part < count else [length]
+        for j in ends:
+            offers = [(price(cost, i, j), [*edges, j]) for i, (cost, edges) in best.items() if i < j]
+            found[j] = min(offers)
+        best = found
+    return best[length]

@@ -1,0 +1,293 @@
+"""One step of a pipelined program, as one stage runs it.
+
+Every stage runs the same script and gets the same feed; each cuts it into micro-batches and computes
+its own pieces. Gradients of parameters are added up in the order of the micro-batches and divided by
+their number, so they are the same bits on any number of stages, in any schedule.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.parameter import Parameter, SparseGrad, fetch
+from psfleet.pipeline import links as ways
+from psfleet.pipeline.batch import combine, micro_feeds, micro_sizes
+from psfleet.pipeline.chunk import ChunkRun, Rows, chunk_run
+from psfleet.pipeline.links import Links, Place, pack, unpack
+from psfleet.pipeline.pipelining import Pipelining
+from psfleet.pipeline.schedule import Action, Work
+from psfleet.program.gradient import ancestors, summed
+from psfleet.program.plan import Plan
+from psfleet.program.program import Program
+from psfleet.program.record import Array, Gradient
+from psfleet.program.run import Run
+from psfleet.program.variable import Variable
+
+__all__ = ["PipelinedRun", "pipelined_step"]
+
+Values = dict[Variable, Any]
+
+
+class PipelinedRun:
+    """One step.
+
+    Args:
+        program: The program.
+        plan: Of this step's results; its one backward pass wants a pipeline.
+        feeds: Of the whole batch.
+        place: Which stage this is.
+        links: To the other stages; None if there are none.
+        number: Of the step: the same in all stages, never the same twice.
+        meter: As the Executor's.
+
+    Attributes:
+        values: After `complete`: gradients of this stage's own parameters, and losses.
+    """
+
+    def __init__(self, program: Program, plan: Plan, feeds: Mapping[Variable, Array], place: Place,
+                 links: Links | None, number: int, meter: Any = None) -> None:
+        self.values: Values = {}
+        self._program = program
+        self._plan = plan
+        self._feeds = dict(feeds)
+        self._place = place
+        self._links = links
+        self._number = number
+        self._meter = meter
+        self._backward = plan.backwards[0].backward
+        wish: Pipelining = self._backward.pipeline
+        cut = wish.cut(plan, place.stages)
+        self._pieces = cut.pieces
+        self._sizes = micro_sizes(feeds, wish.micro_batches)
+        self._schedule = wish.order(place.stages, len(self._sizes), cut.per_stage)
+        self._mine = [i for i in range(len(cut.pieces)) if self._stage_of(i) == place.stage]
+        self._mail: dict[str, Gradient | None] = {}  # between pieces of this stage
+        self._totals: dict[Variable, Gradient] = {}
+        self._seen: dict[Variable, list[Array]] = defaultdict(list)
+        self._runs: dict[tuple[int, int], ChunkRun] = {}
+        self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
+        self._rows: dict[str, Rows] = {}
+        self._results: Values = {}
+        self._shares = [size / sum(self._sizes) for size in self._sizes]
+        self._uneven = len(set(self._sizes)) > 1
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def complete(self, results: Sequence[Variable]) -> None:
+        """Run the step: all micro-batches forward and back, then share the results."""
+        self._prepare(results)
+        for action in self._schedule.stages[self._place.stage]:
+            self._perform(action)
+        factor = 1.0 if self._uneven else self._shares[0]
+        for leaf, total in self._totals.items():
+            whole = total if factor == 1 else _scaled(total, factor)
+            self.values[self._backward.wanted[leaf]] = whole
+        for variable in dict.fromkeys([self._backward.loss, *results]):
+            self._share(variable)
+        self.values[self._backward.loss] = self._results[self._backward.loss]
+
+    def result(self, variable: Variable) -> Any:
+        """A value to hand out, as Run.result."""
+        value = self._results.get(variable)
+        if value is not None:
+            return value
+        if variable.parameter is not None:
+            return variable.parameter.numpy().copy()
+        return np.zeros([extent or 0 for extent in variable.shape], variable.dtype)
+
+    def _prepare(self, results: Sequence[Variable]) -> None:
+        """Cut the feed, compute ids, and fetch parameters and rows with one call."""
+        pieces = [self._pieces[i] for i in self._mine]
+        early = {r for piece in pieces for r in piece.early}
+        early |= set(ancestors(results)) & set(self._plan.early)
+        for micro, feeds in enumerate(micro_feeds(self._feeds, self._sizes)):
+            run = Run(self._micro_program(micro), Plan(constants=self._plan.constants), feeds)
+            run.forward(sorted(early, key=lambda record: record.serial))
+            self._given.append(run.values)
+        lookups = {(p.name, ids): (p, ids) for piece in pieces for p, ids in piece.lookups}
+        whole = [(p, ids, np.concatenate([given[ids].reshape(-1) for given in self._given]))
+                 for p, ids in lookups.values()]
+        dense = dict.fromkeys(v for piece in pieces for v in piece.dense)
+        fetch([v.parameter for v in dense if v.parameter], [(p, flat) for p, _, flat in whole])
+        weights = {v: v.parameter.numpy() for v in dense if v.parameter}
+        for given in self._given:
+            given.update(weights)
+        for parameter, ids, flat in whole:
+            self._deal_rows(parameter, ids, parameter.lookup(flat))
+
+    def _deal_rows(self, parameter: Parameter, ids: Variable, rows: Array) -> None:
+        stand_in = self._rows.setdefault(parameter.name, Rows(parameter))
+        start = 0
+        for given in self._given:
+            own = given[ids]
+            part = rows[start:start + own.size]
+            stand_in.add(own, part.reshape(*own.shape, part.shape[-1]))
+            start += own.size
+
+    def _micro_program(self, micro: int) -> Program:
+        """The program with a step of its own for each micro-batch, for masks that depend on it."""
+        step = self._program.step * len(self._sizes) + micro
+        return dataclasses.replace(self._program, step=step)
+
+    # -- one action ------------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        match action.work:
+            case Work.FORWARD:
+                self._forward(action.chunk, action.micro)
+            case Work.BACKWARD:
+                run = self._arrived(action)
+                run.backward()
+                self._hand_on(action, run)
+                self._add_up(action)
+            case Work.INPUT:
+                run = self._arrived(action)
+                run.backward_inputs()
+                self._hand_on(action, run)
+            case Work.WEIGHT:
+                self._runs[action.chunk, action.micro].backward_weights()
+                self._add_up(action)
+
+    def _forward(self, chunk: int, micro: int) -> None:
+        piece = self._pieces[chunk]
+        run = chunk_run(self._micro_program(micro), piece, self._given[micro], self._rows,
+                        _Watch(self._meter, self._runs) if self._meter else None)
+        self._runs[chunk, micro] = run
+        for variable, maker in piece.takes.items():
+            run.values[variable] = self._take("forward", variable, chunk, micro, maker)
+        run.main()
+        for variable, users in piece.gives.items():
+            for user in users:
+                self._give("forward", variable, user, micro, run.values[variable])
+        for variable in piece.plan.kept:
+            if variable in self._plan.kept:
+                self._seen[variable].append(run.values[variable])
+            if variable is not self._backward.loss and not piece.plan.recomputes:
+                del run.values[variable]
+
+    def _arrived(self, action: Action) -> ChunkRun:
+        """The micro-batch's run, with the gradients that others have sent for it."""
+        run = self._runs[action.chunk, action.micro]
+        for variable, after in self._pieces[action.chunk].next_user.items():
+            gradient = self._take("back", variable, action.chunk, action.micro, after)
+            if gradient is not None:
+                run.arrived[variable] = gradient
+        return run
+
+    def _hand_on(self, action: Action, run: ChunkRun) -> None:
+        """Send the gradients that other pieces wait for."""
+        for variable, before in self._pieces[action.chunk].last_user.items():
+            self._give("back", variable, before, action.micro, run.gradients.get(variable))
+
+    def _add_up(self, action: Action) -> None:
+        """Add the gradients of own parameters to those of the micro-batches before; let the run go."""
+        run = self._runs.pop((action.chunk, action.micro))
+        for leaf in self._pieces[action.chunk].owned:
+            gradient = run.gradients.get(leaf)
+            if gradient is None:
+                continue
+            if self._uneven:
+                gradient = _scaled(gradient, self._shares[action.micro])
+            before = self._totals.get(leaf)
+            self._totals[leaf] = gradient if before is None else summed(before, gradient)
+
+    # -- between pieces --------------------------------------------------------------------------
+
+    def _stage_of(self, chunk: int) -> int:
+        return self._schedule.stage_of(chunk)
+
+    def _tag(self, way: str, variable: Variable, chunk: int, micro: int) -> str:
+        return f"{self._number}/{way}/{micro}/{chunk}/{variable.name}"
+
+    def _give(self, way: str, variable: Variable, chunk: int, micro: int,
+              value: Gradient | None) -> None:
+        tag, stage = self._tag(way, variable, chunk, micro), self._stage_of(chunk)
+        if stage == self._place.stage:
+            self._mail[tag] = value
+        else:
+            self._far().send(stage, tag, pack(value))
+
+    def _take(self, way: str, variable: Variable, chunk: int, micro: int,
+              source: int) -> Gradient | None:
+        tag, stage = self._tag(way, variable, chunk, micro), self._stage_of(source)
+        if stage == self._place.stage:
+            return self._mail.pop(tag)
+        return unpack(self._far().receive(stage, tag))
+
+    def _far(self) -> Links:
+        assert self._links is not None, "a single stage has nobody to talk to"
+        return self._links
+
+    def _share(self, variable: Variable) -> None:
+        """Make a result known to every stage; parameters every stage can read for itself."""
+        if variable in self._feeds:
+            self._results[variable] = self._feeds[variable].copy()
+        elif variable.value is not None:
+            self._results[variable] = variable.value.copy()
+        elif variable.record in set(self._plan.early):
+            self._results[variable] = combine(variable, [g[variable] for g in self._given],
+                                              self._shares)
+        elif variable.parameter is None:
+            self._spread(variable, self._stage_of(self._home(variable)))
+
+    def _home(self, variable: Variable) -> int:
+        """The piece that makes a value, or where a gradient comes together."""
+        leaves = [leaf for leaf, gradient in self._backward.wanted.items() if gradient is variable]
+        return next((i for i, piece in enumerate(self._pieces)
+                     if variable in piece.plan.kept or any(v in piece.owned for v in leaves)), 0)
+
+    def _spread(self, variable: Variable, owner: int) -> None:
+        tag = f"{self._number}/result/{variable.name}"
+        if owner != self._place.stage:
+            self._results[variable] = unpack(self._far().receive(owner, tag))
+            return
+        value = self.values.get(variable)
+        if variable in self._seen:
+            value = combine(variable, self._seen[variable], self._shares)
+        self._results[variable] = value
+        for stage in range(self._place.stages):
+            if stage != owner:
+                self._far().send(stage, tag, pack(value))
+
+
+def pipelined_step(program: Program, plan: Plan, feeds: Mapping[Variable, Array],
+                   results: Sequence[Variable], meter: Any = None) -> PipelinedRun:
+    """One step as this process's stage runs it, done but for the update."""
+    place = ways.here()
+    far = ways.links() if place.stages > 1 else None
+    run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
+    run.complete(results)
+    return run
+
+
+def _scaled(gradient: Gradient, factor: float) -> Gradient:
+    if isinstance(gradient, SparseGrad):
+        return SparseGrad(gradient.ids, gradient.rows * np.float32(factor))
+    return gradient * np.float32(factor)
+
+
+class _Watch:
+    """Shows a meter all micro-batches that are alive as if they were one run."""
+
+    def __init__(self, meter: Any, runs: Mapping[tuple[int, int], ChunkRun]) -> None:
+        self._meter = meter
+        self._runs = runs
+
+    def measure(self, run: Run) -> None:
+        """Called after each operation of any of them."""
+        self._meter.measure(self)
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        return {(key, v): x for key, run in self._runs.items() for v, x in run.values.items()}
+
+    @property
+    def inputs(self) -> set[Any]:
+        return {(key, v) for key, run in self._runs.items() for v in run.inputs}
+
+    @property
+    def contexts(self) -> dict[Any, Any]:
+        return {(key, r): c for key, run in self._runs.items() for r, c in run.contexts.items()}

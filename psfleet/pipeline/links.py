@@ -1,0 +1,136 @@
+"""How stages reach each other, and where this process stands among them."""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from psfleet.errors import ConfigError, DeadlineExceeded
+from psfleet.parameter import SparseGrad
+from psfleet.program.record import Array, Gradient
+
+__all__ = ["Links", "Place", "Post", "here", "links", "next_step", "pack", "settle", "unpack"]
+
+
+class Links(Protocol):
+    """Messages between the stages of one worker, in order from each to each."""
+
+    def send(self, stage: int, tag: str, arrays: Sequence[Array]) -> None:
+        """Send arrays to a stage; they must not be changed afterwards.
+
+        Raises:
+            DeadlineExceeded: The stage does not take its messages.
+        """
+
+    def receive(self, stage: int, tag: str) -> list[Array]:
+        """The arrays that a stage has sent, or is going to send, under this tag.
+
+        Raises:
+            DeadlineExceeded: They do not come.
+        """
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which stage this process is.
+
+    Attributes:
+        endpoints: Where the stages of this worker take messages: `ipc:///path` or `tcp://host:port`.
+    """
+
+    worker: int = 0
+    stage: int = 0
+    stages: int = 1
+    endpoints: tuple[str, ...] = ()
+
+
+_here = Place()
+_make: Callable[[Place], Links] | None = None
+_links: Links | None = None
+_steps = itertools.count()
+
+
+def here() -> Place:
+    """This process's place: the only stage, unless `fleet.init()` has found others."""
+    return _here
+
+
+def settle(place: Place, make: Callable[[Place], Links] | None = None) -> None:
+    """Say which stage this process is, and how it reaches the others once it needs to."""
+    global _here, _make, _links, _steps
+    _here, _make, _links, _steps = place, make, None, itertools.count()
+
+
+def links() -> Links:
+    """The links of this process, made when first asked for."""
+    global _links
+    if _links is None:
+        if _make is None:
+            raise ConfigError(f"stage {_here.stage} of {_here.stages} has no links; call fleet.init()")
+        _links = _make(_here)
+    return _links
+
+
+def next_step() -> int:
+    """A number for the next step: the same in all stages, which take the same steps."""
+    return next(_steps)
+
+
+def pack(value: Gradient | None) -> list[Array]:
+    """A value or gradient as arrays: none, one, or ids and rows."""
+    if value is None:
+        return []
+    return [value.ids, value.rows] if isinstance(value, SparseGrad) else [value]
+
+
+def unpack(arrays: Sequence[Array]) -> Gradient | None:
+    """What was packed."""
+    if len(arrays) == 2:
+        return SparseGrad(arrays[0], arrays[1])
+    return arrays[0] if arrays else None
+
+
+class Post:
+    """Links of stages that are threads of one process: what `here` shows of them.
+
+    Args:
+        stages: How many.
+        patience: Seconds that a receiver waits.
+    """
+
+    def __init__(self, stages: int, patience: float = 30.0) -> None:
+        self.stages = stages
+        self._patience = patience
+        self._boxes: dict[tuple[int, int, str], list[Array]] = {}
+        self._changed = threading.Condition()
+
+    def of(self, stage: int) -> Links:
+        """The links of one stage."""
+        return _Boxes(self, stage)
+
+    def put(self, key: tuple[int, int, str], arrays: Sequence[Array]) -> None:
+        """Leave a message."""
+        with self._changed:
+            self._boxes[key] = list(arrays)
+            self._changed.notify_all()
+
+    def take(self, key: tuple[int, int, str]) -> list[Array]:
+        """Wait for a message and take it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._boxes, self._patience):
+                raise DeadlineExceeded(f"stage {key[1]} has waited {self._patience:g} seconds for "
+                                       f"{key[2]!r} from stage {key[0]}")
+            return self._boxes.pop(key)
+
+
+class _Boxes:
+    def __init__(self, post: Post, stage: int) -> None:
+        self._post = post
+        self._stage = stage
+
+    def send(self, stage: int, tag: str, arrays: Sequence[Array]) -> None:
+        self._post.put((self._stage, stage, tag), arrays)
+
+    def receive(self, stage: int, tag: str) -> list[Array]:
+        return self._post.take((stage, self._stage, tag))

@@ -1,0 +1,179 @@
+"""Which work each stage of a pipeline does, in which order.
+
+A step cuts its batch into micro-batches and its program into chunks; chunk c is run by stage c mod S.
+Pure: nothing is run here. Four kinds of schedule:
+
+- `gpipe`: all forwards, then all backwards (Huang et al. 2019).
+- `1f1b`: as soon as a stage can, it alternates one forward and one backward (Narayanan et al. 2021).
+- `interleaved`: 1f1b with several chunks per stage, which divides the bubble by their number.
+- `zero-bubble`: 1f1b with backwards split into the gradients by inputs, which the stage before waits
+  for, and those by weights, which fill what would be idle (ZB-H1 of Qi et al. 2023).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise, starmap
+from typing import Literal, get_args
+
+from psfleet.errors import ConfigError
+
+__all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "make_schedule"]
+
+Kind = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+class Work(Enum):
+    """What a stage does with one chunk and one micro-batch. BACKWARD is INPUT and WEIGHT in one."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+@dataclass(frozen=True)
+class Action:
+    """A piece of work of one stage."""
+
+    work: Work
+    micro: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.work.value}{self.micro}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The ordered work of each stage.
+
+    Attributes:
+        stages: For each stage its actions, in order. A chunk's micro-batches go forward in ascending
+            order, and back too, so that gradients are summed in one order in every schedule.
+        chunks: How many chunks the program is cut into: a multiple of the number of stages.
+    """
+
+    kind: Kind
+    stages: tuple[tuple[Action, ...], ...]
+    micro_batches: int
+    chunks: int
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that runs a chunk."""
+        return chunk % len(self.stages)
+
+    def needs(self, action: Action) -> Iterator[Action]:
+        """The actions that must be over before this one can begin."""
+        work, m, c = action.work, action.micro, action.chunk
+        back = Work.INPUT if self.kind == "zero-bubble" else Work.BACKWARD
+        if work is Work.FORWARD:
+            if c > 0:
+                yield Action(Work.FORWARD, m, c - 1)
+        elif work is Work.WEIGHT:
+            yield Action(Work.INPUT, m, c)
+        else:
+            yield Action(Work.FORWARD, m, c)
+            if c + 1 < self.chunks:
+                yield Action(back, m, c + 1)
+
+
+def check_kind(kind: str) -> Kind:
+    """The name of a kind of schedule.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    for known in get_args(Kind):
+        if kind == known:
+            found: Kind = known
+            return found
+    raise ConfigError(f"pipeline schedule is {kind!r}; it must be one of {', '.join(get_args(Kind))}")
+
+
+def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1) -> Schedule:
+    """The schedule of a kind.
+
+    Args:
+        stages: Number of stages.
+        micro_batches: Number of micro-batches.
+        per_stage: Chunks of each stage.
+
+    Raises:
+        ConfigError: A number is below 1.
+    """
+    known = check_kind(kind)
+    for name, number in (("stages", stages), ("micro_batches", micro_batches), ("chunks", per_stage)):
+        if number < 1:
+            raise ConfigError(f"pipeline {name} is {number}; it must be at least 1")
+    if known == "zero-bubble" and per_stage > 1 and stages > 1:
+        raise ConfigError(f"pipeline schedule zero-bubble has {per_stage} chunks per stage; "
+                          "it works with 1, interleaved with several")
+    make = _zero_bubble if known == "zero-bubble" and per_stage == 1 else _of_stage
+    lists = [make(known, stage, stages, micro_batches, per_stage) for stage in range(stages)]
+    return Schedule(known, tuple(map(tuple, lists)), micro_batches, stages * per_stage)
+
+
+def _of_stage(kind: Kind, stage: int, stages: int, micro_batches: int,
+              per_stage: int) -> list[Action]:
+    groups = _groups(stages, micro_batches)
+    forward, backward = _orders(stage, stages, groups, per_stage, kind == "zero-bubble")
+    if kind == "gpipe":
+        forward = sorted(forward, key=lambda group: group[0].chunk)
+        backward = sorted(backward, key=lambda group: -group[0].chunk)
+        return _flat(forward + backward)
+    if stages == 1:
+        return _flat(sorted(forward + backward, key=lambda group: group[0].micro))
+    ahead = stages - 1 - stage
+    if per_stage > 1:
+        ahead = 2 * ahead + (per_stage - 1) * len(groups[0])
+    ahead = len(forward) if per_stage > 1 and micro_batches < stages else min(ahead, len(forward))
+    mixed = forward[:ahead]
+    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
+        mixed += [one_forward, one_backward]
+    return _flat(mixed + backward[len(forward) - ahead:])
+
+
+def _groups(stages: int, micro_batches: int) -> list[range]:
+    """The micro-batches by as many as there are stages; what is left over makes the first longer."""
+    first = min(micro_batches, stages + micro_batches % stages)
+    return list(starmap(range, pairwise([0, *range(first, micro_batches + 1, stages)])))
+
+
+def _orders(stage: int, stages: int, groups: list[range], per_stage: int,
+            split: bool) -> tuple[list[list[Action]], list[list[Action]]]:
+    """Forwards and backwards: each group goes through one chunk after the other."""
+    forward, backward = [], []
+    for group in groups:
+        for i in range(per_stage):
+            forward += [[Action(Work.FORWARD, m, i * stages + stage)] for m in group]
+            chunk = (per_stage - 1 - i) * stages + stage
+            backward += [_back(m, chunk, split) for m in group]
+    return forward, backward
+
+
+def _back(micro: int, chunk: int, split: bool) -> list[Action]:
+    works = (Work.INPUT, Work.WEIGHT) if split else (Work.BACKWARD,)
+    return [Action(work, micro, chunk) for work in works]
+
+
+def _flat(groups: list[list[Action]]) -> list[Action]:
+    return [action for group in groups for action in group]
+
+
+def _zero_bubble(kind: Kind, stage: int, stages: int, micro_batches: int,
+                 per_stage: int) -> list[Action]:
+    """1f1b in which stage s is s weight gradients behind: they are done where it would be idle.
+
+    No stage keeps more micro-batches alive than the first stage of 1f1b does.
+    """
+    ahead = min(stages - 1 - stage, micro_batches)
+    works = [(Work.FORWARD, m) for m in range(ahead)]
+    for m in range(micro_batches):
+        if ahead + m < micro_batches:
+            works.append((Work.FORWARD, ahead + m))
+        works.append((Work.INPUT, m))
+        if m >= stage:
+            works.append((Work.WEIGHT, m - stage))
+    works += [(Work.WEIGHT, m) for m in range(max(micro_batches - stage, 0), micro_batches)]
+    return [Action(work, m, stage) for work, m in works]

@@ -1,0 +1,103 @@
+"""A model with all that a pipeline must carry, and ways to run it on stages."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import layers
+from psfleet import runtime as runtimes
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.parameter import SparseGrad
+from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.links import Place, Post
+from psfleet.program import names
+from psfleet.program.feed import check_feed
+from psfleet.program.plan import make_plan
+from psfleet.program.program import Program, program_guard
+from psfleet.program.variable import Variable
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Programs, names and a runtime of the test's own."""
+    before = runtimes.use(EmbeddedRuntime())
+    with program_guard(Program(), Program()), names.guard():
+        yield
+    runtimes.use(before)
+
+
+@dataclass
+class Model:
+    """A network with what makes pipelines hard: rows in two places, dropout, a skip, a tied weight.
+
+    Attributes:
+        cuts: Two places to cut, and the loss.
+    """
+
+    loss: Variable
+    guess: Variable
+    cuts: list[list[Variable]]
+
+
+def build_model() -> Model:
+    """Build it in the default program."""
+    ids = layers.data("ids", [None, 3], dtype="int64")
+    wind = layers.data("wind", [None, 4])
+    late = layers.data("late", [None, 1])
+    shift = layers.create_parameter([8], name="shift")
+    deep = layers.reshape(layers.embedding(ids, size=[50, 4], is_sparse=True, name="deep"), [-1, 12])
+    first = layers.fc(layers.concat([deep, wind], axis=1), 8, act="relu", name="first") + shift
+    second = layers.dropout(layers.fc(first, 8, act="tanh", name="second"), 0.3) + shift
+    third = layers.fc(second, 8, act="relu", name="third") + first + shift
+    wide = layers.reduce_sum(layers.embedding(ids, size=[None, 1], is_distributed=True, name="wide"),
+                             dim=1)
+    guess = layers.fc(third, 1, name="last") + wide
+    loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(guess, late))
+    return Model(loss, guess, [[first], [second], [loss]])
+
+
+def make_feed(samples: int = 24, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """A batch."""
+    dice = np.random.default_rng(seed)
+    return {"ids": dice.integers(0, 50, (samples, 3)),
+            "wind": dice.standard_normal((samples, 4), np.float32),
+            "late": dice.integers(0, 2, (samples, 1)).astype(np.float32)}
+
+
+def run_stages(program: Program, feed: dict[str, Any], results: list[Variable], stages: int,
+               ) -> list[PipelinedRun]:
+    """One step of a program on stages that are threads; the finished run of each."""
+    plan = make_plan(program, results)
+    feeds = check_feed(program, plan.feeds, feed)
+    post = Post(stages)
+    found: list[PipelinedRun | BaseException] = [RuntimeError("did not run")] * stages
+
+    def work(stage: int) -> None:
+        try:
+            run = PipelinedRun(program, plan, feeds, Place(0, stage, stages), post.of(stage), 0)
+            run.complete(results)
+            found[stage] = run
+        except BaseException as error:
+            found[stage] = error
+
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(stages)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in found if isinstance(one, PipelinedRun)]
+
+
+def bits(value: Any) -> Any:
+    """A value in a form that compares by its bits."""
+    if isinstance(value, SparseGrad):
+        return ("rows", value.ids.tobytes(), value.rows.tobytes())
+    return np.asarray(value).tobytes()
+

@@ -1,0 +1,191 @@
+"""The engine gives the bits of the unpipelined program, whatever the stages and the schedule."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import runtime as runtimes
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.optimizer import Adam, PipelineOptimizer
+from psfleet.optimizer.merging import GradientMerger
+from psfleet.parameter import SparseGrad
+from psfleet.pipeline.pipelining import Pipelining
+from psfleet.program import names
+from psfleet.program.backward import Automatic, Backward, append_backward
+from psfleet.program.executor import Executor
+from psfleet.program.program import Program, default_main_program, program_guard
+from psfleet.program.sections import split
+from psfleet.program.variable import Variable
+from psfleet.strategy import GradientMerge
+from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
+
+_KINDS = ["gpipe", "1f1b", "zero-bubble"]
+
+
+def _cut(model: Model, **settings: Any) -> tuple[list[Variable], Backward]:
+    """A pipeline for the model; its gradients and the backward pass."""
+    pairs = append_backward(model.loss)
+    backward = pairs[0][1].backward_pass
+    assert backward is not None
+    parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
+    backward.pipeline = Pipelining(**{"parts": parts, **settings})
+    return [gradient for _, gradient in pairs], backward
+
+
+def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
+    """Loss and gradients of the plain Executor on one micro-batch after the other, merged."""
+    program, feed = default_main_program(), make_feed()
+    merger = GradientMerger(GradientMerge(micro))
+    size, losses, merged = 24 // micro, [], None
+    for m in range(micro):
+        part = {name: array[m * size:(m + 1) * size] for name, array in feed.items()}
+        loss, *values = Executor().run(program, part, [model.loss, *gradients])
+        merged = merger.take(list(enumerate(values)), size)  # type: ignore[arg-type]
+        losses.append(loss)
+        program.step = m + 1
+    program.step = 0
+    assert merged is not None
+    by_number: dict[Any, Any] = dict(merged[0])
+    return [np.asarray(np.mean(np.stack(losses).astype(np.float64), axis=0), np.float32),
+            *(by_number[i] for i in range(len(gradients)))]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_gradients_are_those_of_the_plain_program(kind: str, stages: int) -> None:
+    """Loss and every gradient, on every stage, equal the merged ones of plain runs in every bit."""
+    model = build_model()
+    gradients, backward = _cut(model)
+    wish, backward.pipeline = backward.pipeline, None
+    expected = [bits(value) for value in _plain(model, 4, gradients)]
+    backward.pipeline = Pipelining(kind, micro_batches=4, parts=wish.parts)
+    results = [model.loss, *gradients]
+    for run in run_stages(default_main_program(), make_feed(), results, stages):
+        assert [bits(run.result(variable)) for variable in results] == expected
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_chosen_cuts_change_nothing(kind: str, chunks: int, stages: int) -> None:
+    """Cuts chosen by the work between them, also several to a stage, give the same bits."""
+    model = build_model()
+    gradients, backward = _cut(model)
+    backward.pipeline = None
+    expected = [bits(value) for value in _plain(model, 4, gradients)]
+    backward.pipeline = Pipelining(kind, stages, 4, chunks)
+    results = [model.loss, *gradients]
+    for run in run_stages(default_main_program(), make_feed(), results, stages):
+        assert [bits(run.result(variable)) for variable in results] == expected
+
+
+@pytest.mark.parametrize("checkpoints", ["first", "budget"])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_recompute_inside_stages_changes_nothing(checkpoints: str, stages: int) -> None:
+    """With checkpoints, or cuts for a memory budget, gradients are the same bits."""
+    model = build_model()
+    gradients, backward = _cut(model)
+    backward.pipeline = None
+    expected = [bits(value) for value in _plain(model, 4, gradients)]
+    backward.checkpoints = Automatic(1 << 16) if checkpoints == "budget" else [model.cuts[0][0]]
+    parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
+    backward.pipeline = Pipelining("1f1b", micro_batches=4, parts=parts)
+    results = [model.loss, *gradients]
+    for run in run_stages(default_main_program(), make_feed(), results, stages):
+        assert [bits(run.result(variable)) for variable in results] == expected
+
+
+def test_uneven_micro_batches_weigh_by_their_samples() -> None:
+    """Of 23 samples in 4 parts each counts alike: the gradient is the whole batch's but for rounding."""
+    model = build_model()
+    gradients, backward = _cut(model, micro_batches=4)
+    program, feed = default_main_program().clone(for_test=True), make_feed(23)
+    wish, backward.pipeline = backward.pipeline, None
+    expected = Executor().run(program, feed, [model.loss, *gradients])
+    backward.pipeline = wish
+    [run] = run_stages(program, feed, [model.loss, *gradients, model.guess], 1)
+    for variable, value in zip([model.loss, *gradients], expected, strict=True):
+        found = run.result(variable)
+        if isinstance(found, SparseGrad):
+            found, value = _dense(found), _dense(value)
+        np.testing.assert_allclose(found, value, rtol=2e-4, atol=1e-6)
+    assert run.result(model.guess).shape == (23, 1)
+
+
+def _dense(grad: SparseGrad) -> Any:
+    whole = np.zeros((50, grad.rows.shape[1]), np.float32)
+    np.add.at(whole, grad.ids, grad.rows)
+    return whole
+
+
+def test_results_come_to_every_stage() -> None:
+    """Predictions, feeds, parameters and ids can be fetched from any stage."""
+    model = build_model()
+    gradients, _ = _cut(model, micro_batches=3)
+    program, feed = default_main_program(), make_feed()
+    wanted = [gradients[0], model.guess, program.variable("ids"), program.variable("first.w_0")]
+    runs = run_stages(program, feed, wanted, 3)
+    assert runs[0].result(model.guess).shape == (24, 1)
+    for run in runs[1:]:
+        assert all(bits(run.result(v)) == bits(runs[0].result(v)) for v in wanted)
+
+
+def test_what_cannot_be_a_pipeline_is_refused() -> None:
+    """Stages that do not divide the pieces, zero-bubble with recompute, feeds that cannot be cut."""
+    model = build_model()
+    gradients, backward = _cut(model, micro_batches=4)
+    program, feed = default_main_program(), make_feed()
+    with pytest.raises(ConfigError, match="3 pieces, which 2 stages"):
+        run_stages(program, feed, gradients, 2)
+    backward.pipeline.schedule, backward.checkpoints = "zero-bubble", [model.cuts[0][0]]
+    with pytest.raises(ConfigError, match="zero-bubble and recompute contradict"):
+        run_stages(program, feed, gradients, 3)
+    backward.checkpoints = None
+    with pytest.raises(ShapeError, match="different numbers of samples"):
+        run_stages(program, feed | {"late": feed["late"][:7]}, gradients, 3)
+    backward.pipeline = Pipelining(stages=400)
+    with pytest.raises(ConfigError, match="too few for 400 pieces"):
+        run_stages(program, feed, gradients, 1)
+
+
+def test_two_losses_are_refused() -> None:
+    """A program with a second backward pass names how many it has."""
+    model = build_model()
+    gradients, _ = _cut(model, micro_batches=2)
+    other = append_backward(model.loss)
+    with pytest.raises(UsageError, match="has 2 losses"):
+        run_stages(default_main_program(), make_feed(), [gradients[0], other[0][1]], 1)
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_training_by_the_executor(micro: int) -> None:
+    """5 steps of exe.run give the weights of the same micro-batches with gradient merge."""
+    found = []
+    for pipelined in (True, False):
+        with program_guard(Program(), Program()), names.guard():
+            before = runtimes.use(EmbeddedRuntime())
+            found.append(_trained(pipelined, micro))
+            runtimes.use(before)
+    assert found[0] == found[1]
+
+
+def _trained(pipelined: bool, micro: int) -> list[Any]:
+    model = build_model()
+    if pipelined:
+        optimizer = PipelineOptimizer(Adam(0.01), model.cuts)
+        _, pairs = optimizer.minimize(model.loss)
+        pairs[0][1].backward_pass.pipeline.micro_batches = micro
+    else:
+        plain = Adam(0.01)
+        plain.merger = GradientMerger(GradientMerge(micro))
+        _, pairs = plain.minimize(model.loss)
+    executor = Executor()
+    for step in range(5):
+        feed, size = make_feed(seed=step), 24 // micro
+        parts = [feed] if pipelined else [
+            {name: array[m * size:(m + 1) * size] for name, array in feed.items()}
+            for m in range(micro)]
+        for part in parts:
+            executor.run(feed=part, fetch_list=[model.loss])
+    return [bits(p.lookup(np.arange(50)) if p.sparse else p.numpy()) for p, _ in pairs]
