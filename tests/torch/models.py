@@ -9,6 +9,7 @@ from torch import Tensor, nn
 __all__ = ["MODELS", "OPTIMIZERS", "Batch", "batches", "curve", "dense_of", "tables_of"]
 
 torch.set_num_threads(1)
+torch.sparse.check_sparse_tensor_invariants.disable()  # torch's own Adagrad warns without a choice
 
 ROWS, FIELDS, BATCH = 60, 5, 16
 Batch = dict[str, Tensor]
@@ -85,8 +86,8 @@ def _sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _momentum(model: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(tables_of(model), 0.02, momentum=0.8),
-            torch.optim.SGD(dense_of(model), 0.02, momentum=0.9, nesterov=True, weight_decay=1e-3)]
+    return [torch.optim.SGD(tables_of(model), 0.01, momentum=0.7),
+            torch.optim.SGD(dense_of(model), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-3)]
 
 
 def _adagrad(model: nn.Module) -> list[torch.optim.Optimizer]:

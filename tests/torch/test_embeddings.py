@@ -1,0 +1,173 @@
+"""Embedding and EmbeddingBag against torch's own."""
+
+import numpy as np
+import pytest
+
+from psfleet import initializer
+from psfleet import optimizer as fleet_optimizer
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, IdError, UsageError
+from psfleet.runtime import Read
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import psfleet.torch as pst  # noqa: E402  # after the check for torch
+from tests.torch import models  # noqa: E402, F401  # sets torch's threads
+
+
+def twins(mode: str, **options: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The same weights in torch's bag and in ours, whose table plain SGD updates."""
+    torch.manual_seed(2)
+    plain = torch.nn.EmbeddingBag(20, 4, mode=mode, **options)
+    ours = pst.EmbeddingBag(20, 4, mode=mode, **options)
+    ours.table.content = plain.weight.detach().numpy().copy()
+    pst.DistributedOptimizer(ours, torch.optim.SGD(ours.parameters(), 1.0))
+    return plain, ours
+
+
+@pytest.mark.parametrize("padding", [None, 3, -1])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags(mode: str, padding: int | None) -> None:
+    """Values and gradients are torch's, for flat and for two-dimensional input, with empty bags."""
+    plain, ours = twins(mode, padding_idx=padding)
+    ids = torch.tensor([3, 3, 1, 19, 1, 5, 3, 19])
+    for arguments in [(ids, torch.tensor([0, 0, 2, 7])), (ids.reshape(4, 2),), (ids.reshape(2, 4),),
+                      (ids.int(), torch.tensor([0, 3]).int()), (ids[:0], torch.tensor([0, 0])),
+                      (ids[:0].reshape(0, 2),)]:
+        wanted, got = plain(*arguments), ours(*arguments)
+        torch.testing.assert_close(got, wanted)
+        factors = torch.randn_like(wanted)
+        for module, out in ((plain, wanted), (ours, got)):
+            module.zero_grad()
+            (out * factors).sum().backward()
+        torch.testing.assert_close(ours.weight.grad.to_dense(), plain.weight.grad)
+
+
+def test_weighted_bags() -> None:
+    """per_sample_weights scale each row and get their own gradients."""
+    plain, ours = twins("sum", include_last_offset=True)
+    ids, offsets = torch.tensor([3, 1, 1, 7]), torch.tensor([0, 1, 4])
+    grads = []
+    for module in (plain, ours):
+        factors = torch.tensor([0.5, -1.0, 2.0, 3.0], requires_grad=True)
+        module(ids, offsets, factors).square().sum().backward()
+        grads.append(factors.grad)
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(ours.weight.grad.to_dense(), plain.weight.grad)
+
+
+def table(**options: object) -> tuple[pst.Embedding, pst.DistributedOptimizer]:
+    """An embedding of any id under plain SGD of rate 1."""
+    made = pst.Embedding(None, 2, name="table", **options)
+    return made, pst.DistributedOptimizer(made, torch.optim.SGD(made.parameters(), 1.0))
+
+
+def test_any_id() -> None:
+    """Rows of any int64 appear, repeated ids are summed, and gradients accumulate over backward passes."""
+    emb, opt = table(initializer=initializer.Constant(2.0))
+    ids = torch.tensor([[2**63 - 1, -(2**63)], [-(2**63), 5]])
+    assert emb(ids).shape == (2, 2, 2)
+    emb(ids).sum().backward()
+    (3 * emb(torch.tensor([5]))).sum().backward()
+    opt.step()
+    assert emb(ids)[..., 0].tolist() == [[1, 0], [0, -2]]
+    opt.step()  # torch keeps gradients until they are cleared
+    assert emb(ids)[..., 0].tolist() == [[0, -2], [-2, -6]]
+    opt.clear_grad()
+    opt.step()
+    assert emb(ids)[..., 0].tolist() == [[0, -2], [-2, -6]]
+    emb(torch.tensor([7])).sum().backward()
+    opt.step()
+    assert emb(torch.tensor([7, 5]))[:, 0].tolist() == [1, -6]
+
+
+def test_padding() -> None:
+    """The padding row is zero and stays so, also where ids are any int64."""
+    emb, opt = table(initializer=initializer.Constant(2.0), padding_idx=-7)
+    out = emb(torch.tensor([-7, 3]))
+    assert out.tolist() == [[0, 0], [2, 2]]
+    out.sum().backward()
+    opt.step()
+    assert emb(torch.tensor([-7, 3])).tolist() == [[0, 0], [1, 1]]
+
+
+def test_zero_grad_in_every_form() -> None:
+    """Gradients vanish through the optimizer or the model, set to None or to zero."""
+    emb, opt = table(initializer=initializer.Constant(0.0))
+    for clear in (opt.zero_grad, opt.clear_grad, emb.zero_grad,
+                  lambda: opt.zero_grad(set_to_none=False), lambda: emb.zero_grad(set_to_none=False)):
+        emb(torch.tensor([1, 2])).sum().backward()
+        clear()
+        (2 * emb(torch.tensor([2]))).sum().backward()
+        before = emb(torch.tensor([1, 2]))[:, 0].tolist()
+        opt.step()
+        assert emb(torch.tensor([1, 2]))[:, 0].tolist() == [before[0], before[1] - 2]
+        opt.zero_grad()
+
+
+def test_frozen_and_without_gradients() -> None:
+    """Nothing is collected under no_grad or while the weight needs no gradient."""
+    emb, _ = table()
+    with torch.no_grad():
+        assert not emb(torch.tensor([1])).requires_grad
+    emb.weight.requires_grad_(False)
+    assert not emb(torch.tensor([1])).requires_grad
+
+
+def test_outputs_may_be_changed_in_place() -> None:
+    """An in-place operation on an output changes neither the table nor a later lookup."""
+    emb, _ = table(initializer=initializer.Constant(2.0))
+    for _ in range(3):
+        out = emb(torch.tensor([1]))
+        assert out.tolist() == [[2, 2]]
+        out.mul_(5)
+
+
+def test_own_optimizer(fleet: EmbeddedRuntime) -> None:
+    """An embedding may bring a psfleet optimizer, with its rate."""
+    emb = pst.Embedding(None, 2, name="own", optimizer=fleet_optimizer.Adagrad(0.5, epsilon=0.0))
+    opt = pst.DistributedOptimizer(emb)
+    before = emb(torch.tensor([4])).detach()
+    emb(torch.tensor([4])).sum().backward()
+    opt.step()
+    torch.testing.assert_close(emb(torch.tensor([4])), before - 0.5)
+    [spec] = fleet.specs().values()
+    assert (spec.name, spec.rule.name) == ("own", "adagrad")
+
+
+def test_refused() -> None:
+    """Wrong ids, options and orders are refused with the value that is wrong."""
+    bounded = pst.Embedding(10, 2)
+    with pytest.raises(UsageError, match="has no table yet"):
+        bounded(torch.tensor([1]))
+    pst.DistributedOptimizer(bounded, torch.optim.SGD(bounded.parameters(), 1.0))
+    with pytest.raises(IdError, match="rows 0 to 9; id 10"):
+        bounded(torch.tensor([1, 10]))
+    with pytest.raises(IdError, match="id -1"):
+        bounded(torch.tensor([-1]))
+    with pytest.raises(IdError, match="float32"):
+        bounded(torch.tensor([1.0]))
+    with pytest.raises(ConfigError, match=r"padding_idx is 10; it must be in \[-10, 10\)"):
+        pst.Embedding(10, 2, padding_idx=10)
+    with pytest.raises(ConfigError, match="mode is 'min'"):
+        pst.EmbeddingBag(10, 2, mode="min")
+    with pytest.raises(UsageError, match="no optimizer has the embedding"):
+        pst.DistributedOptimizer(pst.Embedding(10, 2))
+    with pytest.raises(UsageError, match="two embeddings are named 'a'"):
+        pst.DistributedOptimizer(torch.nn.ModuleList([pst.Embedding(9, 2, name="a") for _ in "12"]))
+    with pytest.raises(UsageError, match="has an optimizer already"):
+        pst.DistributedOptimizer(bounded, torch.optim.SGD(bounded.parameters(), 1.0))
+
+
+def test_stand_in_takes_no_memory(fleet: EmbeddedRuntime) -> None:
+    """The stand-in has the weight's shape, reads as NaN and is not given memory by .half() or a copy."""
+    import copy
+
+    emb = pst.Embedding(10**9, 64, name="large")
+    pst.DistributedOptimizer(emb, torch.optim.SGD(emb.parameters(), 1.0))
+    for module in (emb, emb.half(), copy.deepcopy(emb)):
+        assert module.weight.shape == (10**9, 64)
+        assert module.weight.untyped_storage().nbytes() == 4
+        assert bool(module.weight[5, 5].isnan())
+        rows = fleet.pull([Read(emb.table.key, np.array([3]))])[0]
+        assert torch.equal(module(torch.tensor([3])), torch.from_numpy(rows))
