@@ -39,6 +39,7 @@ def first_step() -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
+    parser.add_argument("--no-cold", action="store_true", help="leave out the empty cache")
     options = parser.parse_args()
     report = Report("startup", f"Start-up: command to first step, {SERVERS} servers + {WORKERS} "
                                "workers on this machine")
@@ -46,7 +47,8 @@ def main() -> None:
     runs = 1 if options.short else options.runs
     launched(None)  # whatever is not in the cache yet
     report.rows.append(row("psfleet-launch, warm cache", [launched(None) for _ in range(runs)]))
-    report.rows.append(row("psfleet-launch, cold cache", [_cold() for _ in range(min(runs, 2))]))
+    if not options.no_cold:
+        report.rows.append(row("psfleet-launch, cold cache", [_cold() for _ in range(runs)]))
     if missing:
         report.skipped["torch rpc"] = missing
     else:

@@ -1,0 +1,65 @@
+"""Each benchmark runs, with the smallest of sizes, and says what it measured."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMON = ["--runs", "1", "--no-peers"]
+
+
+def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
+    """What the script writes as JSON; it must also print a table."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *COMMON, *options,
+         "--json", str(folder / "figures.json")],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=170,
+        check=False)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
+    assert figures["title"] in done.stdout
+    assert figures["machine"]["cores"] == os.cpu_count()
+    return figures
+
+
+@pytest.mark.parametrize(("script", "options", "lines"), [
+    ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 2),
+    ("w2_dense.py", ["--steps", "1"], 4),
+    ("w3_ctr.py", ["--steps", "1"], 2),
+])
+def test_workloads(script: str, options: list[str], lines: int, tmp_path: Path) -> None:
+    """A workload reports CPU and wall of each psfleet contender, and names who was left out."""
+    figures = run(script, *options, folder=tmp_path)
+    assert len(figures["rows"]) == lines
+    assert all(row["servers"] > 0 and row["workers' part"] > 0 for row in figures["rows"])
+    assert figures["skipped"]["torch rpc"] == "left out"
+
+
+def test_growth(tmp_path: Path) -> None:
+    """The pauses are ordered: the worst is no less than the median."""
+    rows = run("growth.py", "--rows", "8192", folder=tmp_path)["rows"]
+    assert rows[0]["pause"] == "worst"
+    assert rows[0]["ms"] >= rows[-1]["ms"] > 0
+
+
+def test_startup(tmp_path: Path) -> None:
+    """A launched fleet reaches its first step."""
+    [row] = run("startup.py", "--no-cold", folder=tmp_path)["rows"]
+    assert 0 < row["s to first step"] < 120
+    assert row["CPU s of the job"] > 0
+
+
+def test_run_all_knows_every_script() -> None:
+    """What `make bench` runs is there."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import run_all
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in run_all.SCRIPTS)
