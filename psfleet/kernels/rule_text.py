@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import groupby
 from textwrap import indent
 
 import numpy as np
@@ -90,10 +91,10 @@ class RuleText:
     def fill_slots(self) -> str:
         """Statements that give a new row's state its first values."""
         lines, offset = [], self._dim
-        for slot in self._rule.slots:
-            width = 1 if slot.per_unit else self._dim
+        for initial, run in groupby(self._rule.slots, lambda slot: slot.initial):
+            width = sum(1 if slot.per_unit else self._dim for slot in run)
             lines.append(f"for k in range({width}):\n"
-                         f"    store_f32(row, {offset} + k, np.float32({slot.initial!r}))")
+                         f"    store_f32(row, {offset} + k, np.float32({initial!r}))")
             offset += width
         return indent("\n".join(lines), " " * 8)
 

@@ -1,7 +1,8 @@
-"""Reserved memory: an address range that is as large as a table may become, paid for page by page."""
+"""Reserved memory: an address range as large as a table may become, paid for page by page."""
 
 import ctypes
 import mmap
+import threading
 
 from psfleet.errors import UsageError
 
@@ -10,6 +11,8 @@ __all__ = ["Arena"]
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20
+_SMALL = 4 << 20   # below this much use nothing is made in advance
+_AHEAD = 64 << 20  # and never more than this
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -31,12 +34,28 @@ class Arena:
             raise UsageError(f"cannot reserve {size} bytes of address space for a table ({error}); "
                              "give it fewer rows or raise the limit (ulimit -v)") from error
         self.size = size
+        self._made = 0
+        self._maker: threading.Thread | None = None
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
-    def populate(self, start: int, size: int) -> bool:
-        """Have the pages of a part made now rather than at first use. False: the kernel cannot."""
+    def populate(self, start: int, end: int) -> bool:
+        """Have the pages of bytes start to end made now, not at first use. False: the kernel cannot.
+
+        Zeroing a huge page takes 2 ms: too long for a push that happens to be the first to use it.
+        """
         first = start // _PAGE * _PAGE
-        size = min(start + size, self.size) - first
+        size = min(-(-end // _PAGE) * _PAGE, self.size) - first
+        self._made = max(self._made, first + size)
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
+
+    def keep_ahead(self, used: int) -> None:
+        """Have pages behind the first `used` bytes made by a thread that ends when it has."""
+        ahead = min(used // 2, _AHEAD)
+        busy = self._maker is not None and self._maker.is_alive()
+        if used < _SMALL or used + ahead // 2 < self._made or busy:
+            return
+        self._maker = threading.Thread(target=self.populate, name="psfleet-pages", daemon=True,
+                                       args=(max(used, self._made), used + ahead))
+        self._maker.start()

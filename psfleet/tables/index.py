@@ -1,5 +1,7 @@
 """The memory of one sparse table: index lines, rows, and the descriptor that kernels read."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,8 @@ __all__ = ["Index"]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+_FEWEST_ROWS = 1 << 16
+
 
 class Index:
     """Rows of `width` float32 by id. Not thread-safe.
@@ -39,16 +43,19 @@ class Index:
     """
 
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
-        """Reserve memory for `max_rows` rows; `marks`: and an int64 beside each."""
+        """Reserve memory for `max_rows` rows, or as many as there is address space for.
+
+        `marks`: and an int64 beside each.
+        """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
-        self.max_rows = max_rows
         self._width = width
         first = FIRST_LINES * (SEGMENT_COUNT + 1)
-        # A segment doubles at 45 to 70 % load and leaves its old lines behind: 2.25 lines per row.
-        self._lines = Arena((first + max_rows * 9 // 4 + SEGMENT_COUNT * 8) * 64)
-        self._rows = Arena((max_rows + 1) * width * 4)
-        self._marks = Arena((max_rows + 1) * 8) if marks else None
+        # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: at most 9/4 per row.
+        self.max_rows, (self._lines, self._rows, *mark_arenas) = _reserve(
+            max_rows, lambda rows: [(first + rows * 9 // 4 + SEGMENT_COUNT * 8) * 64,
+                                    (rows + 1) * width * 4, *([(rows + 1) * 8] if marks else [])])
+        self._marks = mark_arenas[0] if marks else None
         self._segments = np.zeros((SEGMENT_COUNT, SEGMENT_FIELDS), np.int64)
         self._segments[:, BASE] = np.arange(1, SEGMENT_COUNT + 1) * FIRST_LINES
         self._segments[:, MASK] = FIRST_LINES - 1
@@ -68,6 +75,17 @@ class Index:
         """Memory in use by rows and index."""
         used = int(self._d[NEXT_SLOT])
         return int(self._d[NEXT_LINE]) * 64 + used * self._width * 4 + (used * 8 if self._marks else 0)
+
+    def keep_ahead(self) -> None:
+        """Have memory for the next rows made in the background."""
+        self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4)
+        self._lines.keep_ahead(int(self._d[NEXT_LINE]) * 64)
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for so many rows in all made now."""
+        rows = min(rows, self.max_rows)
+        self._rows.populate(0, (rows + 1) * self._width * 4)
+        self._lines.populate(0, rows * 9 // 4 * 64)
 
     def locate(self, ids: Ids, *, add: bool) -> tuple[NDArray[np.int64], int]:
         """The slot of each id and how many were unknown: those get slot 0, or are added if `add`."""
@@ -96,3 +114,14 @@ class Index:
         """Set whole rows."""
         self._kernels.scatter(self.address, address_of(slots), len(slots), self._width,
                               address_of(rows))
+
+
+def _reserve(rows: int, sizes: Callable[[int], list[int]]) -> tuple[int, list[Arena]]:
+    """Arenas of `sizes(rows)` bytes; with half the rows, and again, where they cannot be had."""
+    while True:
+        try:
+            return rows, [Arena(size) for size in sizes(rows)]
+        except UsageError:
+            if rows < 2 * _FEWEST_ROWS:
+                raise
+            rows //= 2

@@ -84,9 +84,15 @@ class SparseTable:
             self._kernels.push(self._index.address, address_of(ids), len(ids), address_of(gradients),
                                address_of(scalars), turn, self.step, *self._initial,
                                address_of(self._ring), address_of(self._scratch))
+            self._index.keep_ahead()
             if self.spec.every_row:
                 self._kernels.rest(self._index.address, address_of(scalars), turn, self.step,
                                    address_of(self._zeros), address_of(self._scratch))
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for so many rows in all made now, so that no push waits for it."""
+        with self._lock:
+            self._index.reserve(rows)
 
     def remove(self, ids: Ids) -> int:
         """Forget rows; returns how many were there. Their ids start anew when next updated."""

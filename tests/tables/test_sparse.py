@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial import initial_rows
-from psfleet.rules import SGD, Adagrad, Adam
+from psfleet.rules import ASGD, SGD, Adagrad, Adam
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import Initializer, TableSpec
 
@@ -191,3 +191,12 @@ def test_wrong_shapes_are_refused() -> None:
         table.push(np.zeros(2, np.int64), np.zeros((2, 3), np.float32), 0.1)
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
         table.restore(np.zeros(2, np.int64), np.zeros((2, 4), np.int32))
+
+
+def test_a_table_takes_the_address_space_there_is() -> None:
+    """Wide rows with much state: the limit on rows comes down until the reservation succeeds."""
+    table = SparseTable(TableSpec("t", "sparse", (1024,), ASGD(3000)))
+    table.push(np.arange(3), np.ones((3, 1024), np.float32), 0.1)
+    assert len(table) == 3
+    with pytest.raises(UsageError, match="max_rows is 0"):
+        SparseTable(SPEC, max_rows=0)

@@ -1,0 +1,42 @@
+"""Reserved memory."""
+
+import ctypes
+import threading
+
+import pytest
+
+from psfleet.errors import UsageError
+from psfleet.tables.arena import Arena
+
+
+def used(arena: Arena, offset: int) -> int:
+    return ctypes.c_ubyte.from_address(arena.address + offset).value
+
+
+def test_memory_is_zero_and_paid_for_late() -> None:
+    """A terabyte may be reserved; what is touched reads as zero and keeps what is written."""
+    arena = Arena(1 << 40)
+    assert used(arena, (1 << 40) - 1) == 0
+    ctypes.c_ubyte.from_address(arena.address + 12345).value = 7
+    assert used(arena, 12345) == 7
+
+
+def test_pages_are_made_ahead_by_a_thread_that_ends() -> None:
+    """The thread ends by itself, keeps what is there, and small arenas have none."""
+    arena, before = Arena(64 << 20), threading.active_count()
+    ctypes.c_ubyte.from_address(arena.address + (9 << 20)).value = 7
+    arena.keep_ahead(1 << 20)
+    assert threading.active_count() == before
+    arena.keep_ahead(8 << 20)
+    arena.keep_ahead(8 << 20)
+    for thread in threading.enumerate():
+        if thread.name == "psfleet-pages":
+            thread.join(10)
+    assert threading.active_count() == before
+    assert used(arena, 9 << 20) == 7
+
+
+def test_an_impossible_size_is_refused() -> None:
+    """More address space than a process has is an error of its own, not a crash."""
+    with pytest.raises(UsageError, match="cannot reserve"):
+        Arena(1 << 60)
