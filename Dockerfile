@@ -14,8 +14,10 @@ RUN useradd --create-home psfleet && mkdir /work && chown psfleet /work
 # PIP_OPTIONS: where there is no package index, "--no-index --find-links wheels".
 ARG EXTRAS=[examples]
 ARG PIP_OPTIONS=
+# The examples keep their data beside their folder, so they go where the user may write.
 COPY . /src
-RUN cd /src && pip install --no-cache-dir ${PIP_OPTIONS} ".${EXTRAS}" && cp -r examples /examples
+RUN cd /src && pip install --no-cache-dir ${PIP_OPTIONS} ".${EXTRAS}" && \
+    cp -r examples /home/psfleet/
 
 USER psfleet
 WORKDIR /work
