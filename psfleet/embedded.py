@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import load_shard, save_fleet
 from psfleet.errors import PsfleetError, UsageError
 from psfleet.kernels.dedup import dedup
+from psfleet.kernels.halves import rounded
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Answer, Join, Push, Refuse
@@ -78,9 +79,11 @@ class EmbeddedRuntime:
     def _part(self, gradient: Gradient) -> Gradient:
         spec = self._shard.table(gradient.table).spec
         values, ids = check_gradient(spec, gradient)
-        if ids is not None:
+        if ids is not None and spec.kind == "sparse":
             unique = dedup(ids, 1)
             ids, values = unique.unique[0], unique.merge(values)[0]
+        if gradient.precision != "float32":
+            values = rounded(values, gradient.precision, gradient.scale)
         return Gradient(gradient.table, values, ids, gradient.learning_rate)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import IdError, ShapeError
+from psfleet.errors import ConfigError, IdError, ShapeError
 from psfleet.runtime import Gradient
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["as_ids", "check_gradient", "check_ids", "check_spec_value"]
+__all__ = ["as_ids", "check_elements", "check_gradient", "check_ids", "check_spec_value"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -49,8 +49,13 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
     """The gradient's values (dense: flattened; sparse: [n, dim]) and its ids, contiguous."""
     values = np.asarray(gradient.values, np.float32, order="C")
+    _check_precision(spec, gradient)
     if spec.kind == "dense":
-        if gradient.ids is not None or values.shape != spec.shape:
+        if gradient.ids is not None:
+            ids = as_ids(gradient.ids, f"table {spec.name!r}")
+            check_elements(spec, values, ids, spec.size)
+            return values, ids
+        if values.shape != spec.shape:
             raise ShapeError(f"table {spec.name!r} has shape {spec.shape}, "
                              f"the gradient has {values.shape}")
         return values.reshape(-1), None
@@ -61,6 +66,31 @@ def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | N
         raise ShapeError(f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
                          f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]")
     return values, ids
+
+
+def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
+    if gradient.precision not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
+                          "float32, bfloat16 or float16")
+    if not 2.0**-126 <= gradient.scale < 2.0**127:
+        raise ConfigError(f"table {spec.name!r}: scale is {gradient.scale!r}; it must be a number "
+                          "between 2^-126 and 2^127")
+
+
+def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
+    """Refuse positions that are not ascending ones of an array of `count` values, one for each value."""
+    if positions.ndim != 1 or values.shape != positions.shape:
+        raise ShapeError(f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
+                         f"{positions.shape}, both must be [k]")
+    if not positions.size:
+        return
+    if (descents := np.flatnonzero(np.diff(positions) <= 0)).size:
+        raise IdError(f"table {spec.name!r}: position {positions[descents[0] + 1]} comes after "
+                      f"{positions[descents[0]]}; positions of a dense gradient must ascend")
+    low, high = int(positions[0]), int(positions[-1])
+    if low < 0 or high >= count:
+        raise IdError(f"table {spec.name!r} has positions 0 to {count - 1} here; "
+                      f"{low if low < 0 else high} is not one of them")
 
 
 def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:

@@ -7,7 +7,7 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["Gradient", "Read", "Runtime", "TableState", "Ticket", "active", "is_active",
+__all__ = ["Gradient", "Precision", "Read", "Runtime", "TableState", "Ticket", "active", "is_active",
            "load_runtime", "provide", "use"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,23 @@ class Gradient:
 
     Attributes:
         table: The table's key.
-        values: Sparse: float32 [n, dim], row i belongs to ids[i]. Dense: float32 of the table's shape.
-        ids: Sparse: int64 [n], repeats allowed (their rows are summed in order). Dense: None.
+        values: Sparse: float32 [n, dim], row i belongs to ids[i]. Dense: float32 of the table's shape,
+            or [k] with ids.
+        ids: Sparse: int64 [n], repeats allowed (their rows are summed in order). Dense: None, or int64
+            [k], ascending: the positions in the flattened array that values belong to; the gradient is
+            zero everywhere else.
         learning_rate: The rate of this push.
+        precision: How the values travel. In 16 bits they are rounded, embedded too, after rows of
+            repeated ids were summed.
+        scale: What they are multiplied by before they are rounded, and divided by afterwards.
     """
 
     table: int
     values: Floats
     ids: Ids | None = None
     learning_rate: float = 0.0
+    precision: Precision = "float32"
+    scale: float = 1.0
 
 
 @dataclass(slots=True)

@@ -4,9 +4,14 @@ Sparse ids are dealt by psfleet.kernels.dedup.routes. Both deals are pure functi
 the number of servers, so no process has to ask another.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 from psfleet.tables.spec import BLOCK, TableSpec
 
-__all__ = ["dense_range", "dense_ranges"]
+__all__ = ["deal_elements", "dense_range", "dense_ranges"]
 
 
 def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
@@ -28,3 +33,10 @@ def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
 def dense_ranges(spec: TableSpec, servers: int) -> list[tuple[int, int]]:
     """`dense_range` of every server, in order of server."""
     return [dense_range(spec, server, servers) for server in range(servers)]
+
+
+def deal_elements(positions: NDArray[np.int64],
+                  ranges: Sequence[tuple[int, int]]) -> list[slice]:
+    """Which of the ascending positions in a flattened array lie in each range."""
+    ends = np.searchsorted(positions, ranges)
+    return [slice(int(low), int(high)) for low, high in ends]

@@ -1,6 +1,6 @@
 """One shard: its tables and the order in which pushes reach them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from psfleet.errors import (
     UnknownTable,
 )
 from psfleet.kernels.dedup import merge_pushes
+from psfleet.routing import check_elements
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import (
     Answer,
@@ -217,7 +218,9 @@ class Shard:
         table = self.table(gradient.table)
         name, shape = table.spec.name, gradient.values.shape
         if isinstance(table, DenseTable):
-            if gradient.ids is not None or shape != (table.count,):
+            if gradient.ids is not None:
+                check_elements(table.spec, gradient.values, gradient.ids, table.count)
+            elif shape != (table.count,):
                 raise ShapeError(f"table {name!r}: server {self.index} holds {table.count} values, "
                                  f"the gradient has shape {shape}")
         elif gradient.ids is None or shape != (len(gradient.ids), table.spec.dim):
@@ -256,7 +259,7 @@ class Shard:
     def _update(self, table: Table, gradients: list[Gradient], scale: float) -> None:
         rate = gradients[0].learning_rate
         if isinstance(table, DenseTable):
-            table.push(_mean([gradient.values for gradient in gradients], scale), rate)
+            table.push(_mean((_whole(gradient, table.count) for gradient in gradients), scale), rate)
         elif len(gradients) == 1 and scale == 1.0:
             assert gradients[0].ids is not None
             table.push(gradients[0].ids, gradients[0].values, rate)
@@ -283,11 +286,18 @@ class Shard:
         assert set(self.sequences) == set(self.lives)
 
 
-def _mean(values: list[Floats], scale: float) -> Floats:
-    """The values summed in list order, times scale."""
-    total = values[0]
-    if len(values) > 1:
-        total = values[0] + values[1]
-        for value in values[2:]:
-            total += value
+def _whole(gradient: Gradient, count: int) -> Floats:
+    """A dense gradient of `count` values, zero where none was sent."""
+    if gradient.ids is None:
+        return gradient.values
+    values = np.zeros(count, np.float32)
+    values[gradient.ids] = gradient.values
+    return values
+
+
+def _mean(values: Iterator[Floats], scale: float) -> Floats:
+    """The values summed in their order, times scale."""
+    total = next(values)
+    for number, value in enumerate(values):
+        total = np.add(total, value, out=total if number else None)
     return total if scale == 1.0 else total * np.float32(scale)

@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.runtime import Gradient, Read
+from psfleet.kernels.halves import Half, decode
+from psfleet.runtime import Gradient, Precision, Read
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 
-__all__ = ["Bytes", "Piece", "State", "message", "read_exchange", "read_gradients", "read_reads",
-           "read_states", "read_values", "write_gradient", "write_read", "write_state",
-           "write_values"]
+__all__ = ["PRECISIONS", "Bytes", "Piece", "State", "gradient_bytes", "message", "read_exchange",
+           "read_gradients", "read_reads", "read_states", "read_values", "write_gradient",
+           "write_read", "write_state", "write_values"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -39,6 +40,13 @@ ROWS = frame_pb2.CONTENT_ROWS
 WHOLE = frame_pb2.CONTENT_WHOLE
 VALUES = frame_pb2.CONTENT_VALUES
 STATE = frame_pb2.CONTENT_STATE
+ELEMENTS = frame_pb2.CONTENT_ELEMENTS
+_GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
+PRECISIONS: dict[Precision, frame_pb2.Precision] = {
+    "float32": frame_pb2.PRECISION_FLOAT32, "bfloat16": frame_pb2.PRECISION_BFLOAT16,
+    "float16": frame_pb2.PRECISION_FLOAT16}
+_HALVES: dict[int, Half] = {
+    frame_pb2.PRECISION_BFLOAT16: "bfloat16", frame_pb2.PRECISION_FLOAT16: "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +93,17 @@ def write_read(read: Read) -> Piece:
 
 
 def write_gradient(gradient: Gradient) -> Piece:
-    """A push to one table: rows with their ids, or this server's part of a dense gradient."""
-    content = VALUES if gradient.ids is None else ID_ROWS
-    segment = Segment(table=gradient.table, content=content, count=len(gradient.values),
+    """A push to one table: rows with their ids, or this server's part of a dense gradient.
+
+    Values are written in 32 bits, positions of a dense gradient count from the part's start.
+    """
+    values, ids = gradient.values, gradient.ids
+    content = VALUES if ids is None else ELEMENTS if values.ndim == 1 else ID_ROWS
+    segment = Segment(table=gradient.table, content=content, count=len(values),
                       learning_rate=gradient.learning_rate)
-    arrays = (gradient.values,) if gradient.ids is None else (gradient.ids, gradient.values)
-    return Piece(segment, arrays)
+    if ids is None:
+        return Piece(segment, (values,))
+    return Piece(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
 
 
 def write_values(table: int, values: Floats) -> Piece:
@@ -121,6 +134,17 @@ def read_reads(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Read, .
 def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
     """The gradients of a push, as views into the payload."""
     return tuple(_gradient(*found) for found in _segments(header, payload, spec_of))
+
+
+def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
+    """Bytes that the gradients of a push take."""
+    total = 0
+    for segment in header.segments:
+        if segment.content in _GRADIENTS:
+            width = spec_of(segment.table).dim if segment.content == ID_ROWS else 1
+            place = {ID_ROWS: 8, ELEMENTS: 4}.get(segment.content, 0)
+            total += segment.count * (place + width * (2 if segment.precision in _HALVES else 4))
+    return total
 
 
 def read_exchange(header: Header, payload: Bytes,
@@ -176,13 +200,30 @@ def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
 
 
 def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
-    if spec.kind == "dense":
+    shape: tuple[int, ...] = (segment.count,)
+    ids: Ids | None = None
+    if spec.kind == "sparse":
+        _expect(segment, spec, ID_ROWS)
+        shape, ids = (segment.count, spec.dim), cursor.ids(segment.count)
+    elif segment.content == ELEMENTS:
+        ids = cursor.positions(segment.count)
+    else:
         _expect(segment, spec, VALUES)
-        return Gradient(segment.table, cursor.floats(segment.count), None, segment.learning_rate)
-    _expect(segment, spec, ID_ROWS)
-    ids = cursor.ids(segment.count)
-    return Gradient(segment.table, cursor.floats(segment.count, spec.dim), ids,
+    return Gradient(segment.table, _gradient_values(segment, spec, cursor, shape), ids,
                     segment.learning_rate)
+
+
+def _gradient_values(segment: Segment, spec: TableSpec, cursor: "_Cursor",
+                     shape: tuple[int, ...]) -> Floats:
+    if segment.precision == frame_pb2.PRECISION_FLOAT32:
+        return cursor.floats(*shape)
+    half, scale = _HALVES.get(segment.precision), segment.scale or 1.0
+    if half is None:
+        raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
+    if not (0 < scale < math.inf and np.isfinite(np.float32(1 / scale))):
+        raise FrameError(f"table {spec.name!r}: the scale of a gradient is {segment.scale}; "
+                         "it must be a positive float32")
+    return decode(cursor.halves(*shape), half, scale)
 
 
 def _check_answer(reads: Iterable[Read], spec_of: SpecOf) -> None:
@@ -209,6 +250,14 @@ class _Cursor:
     def ids(self, count: int) -> Ids:
         """The next `count` ids."""
         return self._take((count,), np.dtype("<i8"))
+
+    def positions(self, count: int) -> Ids:
+        """The next `count` positions, as int64."""
+        return self._take((count,), np.dtype("<u4")).astype(np.int64)
+
+    def halves(self, *shape: int) -> NDArray[np.uint16]:
+        """The next array of 16-bit patterns of that shape."""
+        return self._take(shape, np.dtype("<u2"))
 
     def floats(self, *shape: int) -> Floats:
         """The next float32 array of that shape."""
@@ -237,7 +286,7 @@ def _segments(header: Header, payload: Bytes,
     cursor = _Cursor(payload, header.HasField("lane"))
     seen: set[int] = set()
     for segment in header.segments:
-        if segment.table in seen and segment.content in (ID_ROWS, VALUES):
+        if segment.table in seen and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {segment.table:#x} twice")
         seen.add(segment.table)
         cursor.begin(segment)

@@ -97,7 +97,7 @@ class _Shard:
             _refuse_repeats(gradient, self._spec_of(gradient.table))
         loss = header.loss if header.HasField("loss") else None
         if header.HasField("lane"):
-            self._host.bytes_in += sum(_bytes_of(gradient) for gradient in gradients)
+            self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
         return Push(header.worker, header.incarnation, header.sequence, gradients, header.samples,
                     loss)
 
@@ -226,10 +226,6 @@ def _kept(gradient: Gradient) -> Gradient:
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
 
-def _bytes_of(gradient: Gradient) -> int:
-    return gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
-
-
 class _Coordinator:
     """Methods of the service Coordinator."""
 
@@ -276,7 +272,7 @@ def _page(spec: TableSpec) -> int:
 
 def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
     """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
-    if gradient.ids is None or (place := first_repeat(gradient.ids)) is None:
+    if gradient.ids is None or spec.kind == "dense" or (place := first_repeat(gradient.ids)) is None:
         return
     raise IdError(f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
                   "before the push")

@@ -75,6 +75,15 @@ class Parcel:
         self._add(Segment(table=spec.key, content=segments.VALUES, count=len(values),
                           learning_rate=learning_rate, offset=at), values)
 
+    def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
+        """Add a segment whose bytes are these arrays, side by side."""
+        mine, segment.offset = self._room((sum(array.nbytes for array in arrays),), np.uint8)
+        at = 0
+        for array in arrays:
+            mine[at:at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+            at += array.nbytes
+        self._add(segment, mine)
+
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
         mine, at = self._room(ids.shape, np.int64)

@@ -1,16 +1,20 @@
 """What of a pull or push goes to which server, and back."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import Dedup, dedup
+from psfleet.kernels.halves import encode
 from psfleet.routing import check_ids
-from psfleet.runtime import Read
-from psfleet.shard.layout import dense_ranges
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.layout import deal_elements, dense_ranges
 from psfleet.tables.spec import TableSpec
+from psfleet.wire import segments
+from psfleet.wire.v1.frame_pb2 import Content, Segment
 from psfleet_worker.parcel import Parcel
 
 __all__ = ["DenseRead", "Plans", "SparseRead", "add_gradient", "deal_read"]
@@ -97,17 +101,48 @@ def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRe
 
 
 def add_gradient(parcels: Sequence[Parcel], spec: TableSpec, values: Floats, ids: Ids | None,
-                 learning_rate: float, plans: Plans) -> None:
+                 gradient: Gradient, plans: Plans) -> None:
     """Add a gradient's part for every server, empty ones too: all servers count the same steps.
 
     Args:
         values, ids: As psfleet.routing.check_gradient gives them.
     """
-    if ids is None:
+    if gradient.precision != "float32" or (ids is not None and spec.kind == "dense"):
+        for parcel, part in zip(parcels, _short(spec, values, ids, gradient, plans), strict=True):
+            parcel.packed(*part)
+    elif ids is None:
         ranges = dense_ranges(spec, plans.servers)
         for parcel, (low, high) in zip(parcels, ranges, strict=True):
-            parcel.values(spec, values[low:high], learning_rate)
-        return
-    plan = plans.of(spec.key, ids)
-    plan.merge_into(values, [parcel.rows(spec, mine, learning_rate)
-                             for parcel, mine in zip(parcels, plan.unique, strict=True)])
+            parcel.values(spec, values[low:high], gradient.learning_rate)
+    else:
+        plan = plans.of(spec.key, ids)
+        plan.merge_into(values, [parcel.rows(spec, mine, gradient.learning_rate)
+                                 for parcel, mine in zip(parcels, plan.unique, strict=True)])
+
+
+def _short(spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient,
+           plans: Plans) -> Iterator[tuple[Any, ...]]:
+    """Of each server the segment and its arrays, for what is sent in 16 bits or by elements."""
+    for content, where, mine in _parts(spec, values, ids, plans):
+        segment = Segment(table=spec.key, content=content, count=len(mine),
+                          learning_rate=gradient.learning_rate)
+        if gradient.precision == "float32":
+            yield (segment, *where, mine)
+            continue
+        segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
+        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
+
+
+def _parts(spec: TableSpec, values: Floats, ids: Ids | None,
+           plans: Plans) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
+    """Of each server the content, what says where its values belong, and the values."""
+    ranges = dense_ranges(spec, plans.servers) if spec.kind == "dense" else []
+    if ids is None:
+        yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
+    elif spec.kind == "sparse":
+        plan = plans.of(spec.key, ids)
+        for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
+            yield segments.ID_ROWS, (mine,), rows
+    else:
+        for (low, _), part in zip(ranges, deal_elements(ids, ranges), strict=True):
+            yield segments.ELEMENTS, ((ids[part] - low).astype(np.uint32),), values[part]

@@ -11,6 +11,7 @@ from psfleet.checkpoint import read_specs
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import owned_by
+from psfleet.pipeline.links import Place
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Mode
@@ -27,6 +28,7 @@ from psfleet_worker.parcel import Parcel
 from psfleet_worker.pushes import Pushes, PushTicket
 from psfleet_worker.routing import Plans, add_gradient, deal_read
 from psfleet_worker.saving import save
+from psfleet_worker.stages import StageLinks
 
 __all__ = ["ClusterRuntime"]
 
@@ -66,6 +68,7 @@ class ClusterRuntime:
         self._pushes = Pushes(self._fleet.clients)
         self._open = 0  # sync mode: the round that is pushed and not committed
         self._closed = False
+        self._links: StageLinks | None = None
         try:
             self._fleet.start()
         except BaseException:
@@ -176,7 +179,7 @@ class ClusterRuntime:
         sequence = self._fleet.sequence + 1
         parcels = self._parcels(sequence=sequence, samples=samples, loss=loss)
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
-            add_gradient(parcels, spec, values, ids, gradient.learning_rate, self._plans)
+            add_gradient(parcels, spec, values, ids, gradient, self._plans)
         ticket = self._pushes.add(parcels, linger=self._mode == "async" and all(
             not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels))
         self._fleet.sequence = sequence
@@ -294,6 +297,11 @@ class ClusterRuntime:
         return [_stats(shard_pb2.StatusReply.FromString(answer)) for answer
                 in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))]
 
+    def stage_links(self, place: Place, queue_size: int) -> StageLinks:
+        """The way to the other stages of this worker; it is open until this runtime is closed."""
+        self._links = StageLinks(place, queue_size, self._fleet.patience.wait)
+        return self._links
+
     def close(self) -> None:
         """See Runtime.close."""
         if self._closed:
@@ -303,6 +311,8 @@ class ClusterRuntime:
             self.flush()
             self._fleet.leave()
         finally:
+            if self._links is not None:
+                self._links.close()
             self._pushes.close()
             self._fleet.close()
 

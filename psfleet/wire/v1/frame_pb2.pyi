@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 4a66352b61c21c69ca880f21bfa501efed66e20c56dd7348b89372c25b948a8a
+# From protos/psfleet/v1/frame.proto, SHA-256 e729b6f841a5e1250cd7b86b365bd1fc74259ac74fb1bcb2f63909d6732bc604
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -6,6 +6,12 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRECISION_FLOAT32: _ClassVar[Precision]
+    PRECISION_BFLOAT16: _ClassVar[Precision]
+    PRECISION_FLOAT16: _ClassVar[Precision]
 
 class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -16,12 +22,16 @@ class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENT_WHOLE: _ClassVar[Content]
     CONTENT_VALUES: _ClassVar[Content]
     CONTENT_STATE: _ClassVar[Content]
+    CONTENT_ELEMENTS: _ClassVar[Content]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
     OUTCOME_APPLIED: _ClassVar[Outcome]
     OUTCOME_HELD: _ClassVar[Outcome]
+PRECISION_FLOAT32: Precision
+PRECISION_BFLOAT16: Precision
+PRECISION_FLOAT16: Precision
 CONTENT_UNSPECIFIED: Content
 CONTENT_IDS: Content
 CONTENT_ID_ROWS: Content
@@ -29,6 +39,7 @@ CONTENT_ROWS: Content
 CONTENT_WHOLE: Content
 CONTENT_VALUES: Content
 CONTENT_STATE: Content
+CONTENT_ELEMENTS: Content
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_APPLIED: Outcome
 OUTCOME_HELD: Outcome
@@ -74,7 +85,7 @@ class Lane(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer")
+    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +93,8 @@ class Segment(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     table: int
     content: Content
     count: int
@@ -89,4 +102,6 @@ class Segment(_message.Message):
     step: int
     offset: int
     answer: int
-    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ...) -> None: ...
+    precision: Precision
+    scale: float
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ...) -> None: ...

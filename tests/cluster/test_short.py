@@ -1,0 +1,142 @@
+"""Gradients by elements and in 16 bits: the same bits embedded and on servers, over both lanes."""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, IdError, ShapeError
+from psfleet.kernels.halves import rounded
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Precision, Runtime, TableState
+from psfleet.tables.spec import BLOCK, Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads, same_bits
+from psfleet_worker.runtime import ClusterRuntime
+
+SIZE = 3 * BLOCK + 17
+DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
+ROWS = TableSpec("short/rows", "sparse", (5,), make_rule("adagrad", {}))
+Kind = tuple[bool, Precision]
+KINDS: list[Kind] = [(True, "float32"), (False, "bfloat16"), (False, "float16"), (True, "float16")]
+
+
+def gradients(worker: int, step: int, kind: Kind) -> list[Gradient]:
+    """What one worker pushes: of the dense table everything or some elements, and repeated ids."""
+    by_elements, precision = kind
+    rng = np.random.default_rng((worker, step))
+    values = rng.normal(size=SIZE).astype(np.float32)
+    positions = np.flatnonzero(rng.random(SIZE) < (0.01 if by_elements else 2)).astype(np.int64)
+    ids = rng.integers(-20, 20, 30)
+    scale = 1.0 if precision == "float32" else 1024.0
+    return [Gradient(DENSE.key, values[positions], positions if by_elements else None, 0.1,
+                     precision, scale),
+            Gradient(ROWS.key, rng.normal(size=(30, 5)).astype(np.float32), ids, 0.1, precision, scale)]
+
+
+def train(runtime: Runtime, kind: Kind, steps: int = 6) -> list[TableState]:
+    """One worker's part of a training, and the tables after it."""
+    runtime.create(DENSE, np.linspace(-1, 1, SIZE, dtype=np.float32))
+    runtime.create(ROWS)
+    for step in range(steps):
+        runtime.push(gradients(runtime.worker_index, step, kind))
+        runtime.pull([])
+    runtime.flush()
+    return [runtime.read_table(DENSE.key), runtime.read_table(ROWS.key)]
+
+
+def on_fleet(servers: int, workers: int, kind: Kind, lane: str = "auto") -> list[TableState]:
+    """The tables after a sync training on a cluster."""
+    found: list[list[TableState]] = []
+
+    def life(fleet: LocalFleet, worker: int) -> None:
+        environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
+        runtime = ClusterRuntime(environment, "sync")
+        found.append(train(runtime, kind))
+        runtime.close()
+
+    with LocalFleet(servers, workers) as fleet:
+        in_threads([partial(life, fleet, worker) for worker in range(workers)])
+    for other in found[1:]:
+        same_bits(other, found[0])
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_embedded_and_cluster_agree(kind: Kind) -> None:
+    """One worker: embedded, and 3 servers by shared memory and in messages, end with the same bits."""
+    expected = train(EmbeddedRuntime(), kind)
+    same_bits(on_fleet(3, 1, kind), expected)
+    same_bits(on_fleet(3, 1, kind, lane="inline"), expected)
+
+
+@pytest.mark.parametrize("kind", [(True, "float32"), (True, "float16")], ids=str)
+def test_number_of_servers_does_not_matter(kind: Kind) -> None:
+    """Two workers in rounds: 1 and 2 servers end with the same bits."""
+    same_bits(on_fleet(1, 2, kind), on_fleet(2, 2, kind))
+
+
+def test_missing_elements_are_zero() -> None:
+    """A gradient by elements does what the dense one with zeros does; Momentum moves on everywhere."""
+    one, other = EmbeddedRuntime(), EmbeddedRuntime()
+    for runtime in (one, other):
+        runtime.create(DENSE, np.linspace(-1, 1, SIZE, dtype=np.float32))
+    for step in range(6):
+        sent = gradients(0, step, (True, "float32"))[0]
+        whole = np.zeros(SIZE, np.float32)
+        whole[sent.ids] = sent.values
+        one.push([sent])
+        other.push([Gradient(DENSE.key, whole, None, 0.1)])
+    same_bits([one.read_table(DENSE.key)], [other.read_table(DENSE.key)])
+
+
+def test_16_bits_are_rounded_after_the_sum() -> None:
+    """Rows of a repeated id are summed in float32 and rounded once: what cancels leaves the rest."""
+    runtime = EmbeddedRuntime()
+    spec = TableSpec("sum", "sparse", (1,), make_rule("sgd", {}),
+                     initializer=Initializer("constant", 0.0))
+    runtime.create(spec)
+    values = np.array([[1 + 2.0**-9], [-1]], np.float32)
+    assert rounded(values, "bfloat16").sum() == 0
+    runtime.push([Gradient(spec.key, values, np.array([4, 4]), 1.0, "bfloat16")])
+    assert runtime.read_table(spec.key).values[0].tolist() == [[-(2.0**-9)]]
+
+
+BAD: dict[str, tuple[type[Exception], str, Gradient]] = {
+    "descending": (IdError, "ascend", Gradient(DENSE.key, np.ones(2, np.float32), np.array([5, 4]))),
+    "twice": (IdError, "ascend", Gradient(DENSE.key, np.ones(2, np.float32), np.array([5, 5]))),
+    "beyond": (IdError, str(SIZE), Gradient(DENSE.key, np.ones(1, np.float32), np.array([SIZE]))),
+    "negative": (IdError, "-1", Gradient(DENSE.key, np.ones(1, np.float32), np.array([-1]))),
+    "lengths": (ShapeError, "positions", Gradient(DENSE.key, np.ones(3, np.float32), np.arange(2))),
+    "precision": (ConfigError, "int8", Gradient(DENSE.key, np.ones(SIZE, np.float32),
+                                                precision="int8")),  # type: ignore[arg-type]
+    "scale": (ConfigError, "0.0", Gradient(DENSE.key, np.ones(SIZE, np.float32), scale=0.0)),
+}
+
+
+@pytest.fixture(scope="module", params=["embedded", "cluster"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """Each runtime, with the tables."""
+    if request.param == "embedded":
+        made: Runtime = EmbeddedRuntime()
+        made.create(DENSE, np.zeros(SIZE, np.float32))
+        yield made
+        return
+    with LocalFleet(2, 1) as fleet:
+        made = ClusterRuntime(fleet.environment(0), "async")
+        made.create(DENSE, np.zeros(SIZE, np.float32))
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_meant_is_refused(runtime: Runtime, case: str) -> None:
+    """One sentence that quotes the value, before anything leaves the worker; nothing changes."""
+    error, word, gradient = BAD[case]
+    with pytest.raises(error, match=word):
+        runtime.push([gradient])
+    assert not runtime.read_table(DENSE.key).values[0].any()
