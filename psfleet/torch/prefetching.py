@@ -1,8 +1,9 @@
 """prefetch(): batches from a loader, with the rows of the next one brought by the step before it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,36 +22,31 @@ Ids = NDArray[np.int64]
 Chooser = Callable[[Any], Mapping[TableModule, Tensor]]
 
 
-def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Iterator[B]:
+def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, None, None]:
     """The loader's batches. Each `step()` also brings the rows that the next batch looks up.
 
-    So a step costs one push and one pull, however many embeddings the model has. The rows are
-    brought after the step's push and before any other: the values are the same bits as without
-    prefetching, in every mode. The loader is read one batch ahead.
+    So a step costs one push and one pull, however many embeddings the model has. The next batch is
+    read between the two: the values, and what every worker does in which order, are those without
+    prefetching, in every mode.
 
     Which tensors of a batch are looked up in which table is learned from the batch before: a tensor
-    that is in the batch (at any depth of tuples, lists and dicts), or a part of its columns, as in
-    `x[:, 3]` or `x[:, 2:5]`. Ids that are computed from the batch are not found; name them with `ids`.
-    A guess that is wrong costs a pull and does no harm.
+    that is in the batch (at any depth of tuples, lists and dicts), reshaped or not, or a part of its
+    columns, as in `x[:, 3]` or `x[:, 2:5]`. Ids that are computed from the batch are not
+    found; name them with `ids`. A guess that is wrong costs a pull and does no harm.
 
     Args:
         loader: Any iterable, such as a DataLoader.
         ids: Given a batch, the lookups to come: {module: ids}.
     """
-    batches = iter(loader)
-    ahead = _Ahead(ids)
+    ahead = _Ahead(iter(loader), ids)
     try:
-        batch = next(batches, _END)
-        while batch is not _END:
-            following = next(batches, _END)
-            ahead.turn(batch, following)
-            yield batch
-            batch = following
+        while ahead.turn():
+            yield ahead.batch
     finally:
         ahead.end()
 
 
-_END: Any = object()
+_END, _UNREAD = cast(Any, object()), cast(Any, object())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,8 @@ class _Part:
         path: Keys and indices from the batch to the tensor.
         columns: The tensor's shape but for the first axis.
         offset: From the tensor's first element to the first id.
-        shape, strides: Of the ids, the shape without its first axis.
+        shape: Of the ids, without its first axis.
+        strides: Of the ids; empty where they are the whole tensor in another shape.
     """
 
     path: tuple[Any, ...]
@@ -76,65 +73,84 @@ class _Part:
         for path, tensor in _tensors(batch, ()):
             if tensor.dtype != ids.dtype or tensor.dim() == 0 or ids.dim() == 0 or ids.numel() == 0:
                 continue
-            same = tensor.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
-            if same and len(tensor) == len(ids) and tensor.stride(0) == ids.stride(0):
-                return _Part(path, tuple(tensor.shape[1:]),
-                             int(ids.storage_offset()) - int(tensor.storage_offset()),
-                             tuple(ids.shape[1:]), ids.stride())
+            if tensor.untyped_storage().data_ptr() != ids.untyped_storage().data_ptr():
+                continue
+            columns, offset = tuple(tensor.shape[1:]), ids.storage_offset() - tensor.storage_offset()
+            if len(tensor) == len(ids) and tensor.stride(0) == ids.stride(0):
+                return _Part(path, columns, int(offset), tuple(ids.shape[1:]), ids.stride())
+            if tensor.numel() == ids.numel() and tensor.is_contiguous() and ids.is_contiguous():
+                return _Part(path, columns, 0, tuple(ids.shape[1:]), ())
         return None
 
     def of(self, batch: Any) -> Tensor | None:
         """The same part of another batch; None: it has no such part."""
         for path, tensor in _tensors(batch, ()):
             if path == self.path:
-                fits = tensor.dim() > 0 and tuple(tensor.shape[1:]) == self.columns
-                fits = fits and tensor.stride(0) == self.strides[0]
-                return torch.as_strided(tensor, (len(tensor), *self.shape), self.strides,
-                                        tensor.storage_offset() + self.offset) if fits else None
+                return self._cut(tensor)
         return None
+
+    def _cut(self, tensor: Tensor) -> Tensor | None:
+        if tensor.dim() == 0 or tuple(tensor.shape[1:]) != self.columns:
+            return None
+        if not self.strides:
+            fits = tensor.numel() % max(math.prod(self.shape), 1) == 0
+            return tensor.reshape(-1, *self.shape) if fits else None
+        if tensor.stride(0) != self.strides[0]:
+            return None
+        return torch.as_strided(tensor, (len(tensor), *self.shape), self.strides,
+                                tensor.storage_offset() + self.offset)
 
 
 class _Ahead:
     """The watcher of one loop over a loader."""
 
-    def __init__(self, choose: Chooser | None) -> None:
+    def __init__(self, batches: Iterator[Any], choose: Chooser | None) -> None:
+        self._batches = batches
         self._choose = choose
-        self._batch: Any = _END
-        self._following: Any = _END
+        self.batch: Any = _END
+        self._following: Any = _UNREAD
         self._parts: dict[int, list[_Part]] = {}
 
-    def turn(self, batch: Any, following: Any) -> None:
-        """The loop takes `batch`, and `following` after it."""
-        self._batch, self._following = batch, following
+    def turn(self) -> bool:
+        """Go on to the next batch; False: there is none."""
+        self.batch, self._following = self._next(), _UNREAD
         self._parts = {}
         for rows in living_rows():
             if rows.watcher not in (None, self):
                 raise UsageError("two prefetch() loops run at the same time; finish or close the first")
             rows.watcher = self
+        return self.batch is not _END
 
     def end(self) -> None:
         """The loop is over."""
-        self._batch = self._following = _END
+        self.batch = self._following = _END
         for rows in living_rows():
             if rows.watcher is self:
                 rows.watcher = None
 
+    def _next(self) -> Any:
+        # Not before it is needed: the loader may wait for other workers at its end (fleet.shard).
+        if self._following is _UNREAD:
+            self._following = next(self._batches, _END)
+        return self._following
+
     def note(self, rows: Rows, ids: Tensor) -> None:
         """See Watcher.note."""
         if self._choose is None:
-            part = _Part.find(self._batch, ids)
+            part = _Part.find(self.batch, ids)
             known = self._parts.setdefault(id(rows), [])
             if part is not None and part not in known:
                 known.append(part)
 
     def expected(self, rows: Rows) -> list[Ids]:
         """See Watcher.expected."""
-        if self._following is _END:
+        following = self._next()
+        if following is _END:
             return []
         if self._choose is not None:
-            chosen = self._choose(self._following)
+            chosen = self._choose(following)
             return [_ids(ids) for module, ids in chosen.items() if module.table is rows]
-        found = [part.of(self._following) for part in self._parts.get(id(rows), [])]
+        found = [part.of(following) for part in self._parts.get(id(rows), [])]
         return [_ids(ids) for ids in found if ids is not None]
 
 

@@ -1,5 +1,8 @@
 """Plain torch models of three shapes, their data and a plain training loop."""
 
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,7 +12,8 @@ from torch import Tensor, nn
 __all__ = ["MODELS", "OPTIMIZERS", "Batch", "batches", "curve", "dense_of", "tables_of"]
 
 torch.set_num_threads(1)
-torch.sparse.check_sparse_tensor_invariants.disable()  # torch's own Adagrad warns without a choice
+# torch's own Adagrad warns without a choice.
+torch.sparse.check_sparse_tensor_invariants.disable()
 
 ROWS, FIELDS, BATCH = 60, 5, 16
 Batch = dict[str, Tensor]
@@ -72,7 +76,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"deepfm": DeepFM, "bags": Bags, "s
 
 def tables_of(model: nn.Module) -> list[nn.Parameter]:
     """The weights whose gradients are sparse."""
-    return [m.weight for m in model.modules() if getattr(m, "sparse", False)]
+    return [m.get_parameter("weight") for m in model.modules() if getattr(m, "sparse", False)]
 
 
 def dense_of(model: nn.Module) -> list[nn.Parameter]:
@@ -122,7 +126,7 @@ def batches(steps: int, seed: int = 1) -> Iterator[Batch]:
                "label": (ids[:, 0] % 2).float()}
 
 
-def curve(model: nn.Module, optimizers: Iterable[Any], data: Iterable[Batch]) -> list[float]:
+def curve(model: Callable[[Batch], Tensor], optimizers: Iterable[Any], data: Iterable[Batch]) -> list[float]:
     """The loss of each step of plain training."""
     optimizers, losses = list(optimizers), []
     for batch in data:
