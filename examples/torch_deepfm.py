@@ -1,0 +1,84 @@
+"""Will a flight arrive more than 15 minutes late? DeepFM in PyTorch, on a fleet.
+
+    python examples/torch_deepfm.py                                        # embedded, one process
+    psfleet-launch --servers 2 --workers 2 examples/torch_deepfm.py        # a cluster, in rounds
+    psfleet-launch --servers 2 --workers 2 --async examples/torch_deepfm.py
+
+torch_deepfm_single.py is the same in one process; docs/torch.md shows the few lines in which they
+differ.
+"""
+
+import argparse
+
+import flights_data
+import torch
+from flights_data import FIELDS, NUMBERS, Flights
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psfleet.torch as pst
+from psfleet import fleet, metrics
+
+ROWS, DIM = 2**17, 8
+
+
+class DeepFM(nn.Module):
+    """One weight for each id, products of embeddings, and an MLP over embeddings and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.EmbeddingBag(ROWS, 1, mode="sum", sparse=True)
+        self.deep = nn.Embedding(ROWS, DIM, sparse=True)
+        self.mlp = nn.Sequential(nn.Linear(len(FIELDS) * DIM + len(NUMBERS), 64), nn.ReLU(),
+                                 nn.Linear(64, 1))
+        nn.init.zeros_(self.wide.weight)
+        nn.init.uniform_(self.deep.weight, -0.01, 0.01)
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        """The logit of being late: float32 [n, 1]."""
+        factors = self.deep(ids)
+        products = (factors.sum(1).square() - factors.square().sum(1)).sum(1, keepdim=True) / 2
+        hidden = torch.cat([factors.flatten(1), numbers], 1)
+        logit: Tensor = self.wide(ids) + products + self.mlp(hidden)
+        return logit
+
+
+def tensors(flights: Flights, months: range, most: int | None = None) -> TensorDataset:
+    """The flights of these months, their ids folded into ROWS."""
+    chosen = torch.randperm(len(rows := flights.rows(months)))[:most].numpy()
+    part = rows[chosen]
+    return TensorDataset(torch.from_numpy(flights.ids[part]) % ROWS,
+                         torch.from_numpy(flights.numbers[part]), torch.from_numpy(flights.late[part]))
+
+
+def main() -> None:
+    """Train on January to September, then tell how good November's and December's predictions are."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--flights", type=int, metavar="N", help="train on N flights only")
+    options = parser.parse_args()
+    fleet.init()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    flights = flights_data.load().ranked(range(1, 10))
+    loader = DataLoader(tensors(flights, range(1, 10), options.flights), batch_size=256)
+    model = DeepFM()
+    tables = [model.wide.weight, model.deep.weight]
+    sparse, dense = torch.optim.SparseAdam(tables), torch.optim.Adam(model.mlp.parameters())
+    model, optimizer = pst.convert(model, (sparse, dense))
+
+    for ids, numbers, late in pst.prefetch(fleet.shard(loader)):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(ids, numbers), late)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    ids, numbers, late = tensors(flights, range(11, 13)).tensors
+    with torch.no_grad():
+        found = model.eval()(ids, numbers).sigmoid()
+    fleet.util.print_on_rank(
+        f"November and December   AUC {metrics.auc(late.numpy(), found.numpy()):.4f}   "
+        f"log loss {metrics.log_loss(late.numpy(), found.numpy()):.4f}", rank_id=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""DistributedOptimizer: calls, rates, closures, workers; recomputing through torch's checkpoints."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import UsageError
+from psfleet.runtime import Gradient, Read
+from psfleet.testing.leaks import nothing_left
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
+
+import psfleet.torch as pst
+from tests.torch.models import (
+    MODELS,
+    OPTIMIZERS,
+    DeepFM,
+    batches,
+    curve,
+    dense_of,
+    tables_of,
+)
+
+
+class Counting(EmbeddedRuntime):
+    """An embedded runtime that writes down its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def pull(self, reads: Sequence[Read]) -> list[Any]:
+        """See Runtime.pull."""
+        self.calls.append(("pull", len(reads)))
+        return super().pull(reads)
+
+    def push(self, gradients: Sequence[Gradient], **shown: Any) -> Any:
+        """See Runtime.push."""
+        self.calls.append(("push", len(gradients)))
+        return super().push(gradients, **shown)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_push_and_one_pull(model: str) -> None:
+    """A step is one push of all gradients and, with prefetch(), one pull of all values."""
+    runtime = Counting()
+    moved = MODELS[model]()
+    moved, opt = pst.convert(moved, OPTIMIZERS["adam"](moved), runtime=runtime)
+    tables, dense = 2, len(dense_of(moved)) - 2
+    runtime.calls.clear()
+    curve(moved, [opt], pst.prefetch(batches(4)))
+    last = ("pull", dense)
+    fused = [("push", dense + tables), ("pull", dense + tables)]
+    assert runtime.calls == [("pull", 1)] * tables + 3 * fused + [fused[0], last]
+    runtime.close()
+
+
+def test_schedulers() -> None:
+    """torch's schedulers set the rate, made before or after the conversion, one for each group."""
+    torch.manual_seed(1)
+    plain = DeepFM()
+    twin = copy.deepcopy(plain)
+    data = list(batches(40))
+
+    def follow(model: Any, optimizers: Any, schedulers: Any) -> list[float]:
+        losses = []
+        for batch in data:
+            losses += curve(model, optimizers, [batch])
+            for scheduler in schedulers:
+                scheduler.step()
+        return losses
+
+    own = OPTIMIZERS["adam"](plain)
+    wanted = follow(plain, own, [lr_scheduler.StepLR(own[0], 10, 0.3),
+                                 lr_scheduler.CosineAnnealingLR(own[1], 40)])
+    moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
+    halves = [lambda epoch: 0.3 ** (epoch // 10), lambda epoch: (1 + np.cos(np.pi * epoch / 40)) / 2]
+    got = follow(moved, [opt], [lr_scheduler.LambdaLR(opt, halves)])
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.01 * 0.3**4)
+
+
+def test_closure_and_hooks() -> None:
+    """step(closure) computes the loss with gradients and returns it; torch's step hooks run."""
+    model = torch.nn.Linear(2, 1)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
+    seen = []
+    opt.register_step_post_hook(lambda *_: seen.append(1))
+
+    def closure() -> Any:
+        opt.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    first = opt.step(closure)
+    assert float(opt.step(closure).detach()) < float(first.detach())
+    assert seen == [1, 1]
+
+
+def test_parameters_without_gradient_rest() -> None:
+    """As in torch, what got no gradient is not updated, not even by its decay."""
+    model: Any = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.5))
+    before = copy.deepcopy(model.state_dict())
+    model[0](torch.ones(1, 2)).sum().backward()
+    opt.step()
+    assert torch.equal(model[1].weight, before["1.weight"])
+    assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_names_and_numbers(fleet: EmbeddedRuntime) -> None:
+    """Tables have the names of the parameters; a second model's are numbered or get a prefix."""
+    for name in ("", "", "other"):
+        model = torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True), torch.nn.Linear(2, 1))
+        pst.convert(model, torch.optim.SGD(model.parameters(), 0.1), name=name)
+    assert sorted(spec.name for spec in fleet.specs().values()) == sorted([
+        "0", "1.weight", "1.bias", "0~2", "1.weight~2", "1.bias~2", "other.0", "other.1.weight",
+        "other.1.bias"])
+
+
+def test_values_set_by_hand() -> None:
+    """upload() makes values that were changed by hand those of the fleet."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.5))
+    with torch.no_grad():
+        model.weight.fill_(3)
+    opt.upload()
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    assert model.weight.tolist() == [[2.5, 2.5]]
+
+
+def test_refused() -> None:
+    """What the servers cannot follow is refused: old optimizers, changed options, new groups."""
+    model = torch.nn.Linear(2, 1)
+    old = torch.optim.Adam(model.parameters())
+    model, opt = pst.convert(model, old)
+    with pytest.raises(UsageError, match=r"call it on the optimizer that psfleet\.torch returned"):
+        old.step()
+    with pytest.raises(UsageError, match="add_param_group"):
+        opt.add_param_group({"params": [torch.zeros(1)]})
+    opt.param_groups[0]["betas"] = (0.5, 0.9)
+    with pytest.raises(UsageError, match=r"beta1=0.5.* only 'lr' may change"):
+        opt.step()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recompute(reentrant: bool, fleet: EmbeddedRuntime) -> None:
+    """Losses are the same bits when an embedding's block is recomputed in the backward pass."""
+    torch.manual_seed(3)
+    plain = MODELS["sequence"]()
+    twin = copy.deepcopy(plain)
+    moved, opt = pst.convert(plain, OPTIMIZERS["adam"](plain))
+    wanted = curve(moved, [opt], batches(30))
+    moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
+    user: Any = moved.get_submodule("towers.user")
+    touch = torch.zeros((), requires_grad=True)  # a reentrant block needs an input with gradient
+
+    def whole(batch: Any) -> Any:
+        return checkpoint(lambda b, _: moved(b), batch, touch, use_reentrant=reentrant)
+
+    assert curve(whole, [opt], batches(30)) == wanted
+    assert not user.table._held
+
+
+def test_two_workers() -> None:
+    """In sync mode two workers with half the batch each train as one with the whole batch."""
+    torch.manual_seed(4)
+    start = DeepFM()
+    halves = [list(batches(30, seed)) for seed in (1, 2)]
+    whole = [{key: torch.cat([one[key], other[key]]) for key in ("ids", "numbers", "label")}
+             for one, other in zip(*halves, strict=True)]
+    alone = copy.deepcopy(start)
+    alone, opt = pst.convert(alone, OPTIMIZERS["sgd"](alone))
+    wanted = np.array(curve(alone, [opt], whole))
+    got: list[list[float]] = [[], []]
+    states: list[Any] = [{}, {}]
+
+    with nothing_left(), LocalFleet(2, 2) as fleet:
+        def work(worker: int) -> None:
+            runtime = fleet.connect(worker, "sync")
+            model = copy.deepcopy(start)
+            if worker == 1:  # worker 0's values count
+                torch.nn.init.zeros_(model.mlp.get_parameter("0.weight"))
+            model, opt = pst.convert(model, OPTIMIZERS["sgd"](model), runtime=runtime)
+            got[worker] = curve(model, [opt], halves[worker])
+            runtime.flush()
+            states[worker] = model.state_dict()
+            runtime.close()
+
+        in_threads([lambda: work(0), lambda: work(1)])
+    np.testing.assert_allclose(np.mean(got, axis=0), wanted, rtol=1e-4)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert len(tables_of(start)) == 2

@@ -1,0 +1,30 @@
+"""psfleet without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          timeout=120, check=True)
+    return done.stdout.strip()
+
+
+def test_torch_is_not_imported() -> None:
+    """Neither psfleet nor psfleet.torch imports torch before one of its names is used."""
+    code = "import sys, psfleet, psfleet.fleet, psfleet.torch; print('torch' in sys.modules)"
+    assert run(code) == "False"
+
+
+def test_missing_torch_is_named() -> None:
+    """Where torch is missing, using a name says how to install it."""
+    code = ("import sys; sys.modules['torch'] = None\n"
+            "import psfleet.torch as pst\n"
+            "try: pst.Embedding\n"
+            "except Exception as error: print(type(error).__name__, error)")
+    assert run(code) == ("ConfigError psfleet.torch.Embedding needs PyTorch, which is not installed; "
+                         "run: pip install psfleet[torch]")
