@@ -161,4 +161,4 @@ def connect(environment: Environment | None = None, mode: Mode = "async") -> Cli
         return Client(runtimes.load_runtime("embedded"))
     strategy = DistributedStrategy(a_sync=mode == "async")
     mode = resolve(strategy, environment.strategy).consistency.mode
-    return Client(runtimes.load_runtime("cluster", environment, mode))
+    return Client(runtimes.load_runtime("cluster", environment.seat, mode))

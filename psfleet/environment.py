@@ -11,11 +11,15 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_WORKER_ENDPOINTS | PADDLE_TRAINER_ENDPOINTS | their addresses, for information |
 | PSFLEET_STRATEGY | | JSON that overrides the script's DistributedStrategy |
 | PSFLEET_LANE | | auto: share memory with servers on this host; inline: tensors in messages only |
+| PSFLEET_STAGES | | stage processes of each worker; 1: the workers are not cut into stages |
+| PSFLEET_STAGE | | which of them this is, from 0 |
+| PSFLEET_STAGE_ENDPOINTS | | where the stages of this worker meet: ipc:///path or tcp://host:port |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
 
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +44,9 @@ class Environment:
     strategy: str = ""
     ready_file: str = ""
     lane: str = "auto"
+    stage: int = 0
+    stages: int = 1
+    stage_endpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -51,10 +58,26 @@ class Environment:
             raise ConfigError(f"PSFLEET_WORKERS is {self.workers}, a fleet needs at least 1 worker")
         if self.lane not in ("auto", "inline"):
             raise ConfigError(f"PSFLEET_LANE is {self.lane!r}; it must be auto or inline")
+        if self.role == "worker":
+            self._check_stages()
         seats = len(self.servers) if self.role == "server" else self.workers
         if not 0 <= self.rank < seats:
             raise ConfigError(f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s "
                               f"0 to {seats - 1}")
+
+    def _check_stages(self) -> None:
+        if not 0 <= self.stage < self.stages:
+            raise ConfigError(f"PSFLEET_STAGE is {self.stage}, but the worker has stages 0 to "
+                              f"{self.stages - 1}")
+        if self.stages > 1 and len(self.stage_endpoints) != self.stages:
+            raise ConfigError(f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
+                              f"for {self.stages} stages; name one for each")
+
+    @property
+    def seat(self) -> "Environment":
+        """This process as the servers see it: each stage of each worker has a seat of its own."""
+        return dataclasses.replace(self, rank=self.rank * self.stages + self.stage, stage=0,
+                                   workers=self.workers * self.stages, stages=1, stage_endpoints=())
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
@@ -82,6 +105,9 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         strategy=variables.get("PSFLEET_STRATEGY", ""),
         ready_file=variables.get("PSFLEET_READY_FILE", ""),
         lane=variables.get("PSFLEET_LANE") or "auto",
+        stage=_number(variables, "PSFLEET_STAGE", "", 0),
+        stages=_number(variables, "PSFLEET_STAGES", "", 1),
+        stage_endpoints=_list(variables, "PSFLEET_STAGE_ENDPOINTS"),
     )
 
 

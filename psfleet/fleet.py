@@ -23,6 +23,7 @@ from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
+from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 
@@ -74,7 +75,10 @@ class Util:
         """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
         if comm_world != "worker":
             raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
-        return runtimes.active().all_reduce(np.asarray(input), mode)
+        brought = np.asarray(input)
+        if mode == "sum" and self._fleet.is_later_stage():  # all stages of a worker bring the same
+            brought = np.zeros_like(brought)
+        return runtimes.active().all_reduce(brought, mode)
 
     def barrier(self, comm_world: str = "worker") -> None:
         """Wait until every worker is here."""
@@ -123,12 +127,14 @@ class Fleet:
         if before is not None:
             before.close()
         runtimes.provide(self._connect if self._environment.role == "worker" else None)
+        here = self._environment
+        links.settle(links.Place(here.rank, here.stage, here.stages, here.stage_endpoints), _link)
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
     def _connect(self) -> runtimes.Runtime:
         mode = self._settings(self._strategy).consistency.mode
-        return runtimes.load_runtime("cluster", self._environment, mode)
+        return runtimes.load_runtime("cluster", self._environment.seat, mode)
 
     def _settings(self, strategy: DistributedStrategy | None) -> Settings:
         """What counts of the script's strategy and the launcher's."""
@@ -143,11 +149,15 @@ class Fleet:
         return not self.is_server()
 
     def is_first_worker(self) -> bool:
-        """Whether this process is worker 0."""
-        return self.is_worker() and self.worker_index() == 0
+        """Whether this process is worker 0, or its first stage."""
+        return self.is_worker() and self.worker_index() == 0 and self._environment.stage == 0
+
+    def is_later_stage(self) -> bool:
+        """Whether this process is a stage of a pipeline and not the worker's first."""
+        return self._environment.stage > 0
 
     def worker_index(self) -> int:
-        """This worker's index, from 0."""
+        """This worker's index, from 0; all its stages have the same."""
         return self._environment.rank
 
     def server_index(self) -> int:
@@ -304,6 +314,12 @@ class Fleet:
                 entry["step"] = max(entry["step"], table["step"])
                 entry["servers"] += 1
         return totals
+
+
+def _link(place: links.Place, queue_size: int) -> links.Links:
+    """Links to the other stages, over the runtime that reaches the servers."""
+    found: links.Links = runtimes.active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
+    return found
 
 
 def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from psfleet.errors import ConfigError
+from psfleet.pipeline.schedule import Kind, check_kind
 from psfleet.shard.events import Mode
 
 __all__ = ["DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars",
-           "Recompute", "Settings", "load_strategy_file", "resolve"]
+           "Pipeline", "Recompute", "Settings", "load_strategy_file", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,41 @@ class Lamb:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """The program is cut into pieces that stages run on micro-batches.
+
+    Attributes:
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        stages: Stage processes of each worker (`psfleet-launch --stages`). A script that runs by
+            itself is cut in the same places and runs the pieces in turn.
+        micro_batches: How many parts each batch is cut into.
+        chunks: Pieces of each stage; 0: 2 where the schedule is interleaved, else 1.
+        queue_size: Messages to a stage that may wait before the sender does.
+    """
+
+    schedule: Kind = "1f1b"
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 0
+    queue_size: int = 30
+
+    def __post_init__(self) -> None:
+        check_kind(self.schedule)
+        for name, least in (("stages", 1), ("micro_batches", 1), ("chunks", 0), ("queue_size", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"pipeline {name} is {getattr(self, name)}; it must be at least "
+                                  f"{least}")
+        if self.chunks > 1 and self.schedule == "zero-bubble":
+            raise ConfigError(f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
+                              "each other: it works with 1; use interleaved")
+
+    @property
+    def per_stage(self) -> int:
+        """Pieces of each stage."""
+        return self.chunks or (2 if self.schedule == "interleaved" else 1)
+
+
+@dataclass(frozen=True)
 class Recompute:
     """Activations between checkpoints are dropped and computed again in the backward pass.
 
@@ -124,8 +160,12 @@ class Settings:
     lars: Lars | None = None
     lamb: Lamb | None = None
     recompute: Recompute | None = None
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
+        if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
+            raise ConfigError("recompute and the pipeline schedule zero-bubble contradict each other: "
+                              "one drops what the other keeps; use 1f1b")
         rules = [name for name in ("dgc", "lars", "lamb") if getattr(self, name) is not None]
         if len(rules) > 1:
             raise ConfigError(f"{rules[0]} and {rules[1]} contradict each other: "
@@ -144,7 +184,7 @@ class Settings:
 
 _PARTS: dict[str, Any] = {
     "consistency": Consistency, "gradient_merge": GradientMerge, "dgc": DGC, "lars": Lars,
-    "lamb": Lamb, "recompute": Recompute,
+    "lamb": Lamb, "recompute": Recompute, "pipeline": Pipeline,
 }
 _SWITCHES = [name for name in _PARTS if name != "consistency"]
 

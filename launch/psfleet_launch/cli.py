@@ -5,20 +5,21 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from psfleet.errors import ConfigError
+from psfleet.pipeline.schedule import Kind
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
 from psfleet_launch.screen import Screen
 from psfleet_launch.supervisor import Limits, Supervisor
 
-__all__ = ["main"]
+__all__ = ["main", "merged"]
 
 _USAGE_EXIT = 2
 
@@ -30,6 +31,13 @@ _USAGE_EXIT = 2
               help="Rounds of all workers, whatever the script's strategy says.")
 @click.option("--async", "mode", flag_value="async",
               help="Each push is applied at once, whatever the script's strategy says.")
+@click.option("--pipeline", "schedule", type=click.Choice(get_args(Kind)),
+              help="Run the program in pieces on micro-batches, in this order.")
+@click.option("--stages", type=click.IntRange(1),
+              help="Processes of each worker; each runs its pieces.")
+@click.option("--micro-batches", type=click.IntRange(1), help="Parts that each batch is cut into.")
+@click.option("--recompute", is_flag=True,
+              help="Drop activations and compute them again in the backward pass.")
 @click.option("--strategy", "strategy_file", metavar="FILE",
               help="A TOML file of settings that go before the script's; flags go before it.")
 @click.option("--tcp", is_flag=True, help="Free TCP ports on 127.0.0.1 instead of unix sockets.")
@@ -45,7 +53,8 @@ _USAGE_EXIT = 2
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(servers: int, workers: int, mode: str | None, strategy_file: str | None, tcp: bool,
+def launch(servers: int, workers: int, mode: str | None, schedule: str | None, stages: int | None,
+           micro_batches: int | None, recompute: bool, strategy_file: str | None, tcp: bool,
            port: int | None, log_dir: Path, name: str | None, start_timeout: float,
            no_progress: bool, server_script: bool, script: str, arguments: tuple[str, ...]) -> int:
     """Train SCRIPT on a cluster of processes on this machine.
@@ -54,7 +63,9 @@ def launch(servers: int, workers: int, mode: str | None, strategy_file: str | No
     exit code is that of the process that failed first (128 and its number for a signal), or 2 for
     bad usage.
     """
-    request = Request(script, arguments, servers, workers, _strategy(strategy_file, mode),
+    said = {"consistency": {"mode": mode}, "recompute": {} if recompute else None,
+            "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches}}
+    request = Request(script, arguments, servers, workers, merged(strategy_file, said),
                       port or (0 if tcp else None), server_script)
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
@@ -64,15 +75,18 @@ def launch(servers: int, workers: int, mode: str | None, strategy_file: str | No
         return _run(job, Limits(start=start_timeout), Screen(not no_progress))
 
 
-def _strategy(file: str | None, mode: str | None) -> dict[str, dict[str, Any]]:
-    """The settings of the file, and over them those of the flags."""
+def merged(file: str | None, said: Mapping[str, Mapping[str, Any] | None],
+           ) -> dict[str, dict[str, Any]]:
+    """The settings of the strategy file, and over them those of the flags that were given."""
     parts: dict[str, dict[str, Any]] = {}
     if file:
         # Here: it loads NumPy, whose threads are better not there when processes are forked.
         from psfleet.strategy import load_strategy_file
         parts = load_strategy_file(file)
-    if mode:
-        parts["consistency"] = {**parts.get("consistency", {}), "mode": mode}
+    for name, settings in said.items():
+        given = {key: value for key, value in (settings or {}).items() if value is not None}
+        if given or (settings is not None and not settings):
+            parts[name] = {**parts.get(name, {}), **given}
     return parts
 
 

@@ -24,18 +24,23 @@ Role = Literal["server", "worker"]
 
 @dataclass(frozen=True, order=True)
 class Member:
-    """A seat in the fleet: `worker 1`."""
+    """A seat in the fleet: `worker 1`, or of a pipeline `worker 1 stage 0`.
+
+    Attributes:
+        stage: Of a worker that is cut into stages; -1: it is not.
+    """
 
     role: Role
     rank: int
+    stage: int = -1
 
     def __str__(self) -> str:
-        return f"{self.role} {self.rank}"
+        return f"{self.role} {self.rank}" + (f" stage {self.stage}" if self.stage >= 0 else "")
 
 
 def listed(members: Sequence[Member]) -> str:
     """`worker 0, server 0`: workers first, by rank."""
-    return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m.rank))))
+    return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m))))
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Request:
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = None
     server_script: bool = False
+
+    @property
+    def stages(self) -> int:
+        """Stage processes of each worker."""
+        return int(self.strategy.get("pipeline", {}).get("stages", 1))
 
     def __post_init__(self) -> None:
         _at_least_one("--servers", self.servers)
@@ -102,12 +112,20 @@ class Job:
 
     @property
     def workers(self) -> list[Member]:
-        """The worker seats."""
-        return [Member("worker", rank) for rank in range(self.request.workers)]
+        """The worker seats, those of one worker's stages side by side."""
+        stages = range(self.request.stages) if self.request.stages > 1 else [-1]
+        return [Member("worker", rank, stage) for rank in range(self.request.workers)
+                for stage in stages]
+
+    @property
+    def shown(self) -> Member:
+        """Whose output is shown: worker 0's, or its first stage's."""
+        return self.workers[0]
 
     def log(self, member: Member) -> Path:
-        """Where the member's output goes: serverlog.0, workerlog.1, ..."""
-        return self.logs / f"{member.role}log.{member.rank}"
+        """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
+        stage = f".stage.{member.stage}" if member.stage >= 0 else ""
+        return self.logs / f"{member.role}log.{member.rank}{stage}"
 
     def ready_file(self, member: Member) -> Path:
         """Where a server says that it is ready, and at which endpoint."""
@@ -156,17 +174,28 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
         "PSFLEET_ROLE": member.role,
         "PSFLEET_RANK": str(member.rank),
         "PSFLEET_SERVERS": ",".join(endpoints),
-        "PSFLEET_WORKERS": str(job.request.workers),
+        # Servers count seats: each stage of a worker has one.
+        "PSFLEET_WORKERS": str(job.request.workers if member.role == "worker"
+                               else len(job.workers)),
         # Workers do not listen yet; what scripts use is the number of them.
         "PSFLEET_WORKER_ENDPOINTS": ",".join(["127.0.0.1:0"] * job.request.workers),
         "PYTHONUNBUFFERED": "1",
     }
     if job.request.strategy:
         settled["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
+    if member.stage >= 0:
+        settled |= _of_stage(job, member)
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
     inherited = {name: value for name, value in base.items() if name != "PSFLEET_READY_FILE"}
     return {**_threads(job, member, cores), **inherited, **settled}
+
+
+def _of_stage(job: Job, member: Member) -> dict[str, str]:
+    """Which stage a process is, and where the stages of its worker meet."""
+    meet = [f"ipc://{job.folder}/{member.rank}.{stage}" for stage in range(job.request.stages)]
+    return {"PSFLEET_STAGE": str(member.stage), "PSFLEET_STAGES": str(job.request.stages),
+            "PSFLEET_STAGE_ENDPOINTS": ",".join(meet)}
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
@@ -180,5 +209,5 @@ def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
     than the plain script's would no longer give the same bits.
     """
     available = cores if cores is not None else len(os.sched_getaffinity(0))
-    share = max(1, available // job.request.workers) if member.role == "worker" else 1
+    share = max(1, available // len(job.workers)) if member.role == "worker" else 1
     return {"OMP_NUM_THREADS": str(share)}

@@ -6,6 +6,7 @@ from typing import Any
 from psfleet.errors import UsageError
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.merging import GradientMerger
+from psfleet.optimizer.pipeline import pipelining
 from psfleet.optimizer.recompute import recomputing
 from psfleet.optimizer.substitute import substitute
 from psfleet.strategy import Settings
@@ -22,7 +23,7 @@ class DistributedOptimizer:
         optimizer: The local optimizer.
         settings: The fleet's strategy. Its dgc, lars and lamb put another optimizer in place of this
             one; its gradient_merge makes one push of several steps' gradients; its recompute drops
-            activations and computes them again.
+            activations and computes them again; its pipeline cuts the program for stages.
 
     Attributes:
         optimizer: The optimizer that does the work.
@@ -36,6 +37,8 @@ class DistributedOptimizer:
         self.optimizer = substitute(optimizer, self.settings)
         if self.settings.recompute is not None:
             self.optimizer = recomputing(self.optimizer, self.settings.recompute)
+        if self.settings.pipeline is not None:
+            self.optimizer = pipelining(self.optimizer, self.settings.pipeline)
         if self.settings.gradient_merge is not None:
             self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
 

@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from psfleet.errors import ConfigError
+from psfleet.environment import read_environment
+from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.base import Optimizer
+from psfleet.strategy import Pipeline, resolve
 
-__all__ = ["PipelineOptimizer"]
+__all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
 
 _OWN = frozenset({
-    "__class__", "_inner", "_check", "minimize", "cut_list", "place_list", "concurrency_list",
-    "queue_size", "sync_steps", "start_cpu_core_id", "sections"})
+    "__class__", "_cut", "_inner", "apply_gradients", "apply_optimize", "asked", "concurrency_list",
+    "cut_list", "minimize", "place_list", "queue_size", "sections", "start_cpu_core_id",
+    "sync_steps"})
 
 
 class PipelineOptimizer(Optimizer):
@@ -33,6 +36,7 @@ class PipelineOptimizer(Optimizer):
 
     Attributes:
         sections: After `minimize`: psfleet.program.sections.Section, in the order of a step.
+        asked: The strategy's part `pipeline`; None: as the launcher says.
 
     Raises:
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
@@ -58,7 +62,7 @@ class PipelineOptimizer(Optimizer):
         own: dict[str, Any] = {"_inner": optimizer, "cut_list": cuts, "place_list": list(place_list or []),
                "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
                "queue_size": queue_size, "sync_steps": sync_steps,
-               "start_cpu_core_id": start_cpu_core_id, "sections": []}
+               "start_cpu_core_id": start_cpu_core_id, "sections": [], "asked": None}
         for attribute, own_value in own.items():
             object.__setattr__(self, attribute, own_value)
 
@@ -66,26 +70,44 @@ class PipelineOptimizer(Optimizer):
                  parameters: Iterable[Any] | None = None, no_grad_set: Iterable[Any] | None = None,
                  grad_clip: Any = None, *, parameter_list: Iterable[Any] | None = None,
                  ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Cut the program and let the wrapped optimizer minimize the loss.
-
-        Returns:
-            (optimize_ops, params_grads).
+        """Cut the program and let the wrapped optimizer minimize the loss. As Optimizer.minimize.
 
         Raises:
             UsageError: A cut is empty, not part of the loss, or behind a later one.
         """
+        if grad_clip is not None:
+            self._inner._grad_clip = grad_clip
+        chosen = parameters if parameter_list is None else parameter_list
+        pairs = self._inner.backward(loss, startup_program, chosen, no_grad_set)
+        return self.apply_optimize(loss, startup_program, pairs), pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Second part of minimize, as Optimizer.apply_gradients."""
+        return self.apply_optimize(None, None, params_grads)
+
+    def apply_optimize(self, loss: Any, startup_program: Any,
+                       params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Second part of minimize: cut the program, and update at the end of each run."""
+        passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
+        found = passes.pop()
+        if found is None or passes:
+            raise UsageError("a pipeline needs the gradients of one loss, as minimize() makes them; "
+                             "values and computed gradients cannot be cut")
+        self._cut(found)
+        operations: list[Any] = self._inner.apply_optimize(loss, startup_program, params_grads)
+        return operations
+
+    def _cut(self, backward: Any) -> None:
         from psfleet.pipeline.pipelining import Pipelining
         from psfleet.program.sections import split
 
-        sections = split(loss, self.cut_list or [[loss]])
+        sections = split(backward.loss, self.cut_list or [[backward.loss]])
         object.__setattr__(self, "sections", sections)
-        operations, pairs = self._inner.minimize(loss, startup_program, parameters, no_grad_set,
-                                                 grad_clip, parameter_list=parameter_list)
         parts = [section.records for section in sections if section.forward]
-        wish = Pipelining(parts=parts if self.cut_list else None, queue_size=self.queue_size)
-        for _, gradient in pairs:
-            gradient.backward_pass.pipeline = wish
-        return operations, pairs
+        asked = self.asked or asked_by_launcher() or Pipeline()
+        backward.pipeline = Pipelining(
+            asked.schedule, asked.stages, asked.micro_batches, asked.per_stage,
+            parts if self.cut_list else None, min(self.queue_size, asked.queue_size))
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN:
@@ -94,3 +116,15 @@ class PipelineOptimizer(Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inner, name, value)
+
+
+def pipelining(optimizer: Optimizer, asked: Pipeline) -> PipelineOptimizer:
+    """The optimizer with a pipeline as a strategy asks for it; cuts of its own are kept."""
+    made = optimizer if isinstance(optimizer, PipelineOptimizer) else PipelineOptimizer(optimizer)
+    object.__setattr__(made, "asked", asked)
+    return made
+
+
+def asked_by_launcher() -> Pipeline | None:
+    """What the launcher's strategy says of pipelines."""
+    return resolve(None, read_environment().strategy).pipeline

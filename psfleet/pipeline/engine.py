@@ -205,6 +205,9 @@ class PipelinedRun:
     def _give(self, way: str, variable: Variable, chunk: int, micro: int,
               value: Gradient | None) -> None:
         tag, stage = self._tag(way, variable, chunk, micro), self._stage_of(chunk)
+        if isinstance(value, np.ndarray) and not value.flags.forc:
+            # As it would arrive at another process: the same layout, so the same bits.
+            value = np.ascontiguousarray(value)
         if stage == self._place.stage:
             self._mail[tag] = value
         else:
@@ -257,7 +260,8 @@ def pipelined_step(program: Program, plan: Plan, feeds: Mapping[Variable, Array]
                    results: Sequence[Variable], meter: Any = None) -> PipelinedRun:
     """One step as this process's stage runs it, done but for the update."""
     place = ways.here()
-    far = ways.links() if place.stages > 1 else None
+    wish: Pipelining = plan.backwards[0].backward.pipeline
+    far = ways.links(wish.queue_size) if place.stages > 1 else None
     run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
     run.complete(results)
     return run

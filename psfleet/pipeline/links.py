@@ -46,7 +46,7 @@ class Place:
 
 
 _here = Place()
-_make: Callable[[Place], Links] | None = None
+_make: Callable[[Place, int], Links] | None = None
 _links: Links | None = None
 _steps = itertools.count()
 
@@ -56,19 +56,27 @@ def here() -> Place:
     return _here
 
 
-def settle(place: Place, make: Callable[[Place], Links] | None = None) -> None:
-    """Say which stage this process is, and how it reaches the others once it needs to."""
+def settle(place: Place, make: Callable[[Place, int], Links] | None = None) -> None:
+    """Say which stage this process is, and how it reaches the others once it needs to.
+
+    Args:
+        make: Makes the links, of a place and a queue size.
+    """
     global _here, _make, _links, _steps
     _here, _make, _links, _steps = place, make, None, itertools.count()
 
 
-def links() -> Links:
-    """The links of this process, made when first asked for."""
+def links(queue_size: int) -> Links:
+    """The links of this process, made when first asked for.
+
+    Args:
+        queue_size: Messages to a stage that may wait before their sender does.
+    """
     global _links
     if _links is None:
         if _make is None:
             raise ConfigError(f"stage {_here.stage} of {_here.stages} has no links; call fleet.init()")
-        _links = _make(_here)
+        _links = _make(_here, queue_size)
     return _links
 
 

@@ -38,16 +38,16 @@ class Pipelining:
         stages: How many chunks to make if no cuts are given, divided by `chunks`.
         micro_batches: How many parts a batch is cut into.
         chunks: Chunks of each stage if no cuts are given.
-        queue_size: How many messages to a stage may wait before the sender does.
         parts: The program's records by chunk; None: cut so that the chunks are balanced.
+        queue_size: Messages to a stage that may wait before their sender does.
     """
 
     schedule: str = "1f1b"
     stages: int = 1
     micro_batches: int = 1
     chunks: int = 1
-    queue_size: int = 30
     parts: Sequence[Sequence[Record]] | None = None
+    queue_size: int = 30
     _cuts: dict[int, tuple[Plan, Cut]] = field(default_factory=dict)
     _schedules: dict[tuple[int, int, int], Schedule] = field(default_factory=dict)
 

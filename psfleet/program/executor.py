@@ -10,6 +10,7 @@ import numpy as np
 from psfleet.errors import UsageError
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
+from psfleet.pipeline.links import here
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import Program, default_main_program
@@ -88,7 +89,7 @@ class Executor:
         else:
             run = self._step(program, plan, arrays)
         results = [run.result(variable) for variable in fetches]
-        self._update(program, run.values, batch_size(program, arrays))
+        self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
         if return_numpy:
             return results
         return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
@@ -173,6 +174,11 @@ class Executor:
     def close(self) -> None:
         """Let go of the plans."""
         self._plans.clear()
+
+
+def _counted(plan: Plan, samples: int) -> int:
+    """The samples that this process tells of: of several stages only the first does."""
+    return 0 if plan.pipelined and here().stage else samples
 
 
 def _shows_averages(program: Program) -> bool:

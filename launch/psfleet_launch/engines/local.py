@@ -190,7 +190,7 @@ class LocalEngine:
             self._screen.servers_ready(self._endpoints)
 
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
-        piped = member == Member("worker", 0)
+        piped = member == self._job.shown
         log = self._logs[member]
         environment = child_environment(self._job, member, self._endpoints)
         process = spawn(command(self._job, member), environment, log, piped)

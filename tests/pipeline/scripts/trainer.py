@@ -1,0 +1,37 @@
+"""Trains the model of conftest.py and saves all weights and the losses.
+
+Arguments: where to save, the optimizer's wrapper (cut or plain), and the number of steps.
+"""
+
+import sys
+
+import numpy as np
+
+from psfleet import fleet, optimizer
+from psfleet.program.executor import Executor
+from tests.pipeline.conftest import build_model, make_feed
+
+
+def main(out: str, wrapper: str, steps: int) -> None:
+    """Train."""
+    fleet.init()
+    model = build_model()
+    adam = optimizer.Adam(0.01)
+    chosen = optimizer.PipelineOptimizer(adam, model.cuts) if wrapper == "cut" else adam
+    _, pairs = fleet.distributed_optimizer(chosen).minimize(model.loss)
+    executor = Executor()
+    losses = []
+    for step in range(steps):
+        feed = make_feed(seed=1000 * fleet.worker_index() + step)
+        loss, = executor.run(feed=feed, fetch_list=[model.loss])
+        losses.append(loss)
+        print(f"step {step}", flush=True)
+    fleet.barrier_worker()
+    weights = {p.name: p.lookup(np.arange(50)) if p.sparse else p.numpy() for p, _ in pairs}
+    total = fleet.util.all_reduce(np.ones(1, np.float32))
+    if fleet.is_first_worker():
+        np.savez(out, losses=np.array(losses), workers=total, **weights)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
