@@ -28,14 +28,15 @@ def width_kernels(name: str, dim: int) -> ModuleType:
 
 
 @cache
-def dense_kernels(rule: Rule, l1: bool, l2: bool) -> ModuleType:
+def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
     """`push` for dense arrays under this rule.
 
     Args:
         rule: Only its functions and the number of its slots matter here.
         l1, l2: Whether these regularizations are added to the gradient.
+        width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
     """
-    text = RuleText(rule, l1, l2)
+    text = RuleText(rule, l1, l2, width=width)
     return load_text(f"dense_{rule.name}", Template(_source("dense.txt")).substitute(
         core=text.core(), signature=", ".join(["int64"] * (5 + len(text.pointers))),
         pointers=", ".join(text.pointers), unit_pointers=", ".join(text.unit_pointers()),

@@ -52,9 +52,17 @@ class RuleText:
         prepared: The rule has a `prepare`.
     """
 
-    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0) -> None:
-        """`dim`: width of the sparse table's rows; 0: the text is for dense arrays."""
+    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
+        """What the kernels are for.
+
+        Args:
+            rule: The rule.
+            l1, l2: Whether these regularizations are added to the gradient.
+            dim: Width of the sparse table's rows; 0: the text is for dense arrays.
+            width: Dense: how many weights a unit has, where the compiler may know; else 0.
+        """
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
+        self._count = str(dim or width or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
         kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
@@ -145,7 +153,7 @@ class RuleText:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
 
     def _apply(self) -> str:
-        count, pointers = self._dim or "n", ", ".join(self.pointers)
+        count, pointers = self._count, ", ".join(self.pointers)
         text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
         text += self._load_single() + self._decay_factors() + self._place_prepared()
         if self._rule.measure() is not None:
@@ -176,7 +184,7 @@ class RuleText:
         assert measure is not None
         assert combine is not None
         sums = result_count(measure, 3 + (0 if self.prepared else len(self._per_unit)))
-        names, count = [f"a{i}" for i in range(sums)], self._dim or "n"
+        names, count = [f"a{i}" for i in range(sums)], self._count
 
         call = f"{', '.join(names)}, = {measure.__name__}("
         call += ("w, g, h" if self.prepared else self._arguments("i")) + ")"

@@ -10,7 +10,7 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial import address_of
 from psfleet.kernels.rule_text import scalars_of, scratch_for
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.spec import MAX_DIM, TableSpec
 
 __all__ = ["DenseTable"]
 
@@ -35,7 +35,8 @@ class DenseTable:
         self._width = self._unit_width()
         self._slots = [np.full(self._slot_size(slot.per_unit), slot.initial, np.float32)
                        for slot in spec.rule.slots]
-        self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2))
+        constant = self._width if spec.rule.unit == "row" and self._width <= MAX_DIM else 0
+        self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2), constant)
         self._scratch = scratch_for(spec.rule, self._width)
         self._lock = threading.Lock()
 
