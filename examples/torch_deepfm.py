@@ -8,6 +8,9 @@ torch_deepfm_single.py is the same in one process; docs/torch.md shows the few l
 differ.
 """
 
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
 import argparse
 
 import flights_data

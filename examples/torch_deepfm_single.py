@@ -5,6 +5,9 @@
 torch_deepfm.py is the same on a fleet; docs/torch.md shows the few lines in which they differ.
 """
 
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
 import argparse
 
 import flights_data

@@ -60,7 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     `step()` sends all gradients in one push and brings the new dense parameters in one pull. The
     parameter groups are those of the optimizers it is made of, so torch's schedulers change its
     rates; every other option is fixed once the tables exist. All workers must make it with the same
-    model; they start from the values of the first.
+    model; they start from the values of worker 0.
 
     Args:
         model: Its parameters and embeddings are found by their names.
@@ -85,7 +85,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer.step = _refuse_step  # type: ignore[method-assign]
         super().__init__(groups or [{"params": []}], {})
         self._groups = plan.groups
+        later = self.runtime.worker_index > 0
+        if later:  # the first to make a dense table gives its value: let that be worker 0
+            self.runtime.barrier()
         self._dense, self._sparse = plan.make(self.runtime)
+        if self.runtime.worker_num > 1 and not later:
+            self.runtime.barrier()
         exclusively(self.runtime, self._fill)
         for sparse in self._sparse:
             sparse.rows.content = None
