@@ -1,0 +1,87 @@
+"""Stages as processes, started by the real launcher, with real servers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.launch.conftest import Launch, launch
+
+__all__ = ["launch"]
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "trainer.py")
+ROOT = Path(__file__).resolve().parents[2]
+Train = Callable[..., dict[str, Any]]
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as many for one process as for each of several
+
+
+def _arrays(path: Path) -> dict[str, bytes]:
+    with np.load(path) as arrays:
+        return {name: value.tobytes() for name, value in arrays.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the script trains by itself: one process, no cluster, 4 micro-batches."""
+    out = tmp_path_factory.mktemp("alone") / "out.npz"
+    strategy = json.dumps({"pipeline": {"micro_batches": 4}})
+    subprocess.run([sys.executable, SCRIPT, str(out), "plain", "4"], check=True, timeout=120,
+                   env=os.environ | _ONE_THREAD | {"PSFLEET_STRATEGY": strategy,
+                                                   "PYTHONPATH": str(ROOT)})
+    return _arrays(out)
+
+
+@pytest.mark.parametrize(("wrapper", "options"), [
+    ("cut", ("--pipeline", "1f1b", "--stages", "3")),
+    ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
+    ("plain", ("--pipeline", "interleaved", "--stages", "2")),
+    ("plain", ("--pipeline", "gpipe", "--stages", "2", "--recompute")),
+], ids=lambda value: value[1] if isinstance(value, tuple) else value)
+def test_stage_processes_give_the_bits_of_one(alone: dict[str, bytes], launch: Launch, tmp_path: Path,
+                                              wrapper: str, options: tuple[str, ...]) -> None:
+    """Losses and weights of 4 steps equal those of the script run by itself, in every bit."""
+    out = tmp_path / "out.npz"
+    job = launch("--no-progress", "--micro-batches", "4", *options, SCRIPT, str(out), wrapper, "4",
+                 **_ONE_THREAD)
+    code, _, err = job.ends()
+    assert code == 0, err + job.log("*")
+    assert _arrays(out) == alone
+
+
+def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
+    """Workers average as without stages, also with recompute and gradient merge from a file."""
+    strategy = tmp_path / "strategy.toml"
+    strategy.write_text('[consistency]\nmode = "sync"\n[gradient_merge]\nk_steps = 2\n[recompute]\n'
+                        '[pipeline]\nmicro_batches = 4\n')
+    found = []
+    for stages in ("1", "2"):
+        out = tmp_path / f"{stages}.npz"
+        job = launch("--no-progress", "--workers", "2", "--strategy", str(strategy), "--stages", stages,
+                     SCRIPT, str(out), "plain", "4", **_ONE_THREAD)
+        code, _, err = job.ends()
+        assert code == 0, err + job.log("*")
+        found.append(_arrays(out))
+    assert found[0] == found[1]
+
+
+def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:
+    """The launcher says which stage it was; nothing is left running."""
+    job = launch("--no-progress", "--stages", "2", "--micro-batches", "4", SCRIPT,
+                 str(tmp_path / "out.npz"), "plain", "100000")
+    job.until_logged("workerlog.0.stage.1", "step 3")
+    [pid] = [pid for pid in job.family() if "PSFLEET_STAGE=1" in _variables(pid)]
+    os.kill(pid, signal.SIGKILL)
+    code, _, err = job.ends()
+    assert code == 128 + signal.SIGKILL
+    assert "worker 0 stage 1 failed first: killed by SIGKILL" in err
+
+
+def _variables(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
