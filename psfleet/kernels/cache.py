@@ -40,7 +40,7 @@ def load_text(stem: str, text: str) -> ModuleType:
     name = f"psfleet_kernel_{stem}_{digest}"
     with _lock:
         if name not in _modules:
-            _modules[name] = _import(name, _write(cache_folder() / f"{name}.py", text))
+            _modules[name] = _mended(name, _write(cache_folder() / f"{name}.py", text))
         return _modules[name]
 
 
@@ -79,12 +79,28 @@ def _surroundings() -> str:
 
 def _write(path: Path, text: str) -> Path:
     """Put the text there at once or not at all: several processes may do so together."""
-    if not path.exists():
+    if not path.exists() or path.read_text() != text:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(handle, "w") as file:
             file.write(text)
         os.replace(temporary, path)
     return path
+
+
+def _mended(name: str, path: Path) -> ModuleType:
+    """The module; if it cannot be loaded, once more without what was compiled before.
+
+    A full disk or a lost machine may have left half a file, and numba unpickles what it finds.
+    """
+    try:
+        return _import(name, path)
+    except Exception:
+        damaged = list((path.parent / "__pycache__").glob(f"{name}.*"))
+        if not damaged:
+            raise
+        for file in damaged:
+            file.unlink(missing_ok=True)
+        return _import(name, path)
 
 
 def _import(name: str, path: Path) -> ModuleType:
