@@ -23,6 +23,7 @@ from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
+from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
 from psfleet.strategy import DistributedStrategy, Settings, resolve
@@ -133,8 +134,10 @@ class Fleet:
         atexit.register(self._leave)
 
     def _connect(self) -> runtimes.Runtime:
-        mode = self._settings(self._strategy).consistency.mode
-        return runtimes.load_runtime("cluster", self._environment.seat, mode)
+        settings = self._settings(self._strategy)
+        mode = settings.consistency.mode
+        runtime = runtimes.load_runtime("cluster", self._environment.seat, mode)
+        return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
 
     def _settings(self, strategy: DistributedStrategy | None) -> Settings:
         """What counts of the script's strategy and the launcher's."""
@@ -227,11 +230,15 @@ class Fleet:
         return DistributedOptimizer(optimizer, self._settings(self._strategy))
 
     def _check_unconnected(self, strategy: DistributedStrategy) -> None:
-        now = self._settings(self._strategy).consistency.mode
-        wanted = self._settings(strategy).consistency.mode
-        if runtimes.is_active() and self._environment.role and now != wanted:
-            raise ConfigError(f"the fleet is connected in mode {now!r}; pass the strategy for mode "
-                              f"{wanted!r} before the first parameter is used")
+        now, wanted = self._settings(self._strategy), self._settings(strategy)
+        if not (runtimes.is_active() and self._environment.role):
+            return
+        if now.consistency != wanted.consistency:
+            raise ConfigError(f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
+                              f"for mode {wanted.consistency.mode!r} before the first parameter is used")
+        if now.localsgd != wanted.localsgd:
+            raise ConfigError(f"the fleet is connected with localsgd {now.localsgd}; pass the strategy "
+                              f"with {wanted.localsgd} before the first parameter is used")
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.

@@ -25,8 +25,8 @@ from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind, check_kind
 from psfleet.shard.events import Mode
 
-__all__ = ["DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars",
-           "Pipeline", "Recompute", "Settings", "load_strategy_file", "resolve"]
+__all__ = ["AMP", "DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars",
+           "LocalSGD", "Pipeline", "Recompute", "Settings", "load_strategy_file", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,65 @@ class DGC:
     rampup_begin_step: int = 0
     rampup_step: int = 1
     sparsity: tuple[float, ...] = (0.999,)
+
+
+@dataclass(frozen=True)
+class AMP:
+    """Gradients travel in 16 bits.
+
+    Attributes:
+        dtype: bfloat16, with the range of float32; or float16, with more digits and loss scaling.
+        init_loss_scaling: What float16 gradients are multiplied by on their way, at the start.
+        incr_every_n_steps, incr_ratio: After so many steps that fit, the scale is multiplied.
+        decr_every_n_nan_or_inf, decr_ratio: After so many in a row that do not, likewise. Steps that
+            do not fit are skipped.
+        use_dynamic_loss_scaling: False: the scale stays as it is.
+    """
+
+    dtype: str = "bfloat16"
+    init_loss_scaling: float = 32768.0
+    incr_every_n_steps: int = 1000
+    decr_every_n_nan_or_inf: int = 2
+    incr_ratio: float = 2.0
+    decr_ratio: float = 0.8
+    use_dynamic_loss_scaling: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bfloat16", "float16"):
+            raise ConfigError(f"amp dtype is {self.dtype!r}; it must be bfloat16 or float16")
+        for name, least in (("incr_every_n_steps", 1), ("decr_every_n_nan_or_inf", 1),
+                            ("init_loss_scaling", 1), ("incr_ratio", 1)):
+            if not least <= getattr(self, name) <= 2**100:
+                raise ConfigError(f"amp {name} is {getattr(self, name)}; it must be at least {least} "
+                                  "and at most 2^100")
+        if not 0 < self.decr_ratio <= 1:
+            raise ConfigError(f"amp decr_ratio is {self.decr_ratio}; it must be above 0 and at most 1")
+        if self.dtype == "bfloat16":
+            self._refuse_scaling()
+
+    def _refuse_scaling(self) -> None:
+        for field in dataclasses.fields(self)[1:]:
+            if getattr(self, field.name) != field.default:
+                raise ConfigError(f"amp {field.name} is {getattr(self, field.name)} and dtype is bfloat16, "
+                                  "which needs no loss scaling; leave it out or use float16")
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged.
+
+    Attributes:
+        k_steps: Updates between two averages.
+        begin_step: Updates before that begins, which are made on the servers.
+    """
+
+    k_steps: int = 1
+    begin_step: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("k_steps", 1), ("begin_step", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"localsgd {name} is {getattr(self, name)}; it must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -161,15 +220,19 @@ class Settings:
     lamb: Lamb | None = None
     recompute: Recompute | None = None
     pipeline: Pipeline | None = None
+    amp: AMP | None = None
+    localsgd: LocalSGD | None = None
 
     def __post_init__(self) -> None:
+        for first, second, reason in _CONTRADICTIONS:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ConfigError(f"{first} and {second} contradict each other: {reason}")
+        if self.localsgd is not None and self.consistency.mode == "async":
+            raise ConfigError("localsgd and the consistency mode 'async' contradict each other: workers "
+                              "that average wait for each other; use sync")
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
             raise ConfigError("recompute and the pipeline schedule zero-bubble contradict each other: "
                               "one drops what the other keeps; use 1f1b")
-        rules = [name for name in ("dgc", "lars", "lamb") if getattr(self, name) is not None]
-        if len(rules) > 1:
-            raise ConfigError(f"{rules[0]} and {rules[1]} contradict each other: "
-                              "each replaces the optimizer; switch one off")
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
@@ -182,9 +245,17 @@ class Settings:
         return cls(**{name: _build(name, said) for name, said in parts.items()})
 
 
+_ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
+_CONTRADICTIONS = (
+    ("dgc", "lars", _ONE_OPTIMIZER), ("dgc", "lamb", _ONE_OPTIMIZER), ("lars", "lamb", _ONE_OPTIMIZER),
+    ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
+    ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
+)
+
 _PARTS: dict[str, Any] = {
     "consistency": Consistency, "gradient_merge": GradientMerge, "dgc": DGC, "lars": Lars,
-    "lamb": Lamb, "recompute": Recompute, "pipeline": Pipeline,
+    "lamb": Lamb, "recompute": Recompute, "pipeline": Pipeline, "amp": AMP, "localsgd": LocalSGD,
 }
 _SWITCHES = [name for name in _PARTS if name != "consistency"]
 

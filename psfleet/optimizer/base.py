@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph, state
+from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.binding import Seat, as_gradient, tables
-from psfleet.optimizer.gradients import Grad, check_gradient
+from psfleet.optimizer.gradients import Elements, Grad, check_gradient
 from psfleet.optimizer.lr.base import LRScheduler, check_rate
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.standins import Promised
@@ -82,6 +83,7 @@ class Optimizer:
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
         self.merger: GradientMerger | None = None
+        self.shortener: Shortener | None = None
         self._promise(self._parameters or [], early=False)
 
     # -- what it is ----------------------------------------------------------------------------
@@ -268,10 +270,16 @@ class Optimizer:
             checked = self._grad_clip(checked)
         gradients = [(seat, as_gradient(seat, self._sent(p, g), rate * self.rate_factor(p)))
                      for seat, (p, g) in zip(seats, checked, strict=True)]
+        if self.shortener is not None:
+            gradients = self.shortener.take(gradients)
         home.push(gradients, samples, loss)
         self._advance()
 
-    def _sent(self, parameter: Parameter, grad: Grad) -> Grad:
+    def shorten(self, shortener: Shortener) -> None:
+        """Let gradients travel in 16 bits from now on."""
+        self.shortener = shortener
+
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
         """What is pushed for a gradient. A hook for compression."""
         return grad
 
@@ -315,6 +323,8 @@ class Optimizer:
         if self.multi_precision:
             found["master_weights"] = state.masters(home, seats)
         found["global_step"] = self._updates
+        if self.shortener is not None:
+            found["loss_scaling"] = self.shortener.state_dict()
         if isinstance(self._rate, LRScheduler):
             found["LR_Scheduler"] = self._rate.state_dict()
         return found
@@ -333,6 +343,8 @@ class Optimizer:
         state.restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
         self._waiting = dict(state_dict)
         self._updates = int(state_dict.get("global_step", self._updates))
+        if self.shortener is not None and "loss_scaling" in state_dict:
+            self.shortener.set_state_dict(state_dict["loss_scaling"])
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
             self._rate.set_state_dict(state_dict["LR_Scheduler"])
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
-from psfleet.optimizer.gradients import Grad, check_rows, densify
+from psfleet.optimizer.gradients import Elements, Grad, check_rows, densify
 from psfleet.optimizer.placement import place
 from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
@@ -271,8 +271,10 @@ def invalidate() -> None:
         known.forget()
 
 
-def as_gradient(seat: Seat, grad: Grad, rate: float) -> Gradient:
+def as_gradient(seat: Seat, grad: Grad | Elements, rate: float) -> Gradient:
     """A gradient in the form that the seat's table takes."""
+    if isinstance(grad, Elements):
+        return Gradient(seat.key, grad.values, grad.positions, rate)
     if seat.spec.kind == "sparse":
         if not isinstance(grad, SparseGrad):
             grad = SparseGrad(seat.all_ids(), grad)

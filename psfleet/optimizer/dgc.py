@@ -11,7 +11,7 @@ from psfleet.clip import ClipGradBase, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.optimizer import binding
 from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.optimizer.gradients import Grad, densify
+from psfleet.optimizer.gradients import Elements, Grad, densify
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay
 from psfleet.rules.base import Rule
@@ -26,7 +26,8 @@ class DGCMomentum(Optimizer):
 
     Per parameter the worker keeps a velocity u = momentum * u + g (momentum correction) and what it
     has not sent, v = v + u (error feedback). It sends the largest elements of v, at least one, and
-    sets v and u to zero there (factor masking). The servers then do plain SGD on what is sent; until
+    sets v and u to zero there (factor masking); with their positions, which takes 8 bytes each, if
+    that is less than the whole array. The servers then do plain SGD on what is sent; until
     then they do Momentum. Sparse parameters always have Momentum.
 
     Args:
@@ -68,7 +69,7 @@ class DGCMomentum(Optimizer):
             return 0.0
         return self._sparsity[min(past * len(self._sparsity) // self._length, len(self._sparsity) - 1)]
 
-    def _sent(self, parameter: Parameter, grad: Grad) -> Grad:
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
         if self._updates < self._begin or parameter.sparse:
             return grad
         if isinstance(grad, SparseGrad):
@@ -83,7 +84,7 @@ class DGCMomentum(Optimizer):
         limit = self._clip_norm / workers**0.5
         return grad * np.float32(limit / norm) if norm > limit else grad
 
-    def _compressed(self, name: str, grad: Floats) -> Floats:
+    def _compressed(self, name: str, grad: Floats) -> Floats | Elements:
         zero = np.zeros_like(grad)
         velocity, unsent = self._velocity.get(name, zero), self._unsent.get(name, zero)
         if self._nesterov:
@@ -95,6 +96,9 @@ class DGCMomentum(Optimizer):
         large = _largest(unsent, self.sparsity())
         self._velocity[name] = np.where(large, np.float32(0), velocity)
         self._unsent[name] = np.where(large, np.float32(0), unsent)
+        positions = np.flatnonzero(large)
+        if 8 * len(positions) < 4 * unsent.size:  # the bytes of an element, and of a value
+            return Elements(positions, unsent.reshape(-1)[positions])
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,10 +122,15 @@ class DGCMomentum(Optimizer):
 def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
     """Where the largest magnitudes are: (1 - sparsity) of all elements, at least one."""
     count = min(max(1, round(values.size * (1 - sparsity))), values.size)
-    order = np.argsort(-np.abs(values), axis=None, kind="stable")
-    chosen = np.zeros(values.size, np.bool_)
-    chosen[order[:count]] = True
-    return chosen.reshape(values.shape)
+    if count == values.size:
+        return np.ones(values.shape, np.bool_)
+    sizes = np.abs(values).reshape(-1)
+    sizes[np.isnan(sizes)] = np.inf  # what is wrong must show, not stay behind for ever
+    border = np.partition(sizes, values.size - count)[values.size - count]
+    chosen = sizes > border
+    chosen[np.flatnonzero(sizes == border)[:count - int(chosen.sum())]] = True  # the first of equals
+    shaped: NDArray[np.bool_] = chosen.reshape(values.shape)
+    return shaped
 
 
 def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | None) -> None:

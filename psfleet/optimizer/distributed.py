@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet.errors import UsageError
+from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.pipeline import pipelining
@@ -22,8 +23,9 @@ class DistributedOptimizer:
     Args:
         optimizer: The local optimizer.
         settings: The fleet's strategy. Its dgc, lars and lamb put another optimizer in place of this
-            one; its gradient_merge makes one push of several steps' gradients; its recompute drops
-            activations and computes them again; its pipeline cuts the program for stages.
+            one; its gradient_merge makes one push of several steps' gradients; its amp
+            sends them in 16 bits; its recompute drops activations and computes them again;
+            its pipeline cuts the program for stages.
 
     Attributes:
         optimizer: The optimizer that does the work.
@@ -41,6 +43,8 @@ class DistributedOptimizer:
             self.optimizer = pipelining(self.optimizer, self.settings.pipeline)
         if self.settings.gradient_merge is not None:
             self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
+        if self.settings.amp is not None:
+            self.optimizer.shorten(Shortener(self.settings.amp))
 
     def backward(self, loss: Any, startup_program: Any = None, parameter_list: Any = None,
                  no_grad_set: Any = None, callbacks: Any = None) -> list[tuple[Any, Any]]:

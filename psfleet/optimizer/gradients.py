@@ -1,5 +1,7 @@
 """Gradients as arrays or by rows: checked, scaled, made dense."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,11 +10,24 @@ from psfleet.errors import IdError, ShapeError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.routing import as_ids
 
-__all__ = ["Grad", "check_gradient", "check_rows", "densify", "scaled"]
+__all__ = ["Elements", "Grad", "check_gradient", "check_rows", "densify", "scaled"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Grad = Floats | SparseGrad
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A dense gradient that is zero but for some values.
+
+    Attributes:
+        positions: int64 [k], ascending: places in the flattened array.
+        values: float32 [k].
+    """
+
+    positions: Ids
+    values: Floats
 
 
 def scaled(grad: Grad, factor: float) -> Grad:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
+from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer, Pairs
 from psfleet.optimizer.binding import Seat, Tables, tables
 from psfleet.parameter import Parameter
@@ -65,6 +66,10 @@ class LookAhead(Optimizer):
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Set the inner optimizer's schedule."""
         self.inner_optimizer.set_lr_scheduler(scheduler)
+
+    def shorten(self, shortener: Shortener) -> None:
+        """As Optimizer: the inner one sends the gradients."""
+        self.inner_optimizer.shorten(shortener)
 
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
         return self.inner_optimizer._seat(parameter, by_rows)

@@ -1,0 +1,76 @@
+"""Mixed precision: gradients travel in 16 bits, float16 ones with loss scaling."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from psfleet.clip import merge_rows
+from psfleet.kernels.halves import overflows
+from psfleet.optimizer.binding import Seat
+from psfleet.parameter import SparseGrad
+from psfleet.runtime import Gradient
+from psfleet.strategy import AMP
+
+__all__ = ["Shortener"]
+
+Gradients = list[tuple[Seat, Gradient]]
+_LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
+
+
+class Shortener:
+    """Has the gradients of each step sent in 16 bits.
+
+    float16 ends at 65,504 and loses what is below 2^-25, so its gradients travel multiplied by
+    `scale` and the servers divide. As everything else is computed in float32, that has the effect of
+    scaling the loss, and clipping and merging see gradients as they are. A step whose gradients do
+    not fit (or have an infinity or NaN) is skipped: this worker's push names no table.
+
+    Attributes:
+        scale: The factor of the next step.
+    """
+
+    def __init__(self, settings: AMP) -> None:
+        self._settings = settings
+        self.scale = settings.init_loss_scaling if settings.dtype == "float16" else 1.0
+        self._good = self._bad = 0  # steps in a row
+
+    def take(self, gradients: Sequence[tuple[Seat, Gradient]]) -> Gradients:
+        """The gradients as they are to be pushed; none if the step is skipped."""
+        if self._settings.dtype == "float16":
+            return self._scaled(gradients)
+        return [(seat, dataclasses.replace(gradient, precision="bfloat16"))
+                for seat, gradient in gradients]
+
+    def _scaled(self, gradients: Sequence[tuple[Seat, Gradient]]) -> Gradients:
+        summed = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
+        overflow = any(overflows(gradient.values, self.scale) for _, gradient in summed)
+        sent = [] if overflow else [
+            (seat, dataclasses.replace(gradient, precision="float16", scale=self.scale))
+            for seat, gradient in summed]
+        if self._settings.use_dynamic_loss_scaling:
+            self._adjust(overflow)
+        return sent
+
+    def _adjust(self, overflow: bool) -> None:
+        said = self._settings
+        self._good, self._bad = (0, self._bad + 1) if overflow else (self._good + 1, 0)
+        if self._bad >= said.decr_every_n_nan_or_inf:
+            self.scale, self._bad = max(self.scale * said.decr_ratio, 1.0), 0
+        if self._good >= said.incr_every_n_steps:
+            self.scale, self._good = min(self.scale * said.incr_ratio, _LARGEST_SCALE), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to go on from."""
+        return {"scale": self.scale, "good": self._good, "bad": self._bad}
+
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        self.scale, self._good, self._bad = float(state["scale"]), int(state["good"]), int(state["bad"])
+
+
+def _summed(seat: Seat, gradient: Gradient) -> Gradient:
+    """The gradient with each id once: it is the sum that has to fit."""
+    if seat.spec.kind == "dense" or gradient.ids is None:
+        return gradient
+    merged = merge_rows(SparseGrad(gradient.ids, gradient.values))
+    return dataclasses.replace(gradient, values=merged.rows, ids=merged.ids)
