@@ -47,7 +47,7 @@ def trained(servers: int) -> list[Shard]:
 
 def content(shards: list[Shard]) -> tuple[list[bytes], dict[int, bytes], set[int]]:
     """Everything a fleet holds, put together: dense slots, rows by id, step counters."""
-    slots: list[np.ndarray] = [np.empty(DENSE.size, np.float32) for _ in range(3)]  # type: ignore[type-arg]
+    slots: list[np.ndarray] = [np.empty(DENSE.size, np.float32) for _ in range(3)]
     rows: dict[int, bytes] = {}
     steps = set()
     for shard in shards:
