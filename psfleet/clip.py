@@ -4,8 +4,9 @@ Parameters with `need_clip=False` are left out, of a global norm too. The rows o
 sparse gradient are summed first, so it is clipped as the array that it stands for.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from psfleet.kernels.dedup import dedup
 from psfleet.parameter import Parameter, SparseGrad
 
 __all__ = ["ClipGradBase", "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue",
-           "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "merge_rows"]
+           "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "gathering",
+           "merge_rows"]
 
 Floats = NDArray[np.float32]
 Grad = Floats | SparseGrad
@@ -26,6 +28,25 @@ def merge_rows(grad: SparseGrad) -> SparseGrad:
     """The same gradient with each id once; the rows of a repeated id are summed in order."""
     unique = dedup(grad.ids, 1)
     return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0])
+
+
+Gather = Callable[[list[str], list[float]], list[float]]
+_gather: Gather | None = None
+
+
+@contextlib.contextmanager
+def gathering(gather: Gather) -> Iterator[None]:
+    """Inside the block global norms are over more parameters than are clipped here.
+
+    Args:
+        gather: Of the names and squared norms here, the squared norms of all.
+    """
+    global _gather
+    before, _gather = _gather, gather
+    try:
+        yield
+    finally:
+        _gather = before
 
 
 class ClipGradBase:
@@ -75,8 +96,16 @@ class ClipGradByGlobalNorm(ClipGradBase):
         self.group_name = group_name
         self.auto_skip_clip = auto_skip_clip
 
+    def __call__(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:
+        """See ClipGradBase."""
+        self._names = [p.name for p, _ in params_grads if p.need_clip]
+        return super().__call__(params_grads)
+
     def _clip(self, values: list[Floats]) -> list[Floats]:
-        norm = math.sqrt(sum(_square(v) for v in values))
+        squares = [_square(v) for v in values]
+        if _gather is not None:
+            squares = _gather(self._names, squares)
+        norm = math.sqrt(sum(squares))
         return [_scaled(v, self.clip_norm, norm) for v in values]
 
 

@@ -66,7 +66,7 @@ def settle(place: Place, make: Callable[[Place, int], Links] | None = None) -> N
     _here, _make, _links, _steps = place, make, None, itertools.count()
 
 
-def links(queue_size: int) -> Links:
+def links(queue_size: int = 30) -> Links:
     """The links of this process, made when first asked for.
 
     Args:

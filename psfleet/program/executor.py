@@ -11,6 +11,7 @@ from psfleet.errors import UsageError
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
+from psfleet.pipeline.norms import shared_norms
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import Program, default_main_program
@@ -126,7 +127,8 @@ class Executor:
                 (parameter, found[variable]) for parameter, variable in update.params_grads
                 if found.get(variable) is not None]
             loss = None if update.loss is None else float(found[update.loss].item())
-            update.optimizer.apply_values(values, samples=samples, loss=loss)
+            with shared_norms([parameter.name for parameter, _ in update.params_grads]):
+                update.optimizer.apply_values(values, samples=samples, loss=loss)
         program.step += 1
         if program.updates:
             for hook in program.after_step:

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from psfleet import fleet, optimizer
+from psfleet import clip, fleet, optimizer
 from psfleet.program.executor import Executor
 from tests.pipeline.conftest import build_model, make_feed
 
@@ -16,7 +16,7 @@ def main(out: str, wrapper: str, steps: int) -> None:
     """Train."""
     fleet.init()
     model = build_model()
-    adam = optimizer.Adam(0.01)
+    adam = optimizer.Adam(0.01, grad_clip=clip.ClipGradByGlobalNorm(0.02))
     chosen = optimizer.PipelineOptimizer(adam, model.cuts) if wrapper == "cut" else adam
     _, pairs = fleet.distributed_optimizer(chosen).minimize(model.loss)
     executor = Executor()

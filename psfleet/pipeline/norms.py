@@ -1,0 +1,33 @@
+"""The norm of all stages' gradients, for clipping by the global norm."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from psfleet import clip
+from psfleet.pipeline.links import here, links, next_step
+
+__all__ = ["shared_norms"]
+
+
+def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Inside the block a global norm is over the parameters of all stages of this worker.
+
+    Args:
+        names: Of all of them, in the order in which one process would add them up.
+    """
+    if here().stages == 1:
+        return contextlib.nullcontext()
+    places = {name: i for i, name in enumerate(names)}
+
+    def gather(own: list[str], squares: list[float]) -> list[float]:
+        place, far, tag = here(), links(), f"norm/{next_step()}"
+        mine = np.array([[places[name] for name in own], squares], np.float64)
+        others = [stage for stage in range(place.stages) if stage != place.stage]
+        for stage in others:
+            far.send(stage, tag, [mine])
+        whole = np.concatenate([mine, *(far.receive(stage, tag)[0] for stage in others)], axis=1)
+        return [float(square) for square in whole[1, np.argsort(whole[0], kind="stable")]]
+
+    return clip.gathering(gather)
