@@ -1,0 +1,66 @@
+"""One trainer script under each strategy, through the launcher: same bits, fewer bytes, it learns."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
+STRATEGIES = {
+    "plain": "",
+    "bfloat16": "[amp]\n",
+    "float16": "[amp]\ndtype = 'float16'\n[gradient_merge]\nk_steps = 2\n",
+    "dgc": "[dgc]\nsparsity = [0.999]\n",
+    "merged dgc": "[dgc]\nsparsity = [0.99]\nrampup_begin_step = 2\n[gradient_merge]\nk_steps = 2\n",
+    "localsgd": "[localsgd]\nk_steps = 3\nbegin_step = 2\n",
+    "merged localsgd": "[localsgd]\nk_steps = 2\n[gradient_merge]\nk_steps = 2\n[amp]\n[recompute]\n",
+}
+DENSE = 104 * 600 + 600 + 600 + 1  # values of all dense tables
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Runs the script under a strategy on so many servers and workers (0: embedded)."""
+    known: dict[tuple[str, int, int], dict[str, Any]] = {}
+
+    def run(name: str, servers: int, workers: int) -> dict[str, Any]:
+        if (name, servers, workers) not in known:
+            folder = tmp_path_factory.mktemp("run")
+            (folder / "strategy.toml").write_text(STRATEGIES[name])
+            command = [sys.executable, "-m", "psfleet_launch", "--servers", str(servers), "--workers",
+                       str(workers), "--sync", "--strategy", str(folder / "strategy.toml"),
+                       "--log-dir", str(folder), "--no-progress", str(SCRIPT), str(folder / "out.npz")]
+            done = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            with np.load(folder / "out.npz") as arrays:
+                known[name, servers, workers] = dict(arrays)
+        return known[name, servers, workers]
+
+    return run
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "plain"])
+def test_number_of_servers_does_not_change_bits(train: Train, name: str) -> None:
+    """Two workers with unequal numbers of steps: 1 and 2 servers end with the same bits, and training
+    has taken place."""
+    one, two = train(name, 1, 2), train(name, 2, 2)
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert key == "bytes" or value.tobytes() == two[key].tobytes(), key
+    assert one["losses"][-4:].mean() < one["losses"][:4].mean()
+
+
+def test_bytes(train: Train) -> None:
+    """What the servers receive: with bfloat16 half, with DGC at 99.9 % a hundredth of the dense
+    gradients' bytes, beside what every run sends for its rows."""
+    plain, half, few = (int(train(name, 1, 2)["bytes"]) for name in ("plain", "bfloat16", "dgc"))
+    dense = 4 * DENSE * (13 + 14)
+    rows = plain - dense  # ids and gradients of rows, headers, pulls
+    assert 0 < rows < dense / 10
+    assert half < dense / 2 + rows
+    assert few - rows < dense / 100
