@@ -5,11 +5,13 @@
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from psfleet import fleet as fleet_api
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import UsageError
 from psfleet.runtime import Gradient, Read
@@ -142,6 +144,18 @@ def test_values_set_by_hand() -> None:
     model(torch.ones(1, 2)).sum().backward()
     opt.step()
     assert model.weight.tolist() == [[2.5, 2.5]]
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    """Training goes on with the same bits from what fleet.save_persistables wrote."""
+    model = DeepFM()
+    model, opt = pst.convert(model, OPTIMIZERS["adam"](model))
+    curve(model, [opt], batches(10))
+    fleet_api.save_persistables(str(tmp_path / "model"))
+    wanted = curve(model, [opt], batches(10, 2))
+    fleet_api.load_model(str(tmp_path / "model"))
+    opt.refresh()
+    assert curve(model, [opt], batches(10, 2)) == wanted
 
 
 def test_refused() -> None:
