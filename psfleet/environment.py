@@ -14,12 +14,17 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_STAGES | | stage processes of each worker; 1: the workers are not cut into stages |
 | PSFLEET_STAGE | | which of them this is, from 0 |
 | PSFLEET_STAGE_ENDPOINTS | | where the stages of this worker meet: ipc:///path or tcp://host:port |
+| PSFLEET_DURABILITY | | none; log: servers keep a log and can be started again; log+fsync: on the disk |
+| PSFLEET_LOG_FOLDER | | where servers keep their logs |
+| PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
+| PSFLEET_PLAN | | the first training step writes here what the strategy means for it, and ends the script |
 
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ from typing import Literal
 
 from psfleet.errors import ConfigError
 
-__all__ = ["Environment", "check_endpoint", "read_environment"]
+__all__ = ["Environment", "check_endpoint", "plan_file", "read_environment"]
 
 _ROLES = {"server": "server", "worker": "worker", "pserver": "server", "trainer": "worker"}
 
@@ -47,6 +52,9 @@ class Environment:
     stage: int = 0
     stages: int = 1
     stage_endpoints: tuple[str, ...] = ()
+    durability: str = "none"
+    log_folder: str = ""
+    job: str = ""
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -58,12 +66,24 @@ class Environment:
             raise ConfigError(f"PSFLEET_WORKERS is {self.workers}, a fleet needs at least 1 worker")
         if self.lane not in ("auto", "inline"):
             raise ConfigError(f"PSFLEET_LANE is {self.lane!r}; it must be auto or inline")
+        self._check_durability()
         if self.role == "worker":
             self._check_stages()
         seats = len(self.servers) if self.role == "server" else self.workers
         if not 0 <= self.rank < seats:
             raise ConfigError(f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s "
                               f"0 to {seats - 1}")
+
+    def _check_durability(self) -> None:
+        if self.durability == "snapshot":
+            raise ConfigError("PSFLEET_DURABILITY is 'snapshot', which is not available yet; use log "
+                              "or none")
+        if self.durability not in ("none", "log", "log+fsync"):
+            raise ConfigError(f"PSFLEET_DURABILITY is {self.durability!r}; it must be none, log or "
+                              "log+fsync")
+        if self.role == "server" and self.durability != "none" and not self.log_folder:
+            raise ConfigError(f"PSFLEET_DURABILITY is {self.durability!r} but PSFLEET_LOG_FOLDER is "
+                              "empty; name the folder for the servers' logs")
 
     def _check_stages(self) -> None:
         if not 0 <= self.stage < self.stages:
@@ -108,7 +128,16 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         stage=_number(variables, "PSFLEET_STAGE", "", 0),
         stages=_number(variables, "PSFLEET_STAGES", "", 1),
         stage_endpoints=_list(variables, "PSFLEET_STAGE_ENDPOINTS"),
+        durability=variables.get("PSFLEET_DURABILITY") or "none",
+        log_folder=variables.get("PSFLEET_LOG_FOLDER", ""),
+        job=variables.get("PSFLEET_JOB", ""),
     )
+
+
+@functools.cache
+def plan_file() -> str:
+    """Where this process is to write the plan of its first training step; empty: it trains."""
+    return os.environ.get("PSFLEET_PLAN", "")
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -13,7 +13,7 @@ from psfleet.program.backward import Automatic
 from psfleet.program.plan import Plan
 from psfleet.program.record import Record
 
-__all__ = ["Cut", "Pipelining"]
+__all__ = ["Cut", "Pipelining", "check_share"]
 
 
 @dataclass
@@ -64,9 +64,7 @@ class Pipelining:
 
     def _cut(self, plan: Plan, stages: int) -> Cut:
         parts = self.parts or balanced_parts(plan, max(self.stages, stages) * self.chunks)
-        if len(parts) % stages:
-            raise ConfigError(f"the program is cut into {len(parts)} pieces, which {stages} stages "
-                              "cannot share evenly; start a number of stages that divides it")
+        check_share(len(parts), stages)
         cut = Cut(cut_plan(plan, parts), len(parts) // stages)
         for number, piece in enumerate(cut.pieces):
             self._set_budget(piece, number % stages, stages, cut.per_stage)
@@ -91,3 +89,10 @@ class Pipelining:
         if key not in self._schedules:
             self._schedules[key] = make_schedule(self.schedule, *key)
         return self._schedules[key]
+
+
+def check_share(pieces: int, stages: int) -> None:
+    """Refuse a number of stages that cannot share the pieces evenly."""
+    if pieces % stages:
+        raise ConfigError(f"the program is cut into {pieces} pieces, which {stages} stages cannot "
+                          "share evenly; start a number of stages that divides it")

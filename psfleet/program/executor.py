@@ -3,10 +3,12 @@
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from psfleet.environment import plan_file
 from psfleet.errors import UsageError
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
@@ -84,6 +86,8 @@ class Executor:
         fetches = [_named(program, entry) for entry in _entries(fetch_list)]
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})
+        if plan_file() and plan.backwards and program.updates:
+            _write_plan(program, plan, arrays)
         run: Run | PipelinedRun
         if plan.pipelined:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
@@ -176,6 +180,14 @@ class Executor:
     def close(self) -> None:
         """Let go of the plans."""
         self._plans.clear()
+
+
+def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> None:
+    """For `psfleet plan`: say what the step would be, and end the script."""
+    from psfleet.pipeline.study import study
+
+    Path(plan_file()).write_text(study(program, plan, feeds) + "\n")
+    raise SystemExit(0)
 
 
 def _counted(plan: Plan, samples: int) -> int:
