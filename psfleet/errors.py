@@ -98,5 +98,9 @@ class ServerUnavailable(PsfleetError, ConnectionError):
     """A server does not answer."""
 
 
+class LogError(PsfleetError):
+    """The log of a server is damaged, of another server, or cannot be written."""
+
+
 class CheckpointError(PsfleetError):
     """A snapshot is missing, incomplete or damaged."""

@@ -3,15 +3,19 @@
 A `call` is whatever the shell uses to name an open request; the shard only hands it back.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from psfleet.errors import PsfleetError
 from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
 
-__all__ = ["Answer", "Call", "Event", "Expire", "Instruction", "Join", "Leave", "Mode", "Outcome",
-           "Pull", "Push", "Refuse", "Serve"]
+__all__ = ["Answer", "Call", "Close", "Create", "Event", "Expire", "Instruction", "Join", "Journal",
+           "Leave", "Mode", "Outcome", "Pull", "Push", "Record", "Refuse", "Serve", "State", "Write"]
 
 Call = Hashable
 Mode = Literal["sync", "async"]
@@ -76,7 +80,57 @@ class Expire:
     """The deadline of a waiting call has passed."""
 
 
-Event = Join | Leave | Push | Pull | Expire
+@dataclass(frozen=True, slots=True)
+class State:
+    """Weights and optimizer state of a part of a table.
+
+    Attributes:
+        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
+        ids: Sparse: int64 [n]. Dense: None.
+        step: Updates of the table so far.
+    """
+
+    table: int
+    step: int
+    values: NDArray[np.float32]
+    ids: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Parts of tables are set: by the `number`-th write of a worker's life, or by none (0)."""
+
+    states: tuple[State, ...]
+    worker: int = 0
+    incarnation: int = 0
+    number: int = 0
+
+
+Event = Join | Leave | Push | Pull | Write | Expire
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A table is made with this server's part of its first value, for worker `maker` (None: nobody)."""
+
+    spec: TableSpec
+    value: NDArray[np.float32]
+    maker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Sync mode: the round closes with the pushes that these seats have held for it."""
+
+    round: int
+    members: tuple[int, ...]
+
+
+Record = Create | Join | Leave | Push | Write | Close
+"""What changes a shard for good. The same records in the same order give the same shard."""
+
+Journal = Callable[[Record], None]
+"""Keeps a record before it takes effect."""
 
 
 @dataclass(frozen=True, slots=True)

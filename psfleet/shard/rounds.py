@@ -33,8 +33,8 @@ class Rounds:
     rests: dict[int, int] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
 
-    def hold(self, push: Push) -> bool:
-        """Hold a push for the open round; False if it is a repeat.
+    def is_new(self, push: Push) -> bool:
+        """Whether the push is for the open round; False if it is a repeat.
 
         Raises:
             Gap: The push is for a round that cannot be open yet.
@@ -44,9 +44,12 @@ class Rounds:
         if push.sequence != self.closed + 1:
             raise Gap(f"worker {push.worker} pushed round {push.sequence}, "
                       f"but round {self.closed + 1} is open")
+        return True
+
+    def hold(self, push: Push) -> None:
+        """Hold a new push for the open round."""
         self.resting.discard(push.worker)
         self.held[push.worker] = push
-        return True
 
     def commit(self, worker: int, number: int) -> None:
         """The worker knows that all servers hold its push of round `number`."""
@@ -54,15 +57,22 @@ class Rounds:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
         self.committed[worker] = max(number, self.committed.get(worker, 0))
 
-    def rest(self, worker: int, number: int) -> None:
-        """The worker sits out until everybody does. It has committed all its pushes."""
+    def is_new_rest(self, worker: int, number: int) -> bool:
+        """Whether the worker begins this rest; False if it is a repeat.
+
+        Raises:
+            ProtocolError: A push of the worker is held and may not be committed.
+        """
         if worker in self.held:
             raise ProtocolError(f"worker {worker} rests before its push of round "
                                 f"{self.closed + 1} is committed; flush first")
-        if number > self.rests.get(worker, 0):
-            self.rests[worker] = number
-            self.resting.add(worker)
-            self._all_back()
+        return number > self.rests.get(worker, 0)
+
+    def rest(self, worker: int, number: int) -> None:
+        """The worker sits out until everybody does. It has committed all its pushes."""
+        self.rests[worker] = number
+        self.resting.add(worker)
+        self._all_back()
 
     def leave(self, worker: int) -> None:
         """The worker is gone for good."""
@@ -87,10 +97,12 @@ class Rounds:
         return [seat for seat in self.members()
                 if seat not in self.held or self.committed.get(seat, 0) <= self.closed]
 
+    def is_complete(self) -> bool:
+        """Whether every member has committed the open round."""
+        return bool(self.held) and not self.awaited()
+
     def close(self) -> list[Push]:
-        """Close the open round if every member has committed it: its pushes in seat order, else []."""
-        if not self.held or self.awaited():
-            return []
+        """Close the open round; its pushes in seat order."""
         pushes = [self.held[seat] for seat in sorted(self.held)]
         self.held.clear()
         self.closed += 1

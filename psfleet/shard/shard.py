@@ -12,6 +12,7 @@ from psfleet.errors import (
     Fenced,
     Gap,
     NotReady,
+    ProtocolError,
     PsfleetError,
     ShapeError,
     TableConflict,
@@ -23,16 +24,22 @@ from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import (
     Answer,
     Call,
+    Close,
+    Create,
     Event,
     Expire,
     Instruction,
     Join,
+    Journal,
     Leave,
     Mode,
     Pull,
     Push,
+    Record,
     Refuse,
     Serve,
+    State,
+    Write,
 )
 from psfleet.shard.layout import dense_range
 from psfleet.shard.rounds import Rounds
@@ -60,6 +67,9 @@ class Shard:
     """The deterministic state machine behind a server, and behind the embedded runtime.
 
     `handle` must be called by one thread at a time. `read` may run beside it.
+
+    Attributes:
+        journal: Gets every record before it takes effect; None: nothing is kept.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -70,13 +80,16 @@ class Shard:
         self.tables: dict[int, Table] = {}
         self.lives: dict[int, int] = {}  # worker -> incarnation
         self.sequences: dict[int, int] = {}  # worker -> last applied push of its life (async)
+        self.writes: dict[int, int] = {}  # worker -> last write of its life
+        self.makers: dict[int, int] = {}  # table -> worker that made it
         self.rounds = Rounds(workers)
+        self.journal: Journal | None = None
         self.counters = Counters()
         self._parked: dict[Call, Pull] = {}
 
     # -- tables --------------------------------------------------------------------------------
 
-    def create(self, spec: TableSpec, value: Floats) -> bool:
+    def create(self, spec: TableSpec, value: Floats, maker: int | None = None) -> bool:
         """Make a table unless it is there; `value` is this server's slice (dense) or empty.
 
         Raises:
@@ -87,7 +100,11 @@ class Shard:
             if there.spec != spec:
                 raise TableConflict(f"table {spec.name!r} exists as {there.spec}; asked for {spec}")
             return False
-        self.tables[spec.key] = SparseTable(spec) if spec.kind == "sparse" else self._dense(spec, value)
+        made = SparseTable(spec) if spec.kind == "sparse" else self._dense(spec, value)
+        self._record(Create(spec, value, maker))
+        self.tables[spec.key] = made
+        if maker is not None:
+            self.makers[spec.key] = maker
         return True
 
     def _dense(self, spec: TableSpec, value: Floats) -> DenseTable:
@@ -144,6 +161,8 @@ class Shard:
                     return self._join(event, call)
                 case Leave():
                     return self._leave(event, call)
+                case Write():
+                    return self._write(event, call)
                 case Expire():
                     return self._expire(call)
         except PsfleetError as error:
@@ -156,38 +175,76 @@ class Shard:
         if self.mode not in (None, event.mode):
             raise ConfigError(f"worker {event.worker} asks for mode {event.mode!r}, "
                               f"but the fleet runs in mode {self.mode!r}")
-        known = self.lives.get(event.worker, 0)
+        known = self.lives.get(event.worker, -1)
         if event.incarnation < known:
             raise Fenced(f"life {event.incarnation} of worker {event.worker} is over; "
                          f"life {known} has begun")
-        self.mode = event.mode
         if event.incarnation > known:
+            self._record(event)
+            self.mode = event.mode
             self.lives[event.worker] = event.incarnation
-            self.sequences[event.worker] = 0
+            self.sequences[event.worker] = self.writes[event.worker] = 0
             self.rounds.forget(event.worker)
         last = self.rounds.closed if self.mode == "sync" else self.sequences[event.worker]
         return [Answer(call, number=last)]
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self.admit(event.worker, event.incarnation)
-        if event.rest:
+        if not event.rest:
+            if event.worker not in self.rounds.left:
+                self._record(event)
+                self.rounds.leave(event.worker)
+        elif self.rounds.is_new_rest(event.worker, event.rest):
+            self._record(event)
             self.rounds.rest(event.worker, event.rest)
-        else:
-            self.rounds.leave(event.worker)
         return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
         self.admit(push.worker, push.incarnation)
         for gradient in push.gradients:
             self._check(gradient)
-        if self.mode == "sync":
-            fresh = self.rounds.hold(push)
-        else:
-            fresh = self._next_in_sequence(push)
-            if fresh:
-                self._apply([push])
+        fresh = self.rounds.is_new(push) if self.mode == "sync" else self._next_in_sequence(push)
+        if fresh:
+            self._record(push)
+            self._accept(push)
         self._count(push, fresh)
         return [Answer(call, "held" if self.mode == "sync" else "applied"), *self._advance()]
+
+    def _accept(self, push: Push) -> None:
+        if self.mode == "sync":
+            self.rounds.hold(push)
+        else:
+            self.sequences[push.worker] = push.sequence
+            self._apply([push])
+
+    def _write(self, write: Write, call: Call) -> list[Instruction]:
+        for state in write.states:
+            self._check_state(state)
+        if write.number:  # a stock client may leave it out
+            self.admit(write.worker, write.incarnation)
+            if write.number <= self.writes[write.worker]:
+                return [Answer(call)]
+        self._record(write)
+        if write.number:
+            self.writes[write.worker] = write.number
+        for state in write.states:
+            self._restore(state)
+        return [Answer(call)]
+
+    def _check_state(self, state: State) -> None:
+        table = self.table(state.table)
+        if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
+            raise ShapeError(f"table {table.spec.name!r}: this server holds {table.count} values, "
+                             f"the state has {state.values.shape[1]}")
+
+    def _restore(self, state: State) -> None:
+        table = self.table(state.table)
+        if isinstance(table, DenseTable):
+            table.restore(state.step, list(state.values))
+        else:
+            assert state.ids is not None
+            table.restore(state.ids, state.values)
+            table.restore_step(state.step)
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.admit(pull.worker, pull.incarnation)
@@ -205,6 +262,33 @@ class Shard:
         waiting = ", ".join(f"worker {seat}" for seat in self.rounds.awaited())
         return [Refuse(call, DeadlineExceeded(
             f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"))]
+
+    # -- the journal ---------------------------------------------------------------------------
+
+    def _record(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal(record)
+
+    def replay(self, record: Record) -> None:
+        """Take a record of an earlier process once more; the journal must be None.
+
+        Raises:
+            ProtocolError: The record cannot follow those before it.
+            PsfleetError: It was refused then too, or does not fit the tables.
+        """
+        match record:
+            case Create(spec, value, maker):
+                self.create(spec, value, maker)
+            case Close(number, members):
+                if number != self.rounds.closed + 1 or members != tuple(sorted(self.rounds.held)):
+                    raise ProtocolError(
+                        f"round {number} closes with the pushes of workers {list(members)}, but round "
+                        f"{self.rounds.closed + 1} holds those of {sorted(self.rounds.held)}")
+                self._apply(self.rounds.close())
+            case _:
+                for instruction in self.handle(record, None):
+                    if isinstance(instruction, Refuse):
+                        raise instruction.error
 
     def admit(self, worker: int, incarnation: int) -> None:
         """Refuse a caller whose life has not begun here, or is over."""
@@ -233,15 +317,13 @@ class Shard:
         if push.sequence > last + 1:
             raise Gap(f"worker {push.worker} sent push {push.sequence}, "
                       f"but push {last + 1} has not arrived")
-        if push.sequence <= last:
-            return False
-        self.sequences[push.worker] = push.sequence
-        return True
+        return push.sequence > last
 
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more."""
-        while pushes := self.rounds.close():
-            self._apply(pushes)
+        while self.rounds.is_complete():
+            self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
+            self._apply(self.rounds.close())
         ready = [call for call, pull in self._parked.items() if pull.commit <= self.rounds.closed]
         return [Serve(call, self._parked.pop(call).reads) for call in ready]
 

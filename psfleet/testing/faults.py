@@ -1,13 +1,15 @@
-"""Faults on the way between a worker and its servers, by seed."""
+"""Faults on the way between a worker and its servers, by seed, and servers that die at a point."""
 
 import contextlib
+import os
 import random
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 
-__all__ = ["Faults"]
+__all__ = ["Crashes", "Faults"]
 
 Send = Callable[[str, bytes, float], bytes]
 
@@ -60,3 +62,34 @@ class Faults:
         with self._lock:
             self.dropped += dropped
             self.duplicated += duplicated
+
+
+class Crashes:
+    """Kills this process, as `kill -9` would, when it reaches a point for the n-th time.
+
+    Args:
+        point: append, tear, appended, applied or settled: before a record of the log is written, when
+            it is written but for its last byte, when it is whole, when it has taken effect, and before
+            the answer.
+        count: At which time, from 1.
+    """
+
+    def __init__(self, point: str, count: int) -> None:
+        self.point = point
+        self.count = count
+
+    @classmethod
+    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "Crashes | None":
+        """What PSFLEET_CRASH says: "point:count"; None: nothing."""
+        point, _, count = variables.get("PSFLEET_CRASH", "").partition(":")
+        return cls(point, int(count)) if point else None
+
+    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
+        """The process is at the point; `before` is what it does last."""
+        if point != self.point:
+            return
+        self.count -= 1
+        if self.count == 0:
+            if before is not None:
+                before()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.kernels.halves import Half, decode
 from psfleet.runtime import Gradient, Precision, Read
+from psfleet.shard.events import State
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame
 from psfleet.wire.v1 import frame_pb2
@@ -55,22 +56,6 @@ class Piece:
 
     segment: Segment
     arrays: tuple[NDArray[Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Weights and optimizer state of a part of a table.
-
-    Attributes:
-        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
-        ids: Sparse: int64 [n]. Dense: None.
-        step: Updates of the table so far.
-    """
-
-    table: int
-    step: int
-    values: Floats
-    ids: Ids | None = None
 
 
 def message(header: Header, pieces: Iterable[Piece]) -> bytes:

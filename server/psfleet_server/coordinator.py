@@ -24,7 +24,7 @@ from psfleet.errors import (
 )
 from psfleet.shard.events import Call, Refuse
 
-__all__ = ["Arrival", "Coordinator", "Release"]
+__all__ = ["Arrival", "Coordinator", "Decision", "Left", "Met", "Registered", "Release"]
 
 Array = NDArray[Any]
 
@@ -59,6 +59,34 @@ class Release:
     value: Array | None
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A worker process begins a life."""
+
+    worker: int
+    boot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A meeting is complete: of each of its workers the meeting's number, and what it has given."""
+
+    numbers: dict[int, int]
+    value: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A worker comes to no more meetings."""
+
+    worker: int
+    incarnation: int
+
+
+Decision = Registered | Met | Left
+"""What changes a coordinator for good."""
+
+
 @dataclass
 class _Seat:
     """One worker's seat: its present life and the last meeting of it."""
@@ -71,13 +99,18 @@ class _Seat:
 
 
 class Coordinator:
-    """Lives and meetings of a fleet of `workers` workers. One thread at a time."""
+    """Lives and meetings of a fleet of `workers` workers. One thread at a time.
+
+    Attributes:
+        journal: Gets every decision before it takes effect; None: nothing is kept.
+    """
 
     def __init__(self, workers: int) -> None:
         self.seats = [_Seat() for _ in range(workers)]
         self._lives = 0
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
         self._result: Array | None = None
+        self.journal: Callable[[Decision], None] | None = None
 
     def register(self, worker: int, boot: int, workers: int) -> int:
         """The life (incarnation) of a worker process that has started as number `boot`.
@@ -93,10 +126,7 @@ class Coordinator:
         if boot in seat.earlier:
             raise Fenced(f"a later process has taken the seat of worker {worker}")
         if boot != seat.boot:
-            self._lives += 1
-            self._waiting.pop(worker, None)
-            seat.earlier.add(seat.boot)
-            seat.boot, seat.incarnation, seat.met, seat.left = boot, self._lives, 0, False
+            self._decide(Registered(worker, boot))
         return seat.incarnation
 
     def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
@@ -117,9 +147,30 @@ class Coordinator:
     def leave(self, worker: int, incarnation: int) -> list[Release | Refuse]:
         """The worker comes to no more meetings."""
         seat = self._seat(worker)
-        if seat.incarnation == incarnation:
-            seat.left = True
+        if seat.incarnation == incarnation and not seat.left:
+            self._decide(Left(worker, incarnation))
         return self._complete()
+
+    def _decide(self, decision: Decision) -> None:
+        if self.journal is not None:
+            self.journal(decision)
+        self.replay(decision)
+
+    def replay(self, decision: Decision) -> None:
+        """Let a decision, perhaps one of an earlier process, take effect."""
+        match decision:
+            case Registered(worker, boot):
+                self._lives += 1
+                self._waiting.pop(worker, None)
+                seat = self._seat(worker)
+                seat.earlier.add(seat.boot)
+                seat.boot, seat.incarnation, seat.met, seat.left = boot, self._lives, 0, False
+            case Met(numbers, value):
+                self._result = value
+                for worker, number in numbers.items():
+                    self._seat(worker).met = number
+            case Left(worker, _):
+                self._seat(worker).left = True
 
     def expire(self, call: Call) -> list[Release | Refuse]:
         """The deadline of a waiting call has passed. Its worker stays arrived."""
@@ -165,10 +216,9 @@ class Coordinator:
         if not self._waiting or self._missing():
             return []
         arrivals = [self._waiting[worker] for worker in sorted(self._waiting)]
+        numbers = {arrival.worker: arrival.number for arrival, _ in arrivals}
+        self._decide(Met(numbers, _combine([arrival for arrival, _ in arrivals])))
         self._waiting.clear()
-        self._result = _combine([arrival for arrival, _ in arrivals])
-        for arrival, _ in arrivals:
-            self.seats[arrival.worker].met = arrival.number
         return [Release(call, self._result) for _, calls in arrivals for call in calls]
 
 

@@ -1,16 +1,26 @@
 """Around the pure shard: the lock, and the hands that perform its instructions."""
 
+import contextlib
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from psfleet.errors import ProtocolError, PsfleetError
 from psfleet.runtime import Read
-from psfleet.shard.events import Answer, Event, Expire, Instruction, Push, Refuse, Serve
+from psfleet.shard.events import (
+    Answer,
+    Call,
+    Event,
+    Expire,
+    Instruction,
+    Push,
+    Refuse,
+    Serve,
+)
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
@@ -19,6 +29,7 @@ from psfleet_server.answers import Places, lay_out
 from psfleet_server.coordinator import Coordinator, Release
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
+from psfleet_server.recovery import Keeper
 
 __all__ = ["OUTCOMES", "Host"]
 
@@ -29,6 +40,9 @@ class Host:
     """One shard, on server 0 the coordinator, and what waits for them.
 
     `lock` is held for each event. Tables are read outside it, so that pulls run beside pushes.
+
+    Attributes:
+        keeper: Keeps what changes in the log; None: nothing is kept.
     """
 
     def __init__(self, shard: Shard, coordinator: Coordinator | None, deadlines: Deadlines) -> None:
@@ -39,13 +53,33 @@ class Host:
         self.bytes_in = 0
         self.bytes_out = 0
         self.lanes = Lanes()
+        self.keeper: Keeper | None = None
         self._deadlines = deadlines
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The lock; after it, what has changed meanwhile is durable and may be answered."""
+        with self.lock:
+            yield
+            log = None if self.keeper is None else self.keeper.log
+            if log is None:
+                return
+            end = log.end
+        log.reach("applied")
+        log.settle(end)
+        log.reach("settled")
+
+    def _take(self, event: Event, call: Call) -> list[Instruction]:
+        if self.keeper is None:
+            with self.lock:
+                return self.shard.handle(event, call)
+        with self.changing():
+            return self.shard.handle(event, call)
 
     def ask(self, event: Event) -> Answer:
         """Take an event that is answered at once."""
         call = object()
-        with self.lock:
-            instructions = self.shard.handle(event, call)
+        instructions = self._take(event, call)
         mine = next(i for i in instructions if i.call is call)
         self._perform([i for i in instructions if i.call is not call])
         if isinstance(mine, Refuse):
@@ -55,9 +89,7 @@ class Host:
 
     def submit(self, event: Event, reply: Reply) -> None:
         """Take an event whose reply may have to wait."""
-        with self.lock:
-            instructions = self.shard.handle(event, reply)
-        self._perform(instructions)
+        self._perform(self._take(event, reply))
         if not reply.done:
             reply.park(self._deadlines, lambda: self._expire(reply))
 
@@ -88,7 +120,7 @@ class Host:
         """Take a step of the coordinator; `reply` waits for it unless it is answered."""
         assert self.coordinator is not None
         coordinator = self.coordinator
-        with self.lock:
+        with self.changing():
             outcomes = step(coordinator)
         _release(outcomes)
         if reply is not None and not reply.done:
@@ -108,9 +140,7 @@ class Host:
                 workers=len(set(shard.lives) - shard.rounds.left), pid=os.getpid())
 
     def _expire(self, reply: Reply) -> None:
-        with self.lock:
-            instructions = self.shard.handle(Expire(), reply)
-        self._perform(instructions)
+        self._perform(self._take(Expire(), reply))
 
     def _expire_meeting(self, coordinator: Coordinator, reply: Reply) -> None:
         with self.lock:

@@ -22,7 +22,9 @@ from psfleet.wire.channel import SERVER_OPTIONS
 from psfleet_server import listening
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.host import Host
+from psfleet_server.log import Log
 from psfleet_server.parking import Deadlines
+from psfleet_server.recovery import Keeper, open_log
 from psfleet_server.service import handlers
 
 __all__ = ["Server", "serve"]
@@ -35,6 +37,7 @@ class Server:
 
     Attributes:
         endpoint: Where it listens, once entered.
+        recovered: Records of the log that it took when it was entered.
     """
 
     def __init__(self, environment: Environment, load_path: str | None = None) -> None:
@@ -43,7 +46,9 @@ class Server:
                               "server (PSFLEET_ROLE)")
         self.environment = environment
         self.endpoint = environment.servers[environment.rank]
+        self.recovered = 0
         self._load_path = load_path
+        self._log: Log | None = None
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
@@ -59,8 +64,7 @@ class Server:
         self.endpoint = listening.bind(server, self.endpoint)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
-            if self._load_path is not None:
-                load_shard(self._load_path, self._shard)
+            self._begin()
             warm_up()
         except BaseException:
             listening.release(self.endpoint)
@@ -70,6 +74,19 @@ class Server:
         server.start()
         self._server = server
         return self
+
+    def _begin(self) -> None:
+        """Start from the log, from a checkpoint or empty."""
+        log = open_log(self.environment)
+        if log is None:
+            if self._load_path is not None:
+                load_shard(self._load_path, self._shard)
+            return
+        self._log = log
+        self.host.keeper = Keeper(log, self._shard, self.host.coordinator)
+        self.recovered = self.host.keeper.start(self._load_path)
+        if len(self._shard.rounds.left) == self._shard.workers:
+            self.host.ended.set()  # it died after the last worker had left
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -85,6 +102,8 @@ class Server:
         self._deadlines.stop()
         self.host.lanes.stop()
         self._pool.shutdown()
+        if self._log is not None:
+            self._log.close()
         listening.release(self.endpoint)
 
 
@@ -110,7 +129,9 @@ def _announce(server: Server) -> None:
     """Say that the server is ready: one line, and the ready file, which appears whole."""
     environment = server.environment
     print(f"server {environment.rank} of {len(environment.servers)} ready at {server.endpoint} "
-          f"(process {os.getpid()})", flush=True)
+          f"(process {os.getpid()})"
+          + (f", back after {server.recovered} records of its log" if server.recovered else ""),
+          flush=True)
     if environment.ready_file:
         temporary = Path(f"{environment.ready_file}.{os.getpid()}")
         temporary.write_text(json.dumps({

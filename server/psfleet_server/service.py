@@ -11,12 +11,11 @@ from psfleet.checkpoint import load_shard, write_shard
 from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
 from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient
-from psfleet.shard.events import Join, Leave, Pull, Push
+from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.layout import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.segments import State
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_spec
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
@@ -53,7 +52,6 @@ class _Shard:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._makers: dict[int, tuple[int, int]] = {}  # table -> (worker, incarnation)
 
     def push(self, request: bytes) -> bytes:
         header, content, memory = self._open(request)
@@ -127,12 +125,11 @@ class _Shard:
             raise FrameError(f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
                              "no whole number of float32")
         value = np.frombuffer(asked.value, "<f4")
-        life = (asked.worker, asked.incarnation)
-        with self._host.lock:
+        with self._host.changing():
             self._refuse_if_awaited(spec, len(value))
-            if self._host.shard.create(spec, value):
-                self._makers[spec.key] = life
-            created = self._makers.get(spec.key) == life
+            self._host.shard.create(spec, value, asked.worker)
+            # By the seat: if the maker dies between two servers, its next life goes on.
+            created = self._host.shard.makers.get(spec.key) == asked.worker
         return _bytes(shard_pb2.CreateTableReply(table=spec.key, created=created))
 
     def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
@@ -161,27 +158,8 @@ class _Shard:
     def write_state(self, request: bytes) -> bytes:
         header, payload = frame.decode(request)
         states = segments.read_states(header, payload, self._spec_of)
-        with self._host.lock:
-            for state in states:
-                self._check_state(state)
-            for state in states:
-                self._restore(state)
+        self._host.ask(Write(tuple(states), header.worker, header.incarnation, header.sequence))
         return frame.encode(Header())
-
-    def _check_state(self, state: State) -> None:
-        table = self._host.shard.table(state.table)
-        if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
-            raise ShapeError(f"table {table.spec.name!r}: this server holds {table.count} values, "
-                             f"the state has {state.values.shape[1]}")
-
-    def _restore(self, state: State) -> None:
-        table = self._host.shard.table(state.table)
-        if isinstance(table, DenseTable):
-            table.restore(state.step, list(state.values))
-        else:
-            assert state.ids is not None
-            table.restore(state.ids, state.values)
-            table.restore_step(state.step)
 
     def save(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.SaveRequest, request)
@@ -201,8 +179,11 @@ class _Shard:
 
     def load(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LoadRequest, request)
-        with self._host.lock:
-            return _bytes(shard_pb2.LoadReply(loaded=load_shard(asked.path, self._host.shard)))
+        with self._host.changing():
+            loaded = load_shard(asked.path, self._host.shard)
+            if self._host.keeper is not None:
+                self._host.keeper.keep_tables()
+        return _bytes(shard_pb2.LoadReply(loaded=loaded))
 
     def status(self, request: bytes) -> bytes:
         _parse(shard_pb2.StatusRequest, request)
@@ -235,7 +216,7 @@ class _Coordinator:
     def register(self, request: bytes) -> bytes:
         asked = _parse(coordinator_pb2.RegisterRequest, request)
         assert self._host.coordinator is not None
-        with self._host.lock:
+        with self._host.changing():
             life = self._host.coordinator.register(asked.worker, asked.boot, asked.workers)
         return _bytes(coordinator_pb2.RegisterReply(incarnation=life))
 

@@ -67,6 +67,7 @@ class ClusterRuntime:
         self._plans = Plans(len(self._fleet.clients))
         self._pushes = Pushes(self._fleet.clients)
         self._open = 0  # sync mode: the round that is pushed and not committed
+        self._writes = 0  # WriteState calls of this life
         self._closed = False
         self._links: StageLinks | None = None
         try:
@@ -253,8 +254,10 @@ class ClusterRuntime:
         self.flush()
         spec = self._spec(table)
         for parts in self._deal_state(spec, state):
-            wait_all([client.start("Shard/WriteState", segments.message(self._header(), [part]))
-                      for client, part in zip(self._fleet.clients, parts, strict=True)])
+            self._writes += 1
+            wait_all([client.start("Shard/WriteState", segments.message(
+                self._header(sequence=self._writes), [part]))
+                for client, part in zip(self._fleet.clients, parts, strict=True)])
 
     def _deal_state(self, spec: TableSpec, state: TableState) -> Iterator[list[Piece]]:
         """Pages of the state, each as one piece for every server."""

@@ -1,0 +1,255 @@
+"""The log file of a server: records in order, each with its checksums.
+
+    header   "PSFLOG1" and a line feed, length u32, crc32 u32, JSON: whose log this is
+    record   length u64, crc32 of the body u32, kind u8, 3 zero bytes, crc32 of these 16 bytes u32; body
+
+Numbers are little-endian. The checksum of a record's head goes on from that of the head before it
+(the header's for the first), so that a record that is missing, doubled or moved is noticed.
+
+A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
+that loses power perhaps zeros. Such a torn tail was never acknowledged and is cut off. Whatever else
+is not as it was written is damage, and the log is refused.
+"""
+
+import json
+import os
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import LogError
+from psfleet.testing.faults import Crashes
+
+__all__ = ["Log", "Part", "read_header", "records"]
+
+Part = bytes | memoryview | NDArray[Any]
+
+_MAGIC = b"PSFLOG1\n"
+_LENGTHS = struct.Struct("<II")
+_FIELDS = struct.Struct("<QIB3x")
+_CRC = struct.Struct("<I")
+_HEAD = _FIELDS.size + _CRC.size
+_MOST_PARTS = 512  # that one writev may take, with room to spare (IOV_MAX is 1024)
+
+
+class Log:
+    """A log that is open for appending. One thread at a time appends; any may `settle`.
+
+    Args:
+        path: The file. It is made with `header` unless it is there.
+        header: Whose log it is; a file that says otherwise is refused.
+        fsync: `settle` waits until records are on the disk, not only with the operating system.
+        crashes: For tests.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, fsync: bool = False,
+                 crashes: Crashes | None = None) -> None:
+        self.path = path
+        self._fsync = fsync
+        self._crashes = crashes
+        if not path.exists():
+            _create(path, header)
+        found = read_header(path)
+        if found != dict(header):
+            raise LogError(f"log {str(path)!r} is of {found}, this server is {dict(header)}; "
+                           "use another folder")
+        self.torn = 0
+        self._end, self._chain = 0, 0
+        self._file = os.open(path, os.O_RDWR)
+        self._syncing = threading.Lock()
+        self._synced = 0
+
+    def recover(self) -> Iterator[tuple[int, memoryview]]:
+        """The kind and body of every record; then the torn tail is cut and `append` may be called.
+
+        Raises:
+            LogError: The log is damaged.
+        """
+        for kind, body, end, chain in records(self.path):
+            self._end, self._chain = end, chain
+            if kind:
+                yield kind, body
+        self.torn = os.fstat(self._file).st_size - self._end
+        if self.torn:
+            os.ftruncate(self._file, self._end)
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        os.fsync(self._file)
+        self._synced = self._end
+
+    def forget(self) -> int:
+        """Begin anew in place of `recover`: cut everything but the header. Returns 0."""
+        _, self._end, self._chain = _header(self.path)
+        os.ftruncate(self._file, self._end)
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        return 0
+
+    @property
+    def end(self) -> int:
+        """Bytes of the log so far."""
+        return self._end
+
+    def append(self, kind: int, parts: Sequence[Part]) -> None:
+        """Hand a record to the operating system; it survives the end of this process.
+
+        Raises:
+            LogError: It could not be written; the log is as it was.
+        """
+        views = [_flat(part) for part in parts]
+        length, crc = 0, 0
+        for view in views:
+            length, crc = length + view.nbytes, zlib.crc32(view, crc)
+        fields = _FIELDS.pack(length, crc, kind)
+        chain = zlib.crc32(fields, self._chain)
+        head = memoryview(fields + _CRC.pack(chain))
+        self.reach("append")
+        self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
+        try:
+            _write([head, *views], self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            raise LogError(f"log {str(self.path)!r} cannot be written: {error.strerror}; make room "
+                           "for it") from None
+        self._end, self._chain = self._end + _HEAD + length, chain
+        self.reach("appended")
+
+    def settle(self, end: int) -> None:
+        """Return when the log up to `end` is as durable as it was asked to be.
+
+        Threads that come while the disk works share the next turn.
+        """
+        if not self._fsync or self._synced >= end:
+            return
+        with self._syncing:
+            if self._synced >= end:
+                return
+            reached = self._end
+            try:
+                os.fdatasync(self._file)
+            except OSError as error:
+                # What the disk holds now is unknown, and a second try would not tell.
+                print(f"log {str(self.path)!r} cannot be made durable: {error.strerror}",
+                      file=sys.stderr, flush=True)
+                os._exit(1)
+            self._synced = reached
+
+    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
+        """Die here if a test wants that, after doing `before`."""
+        if self._crashes is not None:
+            self._crashes.reach(point, before)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Whose log it is.
+
+    Raises:
+        LogError: It is no log, or its header is damaged.
+    """
+    return _header(path)[0]
+
+
+def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
+    """Of the header (kind 0) and every whole record: kind, body, where it ends, its head's checksum.
+
+    What follows the last one is a torn tail. Bodies begin at multiples of 8 bytes in memory.
+
+    Raises:
+        LogError: The log is damaged.
+    """
+    _, end, chain = _header(path)
+    size = path.stat().st_size
+    yield 0, memoryview(b""), end, chain
+    with path.open("rb") as file:
+        file.seek(end)
+        while size - end >= _HEAD:
+            head = file.read(_HEAD)
+            length, crc, kind = _FIELDS.unpack_from(head)
+            chain = zlib.crc32(head[:_FIELDS.size], chain)
+            if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
+                if _is_zero(file, head):
+                    return
+                raise _damaged(path, end)
+            if length > size - end - _HEAD:
+                return
+            body = np.empty(length, np.uint8)
+            file.readinto(body.data)
+            if zlib.crc32(body.data) != crc:
+                raise _damaged(path, end)
+            end += _HEAD + length
+            yield kind, body.data, end, chain
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where it ends, and its checksum."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC) + _LENGTHS.size)
+            if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
+                raise LogError(f"{str(path)!r} is no log of a server")
+            length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
+            text = file.read(min(length, 1 << 20))
+    except OSError as error:
+        raise LogError(f"log {str(path)!r} cannot be read: {error.strerror}") from None
+    if len(text) != length or zlib.crc32(text) != crc:
+        raise _damaged(path, 0)
+    return json.loads(text), len(start) + length, crc
+
+
+def _create(path: Path, header: Mapping[str, Any]) -> None:
+    """The file appears whole."""
+    text = json.dumps(dict(header)).encode()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(_MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        raise LogError(f"log {str(path)!r} cannot be made: {error.strerror}; choose another "
+                       "folder") from None
+
+
+def _flat(part: Part) -> memoryview:
+    if isinstance(part, np.ndarray):
+        return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+    return memoryview(part)
+
+
+def _write(views: list[memoryview], file: int) -> None:
+    """All the bytes, however many calls it takes."""
+    views = [view for view in views if view.nbytes]
+    while views:
+        written = os.writev(file, views[:_MOST_PARTS])
+        while views and written >= views[0].nbytes:
+            written -= views.pop(0).nbytes
+        if written:
+            views[0] = views[0][written:]
+
+
+def _is_zero(file: Any, head: bytes) -> bool:
+    """Whether nothing but zeros follows."""
+    while head:
+        if any(head):
+            return False
+        head = file.read(1 << 20)
+    return True
+
+
+def _damaged(path: Path, at: int) -> LogError:
+    return LogError(f"log {str(path)!r} is damaged at byte {at}; restore the file, or start the job "
+                    "anew from a checkpoint")

@@ -1,0 +1,232 @@
+"""What a server keeps in its log, and how it becomes what it was from that.
+
+Records of the shard and decisions of the coordinator go to one log, in the order in which they took
+effect. A server that starts again takes them once more, through the code that took them first.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psfleet.checkpoint import load_shard
+from psfleet.environment import Environment
+from psfleet.errors import LogError, PsfleetError, UsageError
+from psfleet.shard.events import Close, Create, Join, Leave, Push, Record, State, Write
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import BLOCK, TableSpec
+from psfleet.testing.faults import Crashes
+from psfleet.wire import segments
+from psfleet.wire.frame import ALIGNMENT
+from psfleet.wire.segments import Piece
+from psfleet.wire.specs import read_mode, read_spec, write_mode, write_spec
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_server.coordinator import Coordinator, Decision, Left, Met, Registered
+from psfleet_server.log import Log, Part, records
+
+__all__ = ["Keeper", "open_log"]
+
+_CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY = range(1, 11)
+_LENGTH = struct.Struct("<Q")
+_PAGE = 1 << 20  # rows of a table in one record
+SpecOf = Callable[[int], TableSpec]
+
+
+def open_log(environment: Environment) -> Log | None:
+    """The log that the environment asks for; None: nothing is kept."""
+    if environment.durability == "none":
+        return None
+    header = {"job": environment.job, "server": environment.rank,
+              "servers": len(environment.servers), "workers": environment.workers, "block": BLOCK}
+    path = Path(environment.log_folder) / f"server.{environment.rank}.log"
+    return Log(path, header, fsync=environment.durability == "log+fsync", crashes=Crashes.wanted())
+
+
+class Keeper:
+    """Keeps a shard and a coordinator in a log."""
+
+    def __init__(self, log: Log, shard: Shard, coordinator: Coordinator | None) -> None:
+        self.log = log
+        self._shard = shard
+        self._coordinator = coordinator
+
+    def start(self, load_path: str | None = None) -> int:
+        """Become what the log says, then keep on writing it.
+
+        Args:
+            load_path: A checkpoint to begin with, if the server was never ready before.
+
+        Returns:
+            How many records there were.
+
+        Raises:
+            LogError: The log is damaged, or says what cannot have been.
+        """
+        fresh = not any(kind == _READY for kind, *_ in records(self.log.path))
+        count = self.log.forget() if fresh else self._replay()
+        self._shard.journal = self._keep
+        if self._coordinator is not None:
+            self._coordinator.journal = self._keep_decision
+        if fresh:
+            if load_path is not None:
+                load_shard(load_path, self._shard)
+                self.keep_tables()
+            self.log.append(_READY, [])
+        self.log.settle(self.log.end)
+        return count
+
+    def keep_tables(self) -> None:
+        """Write the tables as they are now, after something has set them that is not in the log."""
+        for key, table in self._shard.tables.items():
+            for state in _states(key, table):
+                self.log.append(*encode(Write((state,))))
+
+    def _replay(self) -> int:
+        count = 0
+        for kind, body in self.log.recover():
+            count += 1
+            try:
+                _take(kind, body, self._shard, self._coordinator)
+            except (PsfleetError, ValueError, KeyError) as error:
+                if isinstance(error, UsageError) and kind in (_PUSH, _CLOSE):
+                    continue  # a table was full; the worker was told
+                raise LogError(f"record {count} of log {str(self.log.path)!r} cannot be taken: "
+                               f"{error}; start the job anew from a checkpoint") from None
+        return count
+
+    def _keep(self, record: Record) -> None:
+        self.log.append(*encode(record))
+
+    def _keep_decision(self, decision: Decision) -> None:
+        self.log.append(*_encode_decision(decision))
+
+
+def encode(record: Record) -> tuple[int, list[Part]]:
+    """The kind and the body of a record of a shard."""
+    match record:
+        case Create(spec, value, maker):
+            return _CREATE, [_bytes(shard_pb2.CreateTableRequest(
+                spec=write_spec(spec), value=value.tobytes(), worker=maker or 0,
+                incarnation=int(maker is not None)))]
+        case Join(worker, incarnation, mode):
+            return _JOIN, [_bytes(shard_pb2.JoinRequest(
+                worker=worker, incarnation=incarnation, mode=write_mode(mode)))]
+        case Leave(worker, incarnation, last, rest):
+            return _LEAVE, [_bytes(shard_pb2.LeaveRequest(
+                worker=worker, incarnation=incarnation, last=last, rest=rest))]
+        case Push():
+            header = Header(worker=record.worker, incarnation=record.incarnation,
+                            sequence=record.sequence, samples=record.samples, loss=record.loss)
+            return _PUSH, _framed(header, map(segments.write_gradient, record.gradients))
+        case Write(states, worker, incarnation, number):
+            header = Header(worker=worker, incarnation=incarnation, sequence=number)
+            return _WRITE, _framed(header, map(segments.write_state, states))
+        case Close(number, members):
+            return _CLOSE, [_json(round=number, members=members)]
+
+
+def _encode_decision(decision: Decision) -> tuple[int, list[Part]]:
+    match decision:
+        case Registered(worker, boot):
+            return _REGISTERED, [_bytes(coordinator_pb2.RegisterRequest(worker=worker, boot=boot))]
+        case Left(worker, incarnation):
+            return _LEFT, [_bytes(shard_pb2.LeaveRequest(worker=worker, incarnation=incarnation))]
+        case Met(numbers, value):
+            kind = None if value is None else (value.dtype.name, value.shape)
+            head = _json(numbers=list(numbers.items()), value=kind)
+            return _MET, [_LENGTH.pack(len(head)), head, b"" if value is None else value.tobytes()]
+
+
+def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
+    """Let a record of the log take effect."""
+    if kind in (_REGISTERED, _MET, _LEFT):
+        if coordinator is None:
+            raise LogError("it is of a coordinator, which this server is not")
+        coordinator.replay(_decode_decision(kind, body))
+    elif kind != _READY:
+        shard.replay(_decode(kind, body, lambda key: shard.table(key).spec))
+
+
+def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
+    asked: Any
+    if kind == _CREATE:
+        asked = shard_pb2.CreateTableRequest.FromString(bytes(body))
+        return Create(read_spec(asked.spec), np.frombuffer(asked.value, "<f4"),
+                      asked.worker if asked.incarnation else None)
+    if kind == _JOIN:
+        asked = shard_pb2.JoinRequest.FromString(bytes(body))
+        return Join(asked.worker, asked.incarnation, read_mode(asked.mode))
+    if kind == _LEAVE:
+        asked = shard_pb2.LeaveRequest.FromString(bytes(body))
+        return Leave(asked.worker, asked.incarnation, asked.last, asked.rest)
+    if kind == _CLOSE:
+        said = json.loads(bytes(body))
+        return Close(said["round"], tuple(said["members"]))
+    if kind not in (_PUSH, _WRITE):
+        raise LogError(f"its kind {kind} is unknown")
+    head, payload = _split(body)
+    header = Header.FromString(head)
+    if kind == _WRITE:
+        states = segments.read_states(header, payload, spec_of)
+        return Write(tuple(states), header.worker, header.incarnation, header.sequence)
+    gradients = segments.read_gradients(header, payload, spec_of)
+    loss = header.loss if header.HasField("loss") else None
+    return Push(header.worker, header.incarnation, header.sequence, gradients, header.samples, loss)
+
+
+def _decode_decision(kind: int, body: memoryview) -> Decision:
+    asked: Any
+    if kind == _REGISTERED:
+        asked = coordinator_pb2.RegisterRequest.FromString(bytes(body))
+        return Registered(asked.worker, asked.boot)
+    if kind == _LEFT:
+        asked = shard_pb2.LeaveRequest.FromString(bytes(body))
+        return Left(asked.worker, asked.incarnation)
+    (length,) = _LENGTH.unpack_from(body)
+    said = json.loads(bytes(body[_LENGTH.size:_LENGTH.size + length]))
+    value = None
+    if said["value"] is not None:
+        dtype, shape = said["value"]
+        value = np.frombuffer(bytes(body[_LENGTH.size + length:]), dtype).reshape(shape)
+    return Met(dict(said["numbers"]), value)
+
+
+def _framed(header: Header, pieces: Iterable[Piece]) -> list[Part]:
+    """A header with its length, then the pieces, each filled up to a multiple of 8 bytes."""
+    arrays: list[Part] = []
+    for piece in pieces:
+        header.segments.append(piece.segment)
+        arrays += [*piece.arrays, bytes(-sum(a.nbytes for a in piece.arrays) % ALIGNMENT)]
+    head = _bytes(header)
+    return [_LENGTH.pack(len(head)), head, bytes(-len(head) % ALIGNMENT), *arrays]
+
+
+def _split(body: memoryview) -> tuple[bytes, memoryview]:
+    """The header and the payload of what `_framed` made."""
+    (length,) = _LENGTH.unpack_from(body)
+    end = _LENGTH.size + length
+    return bytes(body[_LENGTH.size:end]), body[end + -length % ALIGNMENT:]
+
+
+def _states(key: int, table: Any) -> Iterator[State]:
+    """A table with its optimizer state, in pages if it is sparse; the last page is empty."""
+    if isinstance(table, DenseTable):
+        yield State(key, table.step, np.stack(table.state()))
+        return
+    for offset in range(0, len(table) + _PAGE, _PAGE):
+        ids, rows = table.state(offset, _PAGE)
+        yield State(key, table.step, rows, ids)
+
+
+def _json(**said: Any) -> bytes:
+    return json.dumps(said).encode()
+
+
+def _bytes(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

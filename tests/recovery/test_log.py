@@ -1,0 +1,229 @@
+"""The log of a server: taken again it gives the same server, and damage is never taken for truth."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.errors import LogError
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.shard.events import Join, Leave, Mode, Pull, Push, State, Write
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+from psfleet_server.coordinator import Arrival, Coordinator
+from psfleet_server.log import Log, records
+from psfleet_server.recovery import Keeper
+
+DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
+SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
+HEADER = {"job": "j", "server": 0}
+
+
+def kept(path: Path) -> tuple[Log, Shard, Coordinator]:
+    """A server that is what the log says and goes on writing it."""
+    log, shard, coordinator = Log(path, HEADER), Shard(workers=2), Coordinator(2)
+    Keeper(log, shard, coordinator).start()
+    return log, shard, coordinator
+
+
+def push(worker: int, number: int) -> Push:
+    """The number-th push of a worker in its first life."""
+    dice = np.random.default_rng((worker, number))
+    rows = dice.standard_normal((3, 2), np.float32)
+    return Push(worker, 1 + worker, number, (
+        Gradient(DENSE.key, dice.standard_normal(3, np.float32), None, 0.1),
+        Gradient(SPARSE.key, rows, dice.permutation(9)[:3].astype(np.int64), 0.1)), 4, 0.5)
+
+
+def begin(shard: Shard, coordinator: Coordinator, mode: Mode) -> None:
+    """Two workers and two tables."""
+    for worker in range(2):
+        coordinator.register(worker, 70 + worker, 2)
+        shard.handle(Join(worker, 1 + worker, mode), "join")
+    shard.create(DENSE, np.ones(3, np.float32), 0)
+    shard.create(SPARSE, np.empty(0, np.float32), 0)
+
+
+def train(shard: Shard, mode: Mode, numbers: range) -> None:
+    """Every worker pushes; in sync mode it commits too."""
+    for number in numbers:
+        for worker in range(2):
+            shard.handle(push(worker, number), "push")
+        if mode == "sync":
+            for worker in range(2):
+                shard.handle(Pull(worker, 1 + worker, (), number), f"pull {worker}")
+
+
+def content(shard: Shard) -> list[bytes]:
+    """Every bit of the tables, and who has done what."""
+    found = [repr((shard.mode, shard.lives, shard.sequences, shard.writes, shard.makers,
+                   shard.rounds.closed, sorted(shard.rounds.held), shard.rounds.resting,
+                   shard.rounds.rests, shard.rounds.left)).encode()]
+    for table in shard.tables.values():
+        parts = table.state() if isinstance(table, DenseTable) else table.state(0, len(table))
+        found += [repr(table.step).encode(), *(part.tobytes() for part in parts)]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
+    """Tables, optimizer state, lives, sequences, held pushes, rests and leaves are all in the log."""
+    log, shard, coordinator = kept(tmp_path / "log")
+    begin(shard, coordinator, mode)
+    train(shard, mode, range(1, 5))
+    shard.handle(Write((State(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1),
+                 "write")
+    shard.handle(Leave(1, 2, 4, 1), "rest")
+    shard.handle(push(0, 5), "push")
+    shard.handle(Leave(1, 2, 4), "leave")
+    before = content(shard)
+    log.close()
+    log, again, _ = kept(tmp_path / "log")
+    assert content(again) == before
+    train(again, mode, range(5, 8))
+    log.close()
+    assert before != content(again)
+
+
+def test_repeats_get_the_answer_of_before(tmp_path: Path) -> None:
+    """After a restart a repeated push, write or registration has no effect."""
+    log, shard, coordinator = kept(tmp_path / "log")
+    begin(shard, coordinator, "async")
+    train(shard, "async", range(1, 3))
+    write = Write((State(DENSE.key, 1, np.ones((3, 3), np.float32)),), 0, 1, 1)
+    shard.handle(write, "write")
+    train(shard, "async", range(3, 4))
+    log.close()
+    log, again, coordinator = kept(tmp_path / "log")
+    before = content(again)
+    train(again, "async", range(1, 4))
+    again.handle(write, "write")
+    assert content(again) == before
+    assert [coordinator.register(worker, 70 + worker, 2) for worker in range(2)] == [1, 2]
+    assert coordinator.register(0, 99, 2) == 3
+    log.close()
+
+
+def test_a_meeting_that_was_over_is_over(tmp_path: Path) -> None:
+    """Who has not heard the result of a reduction before the server died gets it afterwards."""
+    log, shard, coordinator = kept(tmp_path / "log")
+    begin(shard, coordinator, "async")
+    arrivals = [Arrival(worker, 1 + worker, 1, "sum", np.arange(4.0)) for worker in range(2)]
+    for arrival in arrivals:
+        last = coordinator.arrive(arrival, arrival.worker)
+    log.close()
+    log, _, coordinator = kept(tmp_path / "log")
+    again = coordinator.arrive(arrivals[0], "call")
+    np.testing.assert_array_equal(again[0].value, last[0].value)  # type: ignore[union-attr]  # a Release
+    log.close()
+
+
+def small(path: Path) -> tuple[bytes, list[tuple[int, list[bytes]]]]:
+    """A small log, and after each of its records where that ends and what the server was then."""
+    log, shard, coordinator = kept(path)
+    states = [(log.end, content(shard))]
+
+    def watch(function: Callable[[], object]) -> None:
+        function()
+        states.append((log.end, content(shard)))
+
+    begin(shard, coordinator, "async")
+    states.append((log.end, content(shard)))
+    for number in range(1, 3):
+        watch(lambda number=number: shard.handle(push(0, number), "push"))  # type: ignore[misc]
+    log.close()
+    return path.read_bytes(), states
+
+
+def test_every_truncation_is_recovered_from(tmp_path: Path) -> None:
+    """A log that was cut anywhere after its header gives what its whole records say."""
+    path = tmp_path / "log"
+    whole, states = small(path)
+    ends = [end for _, _, end, _ in records(path)]
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        if length < ends[0]:
+            with pytest.raises(LogError, match=r"no log|damaged"):
+                kept(path)
+            continue
+        last = max(end for end in ends if end <= length)
+        assert [end for _, _, end, _ in records(path)][-1] == last
+        if length - 1 in ends or length == last:
+            log, shard, _ = kept(path)
+            log.close()
+            assert os.path.getsize(path) == max(last, ends[1])
+            wanted = [state for end, state in states if end == last]
+            assert not wanted or content(shard) == wanted[0]
+
+
+def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
+    """No bit of a log can change without notice."""
+    path = tmp_path / "log"
+    whole, _ = small(path)
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(LogError, match=r"no log|damaged"):
+            list(records(path))
+
+
+def test_records_cannot_move(tmp_path: Path) -> None:
+    """A record that is missing, doubled or in another place is noticed."""
+    path = tmp_path / "log"
+    whole, _ = small(path)
+    ends = [end for _, _, end, _ in records(path)]
+    first, second = (slice(*pair) for pair in zip(ends[-3:-1], ends[-2:], strict=True))
+    for middle in (whole[second], whole[first] * 2 + whole[second], whole[second] + whole[first]):
+        path.write_bytes(whole[:ends[-3]] + middle)
+        with pytest.raises(LogError, match="damaged at byte"):
+            list(records(path))
+
+
+def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
+    """A machine without power may leave a file longer than what was written."""
+    path = tmp_path / "log"
+    whole, states = small(path)
+    path.write_bytes(whole + bytes(5000))
+    log, shard, _ = kept(path)
+    log.close()
+    assert log.torn == 5000
+    assert content(shard) == states[-1][1]
+
+
+def test_a_log_of_another_server_is_refused(tmp_path: Path) -> None:
+    """A log names its job, its server and the layout of the fleet."""
+    small(tmp_path / "log")
+    with pytest.raises(LogError, match="'job': 'other'"):
+        Log(tmp_path / "log", {"job": "other", "server": 0})
+
+
+def test_a_full_disk_refuses_the_push_and_keeps_the_log(tmp_path: Path) -> None:
+    """A record that cannot be written has no effect; once there is room the push is taken."""
+    import resource
+    import signal
+
+    path = tmp_path / "log"
+    log, shard, coordinator = kept(path)
+    begin(shard, coordinator, "async")
+    before = content(shard)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.end + 40, limits[1]))
+    try:
+        [refused] = shard.handle(push(0, 1), "push")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "cannot be written" in str(refused.error)  # type: ignore[union-attr]  # a Refuse
+    assert content(shard) == before
+    train(shard, "async", range(1, 2))
+    after = content(shard)
+    log.close()
+    log, again, _ = kept(path)
+    log.close()
+    assert content(again) == after
