@@ -233,6 +233,10 @@ class Settings:
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
             raise ConfigError("recompute and the pipeline schedule zero-bubble contradict each other: "
                               "one drops what the other keeps; use 1f1b")
+        if (self.amp and self.amp.dtype == "float16" and self.pipeline
+                and self.pipeline.stages > 1):
+            raise ConfigError("amp with float16 and a pipeline of several stages contradict each other: a "
+                              "stage would skip a step by its own gradients alone; use bfloat16")
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":

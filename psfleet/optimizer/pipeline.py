@@ -118,9 +118,15 @@ class PipelineOptimizer(Optimizer):
         setattr(self._inner, name, value)
 
 
-def pipelining(optimizer: Optimizer, asked: Pipeline) -> PipelineOptimizer:
-    """The optimizer with a pipeline as a strategy asks for it; cuts of its own are kept."""
-    made = optimizer if isinstance(optimizer, PipelineOptimizer) else PipelineOptimizer(optimizer)
+def pipelining(optimizer: Optimizer, asked: Pipeline) -> Optimizer:
+    """The optimizer with a pipeline as a strategy asks for it; one of its own keeps its cuts."""
+    inner: Any = optimizer
+    while inner is not None:
+        if isinstance(inner, PipelineOptimizer):
+            object.__setattr__(inner, "asked", asked)
+            return optimizer
+        inner = object.__getattribute__(inner, "__dict__").get("_inner")
+    made = PipelineOptimizer(optimizer)
     object.__setattr__(made, "asked", asked)
     return made
 

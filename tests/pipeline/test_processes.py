@@ -42,7 +42,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     ("cut", ("--pipeline", "1f1b", "--stages", "3")),
     ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
     ("plain", ("--pipeline", "interleaved", "--stages", "2")),
-    ("plain", ("--pipeline", "gpipe", "--stages", "2", "--recompute")),
+    ("cut", ("--pipeline", "gpipe", "--stages", "3", "--recompute")),
 ], ids=lambda value: value[1] if isinstance(value, tuple) else value)
 def test_stage_processes_give_the_bits_of_one(alone: dict[str, bytes], launch: Launch, tmp_path: Path,
                                               wrapper: str, options: tuple[str, ...]) -> None:
