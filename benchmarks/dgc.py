@@ -1,0 +1,146 @@
+"""DGC at 99.9 %: bytes that the servers receive and what is learned, beside the run without it.
+
+Two jobs of 2 servers and 2 workers in rounds, under Momentum: a perceptron whose dense parameters are
+all there is, and the flights example, which is mostly rows (they are pushed as ever).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from processes import environment
+from reporting import Report, arguments, finish
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+STRATEGIES = {"dense": "", "dgc 99.9 %": "[dgc]\nsparsity = [0.999]\nrampup_begin_step = 0\n"}
+WIDTH, BATCH, RATE, ROUNDS = 1000, 64, 0.02, 120
+
+
+def perceptron(steps: int) -> dict[str, Any]:
+    """A worker of the first job: two hidden layers of WIDTH; scored on data that was not trained on."""
+    import psfleet as ps
+    from psfleet import fleet, layers, metrics, optimizer
+
+    x, label = layers.data("x", [None, WIDTH]), layers.data("label", [None, 1])
+    hidden = layers.fc(layers.fc(x, WIDTH, act="relu"), WIDTH, act="relu")
+    logit = layers.fc(hidden, 1)
+    loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
+    test = ps.default_main_program().clone(for_test=True)
+    fleet.distributed_optimizer(optimizer.Momentum(RATE, 0.9)).minimize(loss)
+    truth = np.random.default_rng(1).normal(size=(WIDTH, 1)).astype(np.float32)
+    rng, executor = np.random.default_rng((2, fleet.worker_index())), ps.Executor()
+
+    def batch(size: int) -> dict[str, Any]:
+        values = rng.normal(size=(size, WIDTH)).astype(np.float32)
+        return {"x": values, "label": (values @ truth > 0).astype(np.float32)}
+
+    for _ in range(steps):
+        executor.run(feed=batch(BATCH))
+    fleet.barrier_worker()
+    feed = batch(4096)
+    found, = executor.run(test, feed, [logit])
+    return {"AUC": metrics.auc(feed["label"][:, 0], found[:, 0]), "values": _dense_values(),
+            "pushes": steps * fleet.worker_num()}
+
+
+def flights(steps: int) -> dict[str, Any]:
+    """A worker of the second job: the model of examples/flights.py under Momentum, 0: a whole epoch."""
+    sys.path.insert(0, str(EXAMPLES))
+    import flights as example
+    import flights_data
+
+    import psfleet as ps
+    from psfleet import fleet, optimizer
+
+    data = flights_data.load().ranked(range(1, 10))
+    settings = example.Settings()
+    rows = np.random.default_rng(0).permutation(data.rows(range(1, 10)))
+    rows = rows[:steps * settings.batch * fleet.worker_num() if steps else None]
+    model = example.Model(settings)
+    total = example.steps_of(rows, settings) // fleet.worker_num()
+    rate = optimizer.lr.PolynomialDecay(0.02, total, end_lr=0.001)
+    with ps.program_guard(model.program):
+        fleet.distributed_optimizer(optimizer.Momentum(rate, 0.9)).minimize(model.loss)
+    pushes = 0
+    for batch in fleet.shard(example.batches(rows, settings)):
+        model.executor.run(model.program, data.feed(batch), [model.loss])
+        rate.step()
+        pushes += 1
+    pushes = int(fleet.util.all_reduce(np.array([pushes]))[0])
+    auc, _ = example.score(data, example.TEST, example.predict(model, data, example.TEST))
+    return {"AUC": auc, "values": _dense_values(), "pushes": pushes}
+
+
+JOBS = {"perceptron": perceptron, "flights": flights}
+
+
+def _dense_values() -> int:
+    from psfleet.runtime import active
+
+    return sum(spec.size for spec in active().specs().values() if spec.kind == "dense")
+
+
+def work(job: str, steps: int, out: str) -> None:
+    """A worker's process: train, and write the figures on worker 0."""
+    from psfleet import fleet
+    from psfleet.runtime import active
+
+    fleet.init()
+    found = JOBS[job](steps)
+    active().barrier()
+    if fleet.is_first_worker():
+        found["bytes"] = sum(server["bytes_in"] for server in active().stats())
+        Path(out).write_text(json.dumps(found))
+    fleet.stop_worker()
+
+
+def launch(job: str, strategy: str, steps: int) -> dict[str, Any]:
+    """Run a job; what worker 0 has found."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = Path(folder) / "strategy.toml", Path(folder) / "out.json"
+        file.write_text(strategy)
+        command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync",
+                   "--no-progress", "--strategy", str(file), "--log-dir", folder, __file__]
+        subprocess.run([*command, "--worker", job, "--steps", str(steps), "--out", str(out)],
+                       env=environment(), check=True)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def measure(job: str, steps: int) -> list[dict[str, Any]]:
+    """A line for each strategy. Rows, pulls and headers cost the same with and without DGC."""
+    found = {name: launch(job, text, steps) for name, text in STRATEGIES.items()}
+    plain = found["dense"]
+    whole = 4 * plain["values"] * plain["pushes"]
+    rest = plain["bytes"] - whole
+    return [{"job": f"{job}, {name}", "dense values": float(result["values"]),
+             "test AUC": f"{result['AUC']:.4f}", "received MB": result["bytes"] / 1e6,
+             "dense gradients MB": (result["bytes"] - rest) / 1e6,
+             "of the dense run": f"{(result['bytes'] - rest) / whole:.2%}",
+             "of all bytes": f"{result['bytes'] / plain['bytes']:.1%}"}
+            for name, result in found.items()]
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--worker", choices=JOBS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.steps, options.out)
+        return
+    report = Report("dgc", "DGC: bytes of dense gradients and what is learned, 2 servers, 2 workers, sync")
+    for job in options.jobs:
+        steps = options.steps or (30 if options.short else ROUNDS if job == "perceptron" else 0)
+        report.rows += measure(job, steps)
+    finish(report, options.json)
+
+
+if __name__ == "__main__":
+    main()
