@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from psfleet.errors import ConfigError, ShapeError
@@ -13,6 +14,7 @@ MAX_DIM = 1024
 BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 
+@lru_cache(maxsize=4096)
 def key_of(name: str) -> int:
     """The 64-bit number that stands for a table's name on the wire and in row initialisation.
 

@@ -29,11 +29,19 @@ _SAMPLE = 997  # a look at every so many ids tells most batches apart
 
 
 class Plans:
-    """How batches of ids were dealt. A push mostly brings the ids of the pull before it."""
+    """How tables and batches of ids are dealt. A push mostly brings the ids of the pull before."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
         self._made: dict[int, deque[tuple[Ids, Dedup]]] = {}
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def ranges(self, spec: TableSpec) -> list[tuple[int, int]]:
+        """Which part of a dense table each server holds."""
+        known = self._ranges.get(spec.key)
+        if known is None:
+            known = self._ranges[spec.key] = dense_ranges(spec, self.servers)
+        return known
 
     def of(self, table: int, ids: Ids) -> Dedup:
         """The distinct ids [n] of a batch, dealt to the servers."""
@@ -50,9 +58,9 @@ class Plans:
 class DenseRead:
     """A pull of a whole array: each server gives its range."""
 
-    def __init__(self, spec: TableSpec, servers: int) -> None:
+    def __init__(self, spec: TableSpec, plans: Plans) -> None:
         self._spec = spec
-        self._ranges = dense_ranges(spec, servers)
+        self._ranges = plans.ranges(spec)
 
     def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
@@ -96,7 +104,7 @@ class SparseRead:
 def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRead:
     """A read, dealt to the servers."""
     if spec.kind == "dense":
-        return DenseRead(spec, plans.servers)
+        return DenseRead(spec, plans)
     return SparseRead(spec, read, plans)
 
 
@@ -111,8 +119,7 @@ def add_gradient(parcels: Sequence[Parcel], spec: TableSpec, values: Floats, ids
         for parcel, part in zip(parcels, _short(spec, values, ids, gradient, plans), strict=True):
             parcel.packed(*part)
     elif ids is None:
-        ranges = dense_ranges(spec, plans.servers)
-        for parcel, (low, high) in zip(parcels, ranges, strict=True):
+        for parcel, (low, high) in zip(parcels, plans.ranges(spec), strict=True):
             parcel.values(spec, values[low:high], gradient.learning_rate)
     else:
         plan = plans.of(spec.key, ids)
@@ -136,7 +143,7 @@ def _short(spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient,
 def _parts(spec: TableSpec, values: Floats, ids: Ids | None,
            plans: Plans) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
     """Of each server the content, what says where its values belong, and the values."""
-    ranges = dense_ranges(spec, plans.servers) if spec.kind == "dense" else []
+    ranges = plans.ranges(spec) if spec.kind == "dense" else []
     if ids is None:
         yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
     elif spec.kind == "sparse":
