@@ -9,7 +9,8 @@ from psfleet.errors import ConfigError, PsfleetError, UsageError
 from psfleet.runtime import Runtime
 from psfleet.tables.spec import Initializer
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
-from psfleet.torch.optimizers import DistributedOptimizer, Optimizers, listed
+from psfleet.torch.optimizers import DistributedOptimizer
+from psfleet.torch.planning import Optimizers, listed
 
 __all__ = ["convert"]
 

