@@ -205,9 +205,9 @@ def _gradient_values(segment: Segment, spec: TableSpec, cursor: "_Cursor",
     half, scale = _HALVES.get(segment.precision), segment.scale or 1.0
     if half is None:
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
-    if not (0 < scale < math.inf and np.isfinite(np.float32(1 / scale))):
+    if not 2.0**-126 <= scale < 2.0**127:
         raise FrameError(f"table {spec.name!r}: the scale of a gradient is {segment.scale}; "
-                         "it must be a positive float32")
+                         "it must be between 2^-126 and 2^127")
     return decode(cursor.halves(*shape), half, scale)
 
 

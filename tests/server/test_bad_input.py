@@ -15,6 +15,7 @@ from psfleet.wire import frame
 from psfleet.wire.status import error_of
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import (
+    CONTENT_ELEMENTS,
     CONTENT_ID_ROWS,
     CONTENT_IDS,
     CONTENT_STATE,
@@ -105,6 +106,40 @@ def test_pushes_that_lie(victim: Victim) -> None:
     ]:
         victim.refuses("Shard/Push", message, text)
     victim.send("Shard/Push", good)
+
+
+def elements(victim: Victim, count: int, payload: bytes, **fields: Any) -> bytes:
+    """A push of elements of the dense table."""
+    header = Header(incarnation=victim.life, sequence=2)
+    header.segments.add(table=victim.whole, content=CONTENT_ELEMENTS, count=count, learning_rate=1, **fields)
+    return Frame(header=header, payload=payload).SerializeToString()
+
+
+def test_elements_that_lie(victim: Victim) -> None:
+    """Positions that do not ascend or lie outside, wrong lengths, scales and precisions."""
+    floats = struct.pack("<2f", 1, 1)
+    for message, text in [
+        (elements(victim, 2, struct.pack("<2I", 3, 3) + floats), "position 3 comes after 3"),
+        (elements(victim, 2, struct.pack("<2I", 3, 1) + floats), "position 1 comes after 3"),
+        (elements(victim, 2, struct.pack("<2I", 3, 4) + floats), "positions 0 to 3 here; 4 is not one"),
+        (elements(victim, 2, struct.pack("<2I", 0, 2**32 - 1) + floats), "4294967295 is not one"),
+        (elements(victim, 3, struct.pack("<2I", 0, 1) + floats), "announces 12 bytes"),
+        (elements(victim, 2**61, struct.pack("<2I", 0, 1) + floats), "announces"),
+        (elements(victim, 1, struct.pack("<2I", 0, 1) + floats), "segments take 8 bytes"),
+        (elements(victim, 2, struct.pack("<2I", 0, 1) + floats + bytes(8), precision=1), "segments take"),
+        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=9), "precision 9"),
+        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=-1), "-1.0"),
+        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2,
+                  scale=float("nan")), "nan"),
+        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=1e-300),
+         "1e-300"),
+        (victim.push(victim.rows, CONTENT_ELEMENTS, 2, IDS), "'rows' is sparse; its segment"),
+    ]:
+        victim.refuses("Shard/Push", message, text)
+    victim.send("Shard/Push", elements(victim, 2, struct.pack("<2I2e", 1, 3, 4, 8) + bytes(4),
+                                       precision=2, scale=4))
+    page = victim.peer.shard.ReadState(shard_pb2.StateRequest(table=victim.whole, limit=9))
+    assert np.frombuffer(page.payload, "<f4").tolist() == [1, 1, 3, 2]
 
 
 def test_an_empty_frame_is_a_push_of_nothing(victim: Victim) -> None:

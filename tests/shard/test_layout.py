@@ -1,10 +1,11 @@
 """How dense tables are dealt to servers."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.rules.sgd import SGD
-from psfleet.shard.layout import dense_ranges
+from psfleet.shard.layout import deal_elements, dense_ranges
 from psfleet.tables.spec import BLOCK, TableSpec
 
 
@@ -24,3 +25,14 @@ def test_ranges_are_balanced(blocks: int, servers: int) -> None:
     spec = TableSpec("w", "dense", (blocks * BLOCK,), SGD())
     counts = [(high - low) // BLOCK for low, high in dense_ranges(spec, servers)]
     assert max(counts) - min(counts) <= 1
+
+
+@given(places=st.sets(st.integers(0, 10 * BLOCK - 1)), servers=st.integers(1, 5))
+def test_elements_go_where_their_values_are(places: set[int], servers: int) -> None:
+    """Every position is dealt once, to the server whose range has it."""
+    ranges = dense_ranges(TableSpec("w", "dense", (10 * BLOCK,), SGD()), servers)
+    positions = np.array(sorted(places), np.int64)
+    dealt = [positions[part] for part in deal_elements(positions, ranges)]
+    assert sum(len(part) for part in dealt) == len(places)
+    assert all(((low <= part) & (part < high)).all()
+               for part, (low, high) in zip(dealt, ranges, strict=True))
