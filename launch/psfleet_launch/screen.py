@@ -53,7 +53,8 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print a text of the launcher's own."""
-        self._console.print(Text(text))
+        with _as_long_as_somebody_looks():
+            self._console.print(Text(text))
 
     def servers_ready(self, endpoints: Sequence[str]) -> None:
         """The workers have been started too: show progress from now on."""
@@ -76,7 +77,8 @@ class Screen:
         self._pictures = len(history)
         text = "  " + line(history[-1], history[-1 - _WINDOW:][0])
         if self._live:
-            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            with _as_long_as_somebody_looks():
+                self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._shown >= _PLAIN_EVERY:
             self._shown = time.monotonic()
             self.say(text)
@@ -94,12 +96,14 @@ class Screen:
         *whole, self._unfinished[is_error] = (self._unfinished[is_error] + data).split(b"\n")
         for text in whole:
             shown = text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-            self._console.print(Text.from_ansi(shown))
+            with _as_long_as_somebody_looks():
+                self._console.print(Text.from_ansi(shown))
 
     def end(self, code: int) -> None:
         """Take the progress away; after a success say how long it took."""
         if self._live:
-            self._live.stop()
+            with _as_long_as_somebody_looks():
+                self._live.stop()
         for is_error, rest in self._unfinished.items():
             _write(sys.stderr if is_error else sys.stdout, rest)
         if self._poller:
@@ -108,12 +112,17 @@ class Screen:
             self.say(f"finished  in {time.monotonic() - self._began:.1f} s")
 
 
+def _as_long_as_somebody_looks() -> contextlib.suppress:
+    """A reader that has gone (`| head`) or a closed terminal ends the display, not the training."""
+    return contextlib.suppress(OSError)
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _write(stream: IO[str], data: bytes) -> None:
-    """Bytes as they are. A reader that has gone (`| head`) ends the display, not the training."""
-    with contextlib.suppress(BrokenPipeError):
+    """Bytes as they are."""
+    with _as_long_as_somebody_looks():
         while data:
             data = data[os.write(stream.fileno(), data):]

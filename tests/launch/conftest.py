@@ -116,8 +116,9 @@ def _environment() -> dict[str, str]:
 def job(launch: Launch) -> Launch:
     """Start a job of stand-ins: `job("fails@1", "--workers", "2")`."""
 
-    def start(behaviour: str, *options: str, **variables: str) -> Launcher:
+    def start(behaviour: str, *options: str, terminal: int = subprocess.PIPE,
+              **variables: str) -> Launcher:
         return launch("--no-progress", "--server-script", *options, str(STAND_IN), behaviour,
-                      **variables)
+                      terminal=terminal, **variables)
 
     return start

@@ -5,6 +5,7 @@ That last claim is checked by the `launch` fixture after every test.
 
 import json
 import os
+import pty
 import signal
 import time
 from pathlib import Path
@@ -194,6 +195,20 @@ def test_signals_are_forwarded(job: Launch, number: signal.Signals) -> None:
     for rank in (0, 1):
         assert f"got {number.name}\nsaved" in launcher.log(f"workerlog.{rank}")
     assert f"stopped by {number.name}" in err.splitlines()[-1]
+
+
+def test_a_closed_terminal_leaves_time_to_save(job: Launch) -> None:
+    """When the terminal is gone nothing can be shown any more; workers still end in order."""
+    ours, terminal = pty.openpty()
+    launcher = job("tells_signals", *TWO, terminal=terminal)
+    os.close(terminal)
+    launcher.until_logged("workerlog.0", "hanging")
+    launcher.until_logged("workerlog.1", "hanging")
+    os.close(ours)
+    launcher.process.send_signal(signal.SIGHUP)
+    assert launcher.ends()[0] == 128 + signal.SIGHUP
+    for rank in (0, 1):
+        assert "saved" in launcher.log(f"workerlog.{rank}")
 
 
 def test_a_second_signal_kills(job: Launch) -> None:
