@@ -11,8 +11,13 @@ import pytest
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError
 from psfleet.kernels.halves import rounded
+from psfleet.optimizer import SGD
+from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.binding import Tables
+from psfleet.parameter import Parameter
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Precision, Runtime, TableState
+from psfleet.strategy import AMP
 from psfleet.tables.spec import BLOCK, Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads, same_bits
@@ -140,3 +145,30 @@ def test_what_cannot_be_meant_is_refused(runtime: Runtime, case: str) -> None:
     with pytest.raises(error, match=word):
         runtime.push([gradient])
     assert not runtime.read_table(DENSE.key).values[0].any()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
+    """A worker whose gradients do not fit in float16 pushes no table; in a round the mean is that of
+    the others, and nobody waits."""
+    ends: list[Any] = []
+
+    def life(fleet: LocalFleet, worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), mode)
+        tables = Tables(runtime)
+        w = Parameter("w", np.zeros(5))
+        seat = tables.seat(SGD(1.0), w)
+        shortener = Shortener(AMP(dtype="float16"))
+        for step in range(4):
+            value = np.inf if (worker, step) == (1, 2) else (1 + worker) / 4
+            gradient = Gradient(seat.key, np.full(5, value, np.float32), None, 1.0)
+            tables.push(shortener.take([(seat, gradient)]), 8, 0.5)
+            tables.value(w)
+        runtime.barrier()
+        tables.forget()
+        ends.append(w.numpy().tolist())
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(life, fleet, worker) for worker in range(2)])
+    assert ends == [[-(3 * 0.375 + 0.25) if mode == "sync" else -2.5] * 5] * 2

@@ -1,13 +1,17 @@
 """One trainer script under each strategy, through the launcher: same bits, fewer bytes, it learns."""
 
+import dataclasses
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from psfleet.strategy import Settings
 
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
 STRATEGIES = {
@@ -64,3 +68,14 @@ def test_bytes(train: Train) -> None:
     assert 0 < rows < dense / 10
     assert half < dense / 2 + rows
     assert few - rows < dense / 100
+
+
+def test_the_page_names_every_setting() -> None:
+    """docs/strategies.md has every part and every setting."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "strategies.md").read_text()
+    hints = typing.get_type_hints(Settings)
+    for part in dataclasses.fields(Settings):
+        kinds = [kind for kind in (hints[part.name], *typing.get_args(hints[part.name]))
+                 if dataclasses.is_dataclass(kind)]
+        for name in (part.name, *(field.name for kind in kinds for field in dataclasses.fields(kind))):
+            assert f"`{name}`" in page, f"{part.name} {name}"

