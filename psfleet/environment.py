@@ -13,7 +13,9 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_LANE | | auto: share memory with servers on this host; inline: tensors in messages only |
 | PSFLEET_STAGES | | stage processes of each worker; 1: the workers are not cut into stages |
 | PSFLEET_STAGE | | which of them this is, from 0 |
-| PSFLEET_STAGE_ENDPOINTS | | where the stages of this worker meet: ipc:///path or tcp://host:port |
+| PSFLEET_STAGE_COPIES | | how many copies each stage has, comma-separated; empty: one each |
+| PSFLEET_COPY | | which copy of its stage this is, from 0 |
+| PSFLEET_STAGE_ENDPOINTS | | where these processes meet: ipc:///path or tcp://host:port, stage by stage |
 | PSFLEET_DURABILITY | | none; log: servers keep a log and can be started again; log+fsync: on the disk |
 | PSFLEET_LOG_FOLDER | | where servers keep their logs |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
@@ -51,6 +53,8 @@ class Environment:
     lane: str = "auto"
     stage: int = 0
     stages: int = 1
+    copy: int = 0
+    stage_copies: tuple[int, ...] = ()
     stage_endpoints: tuple[str, ...] = ()
     durability: str = "none"
     log_folder: str = ""
@@ -89,15 +93,25 @@ class Environment:
         if not 0 <= self.stage < self.stages:
             raise ConfigError(f"PSFLEET_STAGE is {self.stage}, but the worker has stages 0 to "
                               f"{self.stages - 1}")
-        if self.stages > 1 and len(self.stage_endpoints) != self.stages:
+        copies = self.stage_copies or (1,) * self.stages
+        if len(copies) != self.stages or min(copies) < 1:
+            raise ConfigError(f"PSFLEET_STAGE_COPIES is {copies}; it must name at least 1 for each of "
+                              f"{self.stages} stages")
+        if not 0 <= self.copy < copies[self.stage]:
+            raise ConfigError(f"PSFLEET_COPY is {self.copy}, but stage {self.stage} has "
+                              f"{copies[self.stage]} copies")
+        if sum(copies) > 1 and len(self.stage_endpoints) != sum(copies):
             raise ConfigError(f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
-                              f"for {self.stages} stages; name one for each")
+                              f"for {sum(copies)} processes; name one for each")
 
     @property
     def seat(self) -> "Environment":
-        """This process as the servers see it: each stage of each worker has a seat of its own."""
-        return dataclasses.replace(self, rank=self.rank * self.stages + self.stage, stage=0,
-                                   workers=self.workers * self.stages, stages=1, stage_endpoints=())
+        """This process as the servers see it: each process of each worker has a seat of its own."""
+        copies = self.stage_copies or (1,) * self.stages
+        own = sum(copies[:self.stage]) + self.copy
+        return dataclasses.replace(self, rank=self.rank * sum(copies) + own, stage=0, copy=0, stages=1,
+                                   workers=self.workers * sum(copies), stage_copies=(),
+                                   stage_endpoints=())
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
@@ -127,6 +141,8 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         lane=variables.get("PSFLEET_LANE") or "auto",
         stage=_number(variables, "PSFLEET_STAGE", "", 0),
         stages=_number(variables, "PSFLEET_STAGES", "", 1),
+        copy=_number(variables, "PSFLEET_COPY", "", 0),
+        stage_copies=_counts(variables, "PSFLEET_STAGE_COPIES"),
         stage_endpoints=_list(variables, "PSFLEET_STAGE_ENDPOINTS"),
         durability=variables.get("PSFLEET_DURABILITY") or "none",
         log_folder=variables.get("PSFLEET_LOG_FOLDER", ""),
@@ -160,6 +176,13 @@ def _list(variables: Mapping[str, str], *names: str) -> tuple[str, ...]:
         if variables.get(name):
             return tuple(part.strip() for part in variables[name].split(",") if part.strip())
     return ()
+
+
+def _counts(variables: Mapping[str, str], name: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in _list(variables, name))
+    except ValueError:
+        raise ConfigError(f"{name} is {variables[name]!r}; it must be whole numbers") from None
 
 
 def _number(variables: Mapping[str, str], name: str, synonym: str, default: int) -> int:

@@ -96,7 +96,7 @@ class Util:
 
     def print_on_rank(self, message: str, rank_id: int) -> None:
         """Print on one worker only."""
-        if self._fleet.worker_index() == rank_id:
+        if self._fleet.worker_index() == rank_id and not self._fleet.is_later_stage():
             print(message, flush=True)
 
 
@@ -105,6 +105,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self._environment = Environment()
+        self._place = links.Place()
         self._strategy: DistributedStrategy | None = None
         self._load_path: str | None = None
         self.util = Util(self)
@@ -129,7 +130,9 @@ class Fleet:
             before.close()
         runtimes.provide(self._connect if self._environment.role == "worker" else None)
         here = self._environment
-        links.settle(links.Place(here.rank, here.stage, here.stages, here.stage_endpoints), _link)
+        self._place = links.Place(here.rank, here.stage, here.stages, here.stage_endpoints, here.copy,
+                                  here.stage_copies)
+        links.settle(self._place, _link)
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
@@ -153,11 +156,11 @@ class Fleet:
 
     def is_first_worker(self) -> bool:
         """Whether this process is worker 0, or its first stage."""
-        return self.is_worker() and self.worker_index() == 0 and self._environment.stage == 0
+        return self.is_worker() and self.worker_index() == 0 and not self.is_later_stage()
 
     def is_later_stage(self) -> bool:
         """Whether this process is a stage of a pipeline and not the worker's first."""
-        return self._environment.stage > 0
+        return self._place.process > 0
 
     def worker_index(self) -> int:
         """This worker's index, from 0; all its stages have the same."""

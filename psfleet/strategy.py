@@ -149,6 +149,7 @@ class Pipeline:
         micro_batches: How many parts each batch is cut into.
         chunks: Pieces of each stage; 0: 2 where the schedule is interleaved, else 1.
         queue_size: Messages to a stage that may wait before the sender does.
+        copies: Processes of each stage, which take micro-batches in turn; empty: one each.
     """
 
     schedule: Kind = "1f1b"
@@ -156,6 +157,7 @@ class Pipeline:
     micro_batches: int = 1
     chunks: int = 0
     queue_size: int = 30
+    copies: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_kind(self.schedule)
@@ -163,6 +165,9 @@ class Pipeline:
             if getattr(self, name) < least:
                 raise ConfigError(f"pipeline {name} is {getattr(self, name)}; it must be at least "
                                   f"{least}")
+        if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
+            raise ConfigError(f"pipeline copies is {self.copies}; it must name at least 1 for each of "
+                              f"{self.stages} stages")
         if self.chunks > 1 and self.schedule == "zero-bubble":
             raise ConfigError(f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
                               "each other: it works with 1; use interleaved")

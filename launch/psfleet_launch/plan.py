@@ -28,14 +28,17 @@ class Member:
 
     Attributes:
         stage: Of a worker that is cut into stages; -1: it is not.
+        copy: Of a stage that has several processes; -1: it has one.
     """
 
     role: Role
     rank: int
     stage: int = -1
+    copy: int = -1
 
     def __str__(self) -> str:
-        return f"{self.role} {self.rank}" + (f" stage {self.stage}" if self.stage >= 0 else "")
+        stage = f" stage {self.stage}" if self.stage >= 0 else ""
+        return f"{self.role} {self.rank}{stage}" + (f" copy {self.copy}" if self.copy >= 0 else "")
 
 
 def listed(members: Sequence[Member]) -> str:
@@ -66,9 +69,10 @@ class Request:
     server_script: bool = False
 
     @property
-    def stages(self) -> int:
-        """Stage processes of each worker."""
-        return int(self.strategy.get("pipeline", {}).get("stages", 1))
+    def copies(self) -> tuple[int, ...]:
+        """Processes of each stage of a worker."""
+        said = self.strategy.get("pipeline", {})
+        return tuple(said.get("copies") or [1] * int(said.get("stages", 1)))
 
     def __post_init__(self) -> None:
         _at_least_one("--servers", self.servers)
@@ -113,9 +117,11 @@ class Job:
     @property
     def workers(self) -> list[Member]:
         """The worker seats, those of one worker's stages side by side."""
-        stages = range(self.request.stages) if self.request.stages > 1 else [-1]
-        return [Member("worker", rank, stage) for rank in range(self.request.workers)
-                for stage in stages]
+        copies = self.request.copies
+        seats = [(stage, copy if count > 1 else -1) for stage, count in enumerate(copies)
+                 for copy in range(count)] if sum(copies) > 1 else [(-1, -1)]
+        return [Member("worker", rank, *seat) for rank in range(self.request.workers)
+                for seat in seats]
 
     @property
     def shown(self) -> Member:
@@ -125,7 +131,8 @@ class Job:
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
         stage = f".stage.{member.stage}" if member.stage >= 0 else ""
-        return self.logs / f"{member.role}log.{member.rank}{stage}"
+        copy = f".copy.{member.copy}" if member.copy >= 0 else ""
+        return self.logs / f"{member.role}log.{member.rank}{stage}{copy}"
 
     def ready_file(self, member: Member) -> Path:
         """Where a server says that it is ready, and at which endpoint."""
@@ -193,8 +200,11 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
 
 def _of_stage(job: Job, member: Member) -> dict[str, str]:
     """Which stage a process is, and where the stages of its worker meet."""
-    meet = [f"ipc://{job.folder}/{member.rank}.{stage}" for stage in range(job.request.stages)]
-    return {"PSFLEET_STAGE": str(member.stage), "PSFLEET_STAGES": str(job.request.stages),
+    copies = job.request.copies
+    meet = [f"ipc://{job.folder}/{member.rank}.{process}" for process in range(sum(copies))]
+    return {"PSFLEET_STAGE": str(member.stage), "PSFLEET_STAGES": str(len(copies)),
+            "PSFLEET_COPY": str(max(member.copy, 0)),
+            "PSFLEET_STAGE_COPIES": ",".join(map(str, copies)),
             "PSFLEET_STAGE_ENDPOINTS": ",".join(meet)}
 
 

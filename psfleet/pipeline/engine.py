@@ -6,6 +6,7 @@ their number, so they are the same bits on any number of stages, in any schedule
 """
 
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,7 +67,7 @@ class PipelinedRun:
         self._mine = [i for i in range(len(cut.pieces)) if self._stage_of(i) == place.stage]
         self._mail: dict[str, Gradient | None] = {}  # between pieces of this stage
         self._totals: dict[Variable, Gradient] = {}
-        self._seen: dict[Variable, list[Array]] = defaultdict(list)
+        self._seen: dict[Variable, dict[int, Array]] = defaultdict(dict)
         self._runs: dict[tuple[int, int], ChunkRun] = {}
         self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
         self._rows: dict[str, Rows] = {}
@@ -79,9 +80,12 @@ class PipelinedRun:
     def complete(self, results: Sequence[Variable]) -> None:
         """Run the step: all micro-batches forward and back, then share the results."""
         self._prepare(results)
+        copies = self._place.copies[self._place.stage]
         for action in self._schedule.stages[self._place.stage]:
-            self._perform(action)
-        factor = 1.0 if self._uneven else self._shares[0]
+            if action.micro % copies == self._place.copy:
+                self._perform(action)
+        # Servers average over the copies, of which each adds up its own micro-batches.
+        factor = min(copies, len(self._sizes)) * (1.0 if self._uneven else self._shares[0])
         for leaf, total in self._totals.items():
             whole = total if factor == 1 else _scaled(total, factor)
             self.values[self._backward.wanted[leaf]] = whole
@@ -164,7 +168,7 @@ class PipelinedRun:
                 self._give("forward", variable, user, micro, run.values[variable])
         for variable in piece.plan.kept:
             if variable in self._plan.kept:
-                self._seen[variable].append(run.values[variable])
+                self._seen[variable][micro] = run.values[variable]
             if variable is not self._backward.loss and not piece.plan.recomputes:
                 del run.values[variable]
 
@@ -204,24 +208,26 @@ class PipelinedRun:
 
     def _give(self, way: str, variable: Variable, chunk: int, micro: int,
               value: Gradient | None) -> None:
-        tag, stage = self._tag(way, variable, chunk, micro), self._stage_of(chunk)
+        tag = self._tag(way, variable, chunk, micro)
+        process = self._place.runner(self._stage_of(chunk), micro)
         if isinstance(value, np.ndarray) and not value.flags.forc:
             # As it would arrive at another process: the same layout, so the same bits.
             value = np.ascontiguousarray(value)
-        if stage == self._place.stage:
+        if process == self._place.process:
             self._mail[tag] = value
         else:
-            self._far().send(stage, tag, pack(value))
+            self._far().send(process, tag, pack(value))
 
     def _take(self, way: str, variable: Variable, chunk: int, micro: int,
               source: int) -> Gradient | None:
-        tag, stage = self._tag(way, variable, chunk, micro), self._stage_of(source)
-        if stage == self._place.stage:
+        tag = self._tag(way, variable, chunk, micro)
+        process = self._place.runner(self._stage_of(source), micro)
+        if process == self._place.process:
             return self._mail.pop(tag)
-        return unpack(self._far().receive(stage, tag))
+        return unpack(self._far().receive(process, tag))
 
     def _far(self) -> Links:
-        assert self._links is not None, "a single stage has nobody to talk to"
+        assert self._links is not None, "a single process has nobody to talk to"
         return self._links
 
     def _share(self, variable: Variable) -> None:
@@ -234,7 +240,11 @@ class PipelinedRun:
             self._results[variable] = combine(variable, [g[variable] for g in self._given],
                                               self._shares)
         elif variable.parameter is None:
-            self._spread(variable, self._stage_of(self._home(variable)))
+            stage = self._stage_of(self._home(variable))
+            if variable.backward_pass is None:
+                self._results[variable] = self._spread_values(variable, stage)
+            else:
+                self._results[variable] = self._spread_gradient(variable, stage)
 
     def _home(self, variable: Variable) -> int:
         """The piece that makes a value, or where a gradient comes together."""
@@ -242,18 +252,32 @@ class PipelinedRun:
         return next((i for i, piece in enumerate(self._pieces)
                      if variable in piece.plan.kept or any(v in piece.owned for v in leaves)), 0)
 
-    def _spread(self, variable: Variable, owner: int) -> None:
-        tag = f"{self._number}/result/{variable.name}"
-        if owner != self._place.stage:
-            self._results[variable] = unpack(self._far().receive(owner, tag))
-            return
-        value = self.values.get(variable)
-        if variable in self._seen:
-            value = combine(variable, self._seen[variable], self._shares)
-        self._results[variable] = value
-        for stage in range(self._place.stages):
-            if stage != owner:
-                self._far().send(stage, tag, pack(value))
+    def _spread_values(self, variable: Variable, stage: int) -> Array:
+        """Give all processes what the micro-batches have made, and put it together."""
+        seen = self._seen.get(variable, {})
+        by_copy = self._told(f"{self._number}/values/{variable.name}", stage,
+                             [seen[micro] for micro in sorted(seen)])
+        values = [by_copy[m % len(by_copy)][m // len(by_copy)] for m in range(len(self._sizes))]
+        return combine(variable, values, self._shares)
+
+    def _spread_gradient(self, variable: Variable, stage: int) -> Gradient | None:
+        """Give all processes a gradient: the mean over the copies that have a part of it."""
+        by_copy = self._told(f"{self._number}/gradient/{variable.name}", stage,
+                             pack(self.values.get(variable)))
+        parts = [part for part in map(unpack, by_copy) if part is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return _scaled(functools.reduce(summed, parts), 1 / len(parts))
+
+    def _told(self, tag: str, stage: int, mine: list[Array]) -> list[list[Array]]:
+        """What each copy of a stage tells everybody; `mine` is this process's, if it is one."""
+        place = self._place
+        if place.stage == stage:
+            for process in place.others:
+                self._far().send(process, tag, mine)
+        tellers = [place.runner(stage, copy) for copy in range(place.copies[stage])]
+        return [mine if process == place.process else self._far().receive(process, tag)
+                for process in tellers]
 
 
 def pipelined_step(program: Program, plan: Plan, feeds: Mapping[Variable, Array],
@@ -261,7 +285,7 @@ def pipelined_step(program: Program, plan: Plan, feeds: Mapping[Variable, Array]
     """One step as this process's stage runs it, done but for the update."""
     place = ways.here()
     wish: Pipelining = plan.backwards[0].backward.pipeline
-    far = ways.links(wish.queue_size) if place.stages > 1 else None
+    far = ways.links(wish.queue_size) if place.processes > 1 else None
     run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
     run.complete(results)
     return run

@@ -14,17 +14,20 @@ __all__ = ["Links", "Place", "Post", "here", "links", "next_step", "pack", "sett
 
 
 class Links(Protocol):
-    """Messages between the stages of one worker, in order from each to each."""
+    """Messages between the processes of one worker, in order from each to each.
 
-    def send(self, stage: int, tag: str, arrays: Sequence[Array]) -> None:
-        """Send arrays to a stage; they must not be changed afterwards.
+    They are numbered stage by stage: see Place.
+    """
+
+    def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
+        """Send arrays to a process; they must not be changed afterwards.
 
         Raises:
-            DeadlineExceeded: The stage does not take its messages.
+            DeadlineExceeded: The process does not take its messages.
         """
 
-    def receive(self, stage: int, tag: str) -> list[Array]:
-        """The arrays that a stage has sent, or is going to send, under this tag.
+    def receive(self, process: int, tag: str) -> list[Array]:
+        """The arrays that a process has sent, or is going to send, under this tag.
 
         Raises:
             DeadlineExceeded: They do not come.
@@ -33,16 +36,53 @@ class Links(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Which stage this process is.
+    """Which stage this process is, and which of its copies, which take micro-batches in turn.
 
     Attributes:
-        endpoints: Where the stages of this worker take messages: `ipc:///path` or `tcp://host:port`.
+        endpoints: Where the processes of this worker take messages: `ipc:///path` or
+            `tcp://host:port`.
+        counts: How many copies each stage has; empty: one each.
     """
 
     worker: int = 0
     stage: int = 0
     stages: int = 1
     endpoints: tuple[str, ...] = ()
+    copy: int = 0
+    counts: tuple[int, ...] = ()
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """How many copies each stage has."""
+        return self.counts or (1,) * self.stages
+
+    @property
+    def processes(self) -> int:
+        """Of this worker."""
+        return sum(self.copies)
+
+    @property
+    def process(self) -> int:
+        """This one's number among them: stage by stage, copy by copy."""
+        return self.runner(self.stage, self.copy)
+
+    @property
+    def others(self) -> list[int]:
+        """The other processes of this worker."""
+        return [process for process in range(self.processes) if process != self.process]
+
+    def runner(self, stage: int, micro: int) -> int:
+        """The process that runs a stage's pieces on a micro-batch."""
+        return sum(self.copies[:stage]) + micro % self.copies[stage]
+
+    def name(self, process: int) -> str:
+        """`worker 0 stage 1`, with the copy where there are several."""
+        stage = 0
+        while process >= self.copies[stage]:
+            process -= self.copies[stage]
+            stage += 1
+        copy = f" copy {process}" if self.copies[stage] > 1 else ""
+        return f"worker {self.worker} stage {stage}{copy}"
 
 
 _here = Place()
@@ -75,7 +115,7 @@ def links(queue_size: int = 30) -> Links:
     global _links
     if _links is None:
         if _make is None:
-            raise ConfigError(f"stage {_here.stage} of {_here.stages} has no links; call fleet.init()")
+            raise ConfigError(f"{_here.name(_here.process)} has no links; call fleet.init()")
         _links = _make(_here, queue_size)
     return _links
 

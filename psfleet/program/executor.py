@@ -191,8 +191,8 @@ def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> N
 
 
 def _counted(plan: Plan, samples: int) -> int:
-    """The samples that this process tells of: of several stages only the first does."""
-    return 0 if plan.pipelined and here().stage else samples
+    """The samples that this process tells of: of several stages only the first one does."""
+    return 0 if plan.pipelined and here().process else samples
 
 
 def _shows_averages(program: Program) -> bool:

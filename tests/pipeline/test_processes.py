@@ -71,6 +71,24 @@ def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: Path) -> None:
+    """Two workers of two stages, the second with two processes: the same but for rounding."""
+    found = []
+    for name, copies in (("one", ""), ("two", "copies = [1, 2]\n")):
+        strategy = tmp_path / f"{name}.toml"
+        strategy.write_text(f"[pipeline]\nstages = 2\nmicro_batches = 4\n{copies}")
+        out = tmp_path / f"{name}.npz"
+        job = launch("--no-progress", "--workers", "2", "--strategy", str(strategy), SCRIPT, str(out),
+                     "sgd", "4", **_ONE_THREAD)
+        code, _, err = job.ends()
+        assert code == 0, err + job.log("*")
+        assert bool(job.log("workerlog.1.stage.1.copy.1")) == (name == "two")
+        with np.load(out) as arrays:
+            found.append(dict(arrays))
+    for key, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][key], rtol=1e-4, atol=1e-6, err_msg=key)
+
+
 def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:
     """The launcher says which stage it was; nothing is left running."""
     job = launch("--no-progress", "--stages", "2", "--micro-batches", "4", SCRIPT,

@@ -52,6 +52,7 @@ def test_the_launcher_has_the_last_word() -> None:
     ({"pipeline": {"schedule": "2f2b"}}, "schedule is '2f2b'"),
     ({"pipeline": {"stages": 0}}, "pipeline stages is 0; it must be at least 1"),
     ({"pipeline": {"micro_batches": "4"}}, "micro_batches is '4'; it must be a whole number"),
+    ({"pipeline": {"stages": 2, "copies": [1, 2, 1]}}, r"copies is \(1, 2, 1\); it must name"),
     ({"pipeline": {"depth": 4}}, "no setting 'depth'"),
     ({"pipeline": {"schedule": "zero-bubble", "chunks": 2}}, "zero-bubble and chunks = 2 contradict"),
     ({"pipeline": {"schedule": "zero-bubble"}, "recompute": {}}, "recompute and the pipeline schedule"),

@@ -36,16 +36,16 @@ class StageLinks:
 
     def __init__(self, place: Place, queue_size: int, patience: float) -> None:
         self._place = place
+        self._me = place.name(place.process)
         self._patience = patience
         self._context = zmq.Context()
         self._inbox: dict[tuple[int, str], list[Array]] = {}
         try:
             self._taking = self._socket(zmq.PULL, queue_size)
-            self._taking.bind(place.endpoints[place.stage])
-            self._giving = {stage: self._socket(zmq.PUSH, queue_size)
-                            for stage in range(place.stages) if stage != place.stage}
-            for stage, socket in self._giving.items():
-                socket.connect(place.endpoints[stage])
+            self._taking.bind(place.endpoints[place.process])
+            self._giving = {process: self._socket(zmq.PUSH, queue_size) for process in place.others}
+            for process, socket in self._giving.items():
+                socket.connect(place.endpoints[process])
         except BaseException:
             self.close()
             raise
@@ -56,26 +56,27 @@ class StageLinks:
         socket.setsockopt(zmq.LINGER, _LINGER)
         return socket
 
-    def send(self, stage: int, tag: str, arrays: Sequence[Array]) -> None:
+    def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
         """See Links.send."""
         laid = [_in_one_piece(array) for array in arrays]
-        header = {"from": self._place.stage, "tag": tag, "arrays": [
+        header = {"from": self._place.process, "tag": tag, "arrays": [
             [array.dtype.str, array.shape, _order(array)] for array in laid]}
         frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in laid)]
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                self._giving[stage].send_multipart(frames, zmq.DONTWAIT, copy=False)
+                self._giving[process].send_multipart(frames, zmq.DONTWAIT, copy=False)
                 return
             except zmq.Again:
-                self._wait(deadline, f"{self._name(stage)} to take {tag!r}", self._giving[stage])
+                self._wait(deadline, f"{self._place.name(process)} to take {tag!r}",
+                           self._giving[process])
 
-    def receive(self, stage: int, tag: str) -> list[Array]:
+    def receive(self, process: int, tag: str) -> list[Array]:
         """See Links.receive."""
         deadline = time.monotonic() + self._patience
-        while (stage, tag) not in self._inbox:
-            self._wait(deadline, f"{tag!r} from {self._name(stage)}")
-        return self._inbox.pop((stage, tag))
+        while (process, tag) not in self._inbox:
+            self._wait(deadline, f"{tag!r} from {self._place.name(process)}")
+        return self._inbox.pop((process, tag))
 
     def close(self) -> None:
         """Let what was sent leave, and let go of the sockets. Safe to call twice."""
@@ -89,7 +90,7 @@ class StageLinks:
             poller.register(full, zmq.POLLOUT)
         left = deadline - time.monotonic()
         if left <= 0 or not poller.poll(int(left * 1000) + 1):
-            raise DeadlineExceeded(f"{self._name(self._place.stage)} has waited {self._patience:g} "
+            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} "
                                    f"seconds for {what}")
         with contextlib.suppress(zmq.Again):
             while True:
@@ -103,11 +104,8 @@ class StageLinks:
                       for frame, kind in zip(frames[1:], kinds, strict=True)]
             self._inbox[int(header["from"]), str(header["tag"])] = arrays
         except (KeyError, TypeError, ValueError) as error:
-            raise FrameError(f"{self._name(self._place.stage)} got a message that is none of a stage's: "
+            raise FrameError(f"{self._me} got a message that is none of a stage's: "
                              f"{error!r}") from None
-
-    def _name(self, stage: int) -> str:
-        return f"worker {self._place.worker} stage {stage}"
 
 
 def _in_one_piece(array: Array) -> Array:

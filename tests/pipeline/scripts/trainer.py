@@ -1,6 +1,7 @@
 """Trains the model of conftest.py and saves all weights and the losses.
 
-Arguments: where to save, the optimizer's wrapper (cut or plain), and the number of steps.
+Arguments: where to save, what wraps the optimizer (cut, plain; sgd: nothing wraps SGD without
+clipping), and the number of steps.
 """
 
 import sys
@@ -17,7 +18,9 @@ def main(out: str, wrapper: str, steps: int) -> None:
     fleet.init()
     model = build_model()
     adam = optimizer.Adam(0.01, grad_clip=clip.ClipGradByGlobalNorm(0.02))
-    chosen = optimizer.PipelineOptimizer(adam, model.cuts) if wrapper == "cut" else adam
+    wrapped = {"cut": optimizer.PipelineOptimizer(adam, model.cuts), "plain": adam,
+               "sgd": optimizer.SGD(0.1)}
+    chosen = wrapped[wrapper]
     _, pairs = fleet.distributed_optimizer(chosen).minimize(model.loss)
     executor = Executor()
     losses = []
