@@ -34,8 +34,13 @@ class Progress:
     bytes: int = 0
 
 
-def add_up(replies: "Sequence[StatusReply]", at: float) -> Progress:
+def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> Progress:
     """One picture from the servers' own.
+
+    Args:
+        replies: One of each server.
+        at: When they came.
+        processes: Of each worker; each pushes its part of a step.
 
     A step reaches every server that holds a part of it, so the busiest server has counted them all;
     samples and losses travel with a step and count once per worker.
@@ -49,7 +54,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float) -> Progress:
                 losses.update({worker: reply.losses[worker]} if worker in reply.losses else {})
     return Progress(
         at=at,
-        steps=max((reply.pushes for reply in replies), default=0),
+        steps=max((reply.pushes for reply in replies), default=0) // processes,
         samples=sum(samples.values()),
         loss=sum(losses.values()) / len(losses) if losses else None,
         rows=sum(table.count for reply in replies for table in reply.tables
@@ -80,9 +85,10 @@ class Poller:
         history: Pictures so far, oldest first; a server that does not answer adds nothing.
     """
 
-    def __init__(self, endpoints: Sequence[str], every: float = 1.0) -> None:
+    def __init__(self, endpoints: Sequence[str], processes: int = 1, every: float = 1.0) -> None:
         self.history: list[Progress] = []
         self._endpoints = list(endpoints)
+        self._processes = processes
         self._every = every
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="psfleet-progress", daemon=True)
@@ -109,4 +115,4 @@ class Poller:
             while not self._stopped.wait(self._every):
                 with contextlib.suppress(grpc.RpcError):
                     replies = [stub.Status(StatusRequest(), timeout=self._every) for stub in stubs]
-                    self.history.append(add_up(replies, time.monotonic()))
+                    self.history.append(add_up(replies, time.monotonic(), self._processes))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet_launch.plan import Job
+from psfleet_launch.plan import Job, Request
 from psfleet_launch.progress import Poller, line
 
 __all__ = ["Screen"]
@@ -47,7 +47,7 @@ class Screen:
         asked = job.request
         parts = ["local", _count(asked.servers, "server"), _count(asked.workers, "worker"),
                  asked.strategy.get("consistency", {}).get("mode"),
-                 *(part for part in asked.strategy if part != "consistency"),
+                 *(_part(part, asked) for part in asked.strategy if part != "consistency"),
                  "tcp" if asked.port is not None else None]
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
@@ -62,7 +62,7 @@ class Screen:
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
-        self._poller = Poller(endpoints)
+        self._poller = Poller(endpoints, sum(self._job.request.copies))
         self._poller.start()
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True,
@@ -115,6 +115,11 @@ class Screen:
 def _as_long_as_somebody_looks() -> contextlib.suppress:
     """A reader that has gone (`| head`) or a closed terminal ends the display, not the training."""
     return contextlib.suppress(OSError)
+
+
+def _part(name: str, asked: Request) -> str:
+    """`recompute`; of a pipeline its stages too."""
+    return f"pipeline of {_count(len(asked.copies), 'stage')}" if name == "pipeline" else name
 
 
 def _count(number: int, noun: str) -> str:

@@ -92,6 +92,7 @@ class Executor:
         if plan.pipelined:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
         else:
+            _check_whole(program)
             run = self._step(program, plan, arrays)
         results = [run.result(variable) for variable in fetches]
         self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
@@ -180,6 +181,13 @@ class Executor:
     def close(self) -> None:
         """Let go of the plans."""
         self._plans.clear()
+
+
+def _check_whole(program: Program) -> None:
+    """Refuse to train in every stage what is meant to be trained by all of them together."""
+    if program.updates and not program.for_test and here().processes > 1:
+        raise UsageError(f"the program is not cut into stages, and this is {here().name(here().process)}; "
+                         "minimize with fleet.distributed_optimizer or a PipelineOptimizer")
 
 
 def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> None:

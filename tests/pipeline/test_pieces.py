@@ -1,0 +1,145 @@
+"""Where programs are cut, who sits where, and what stays in memory."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import layers
+from psfleet.environment import Environment, read_environment
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer import SGD
+from psfleet.pipeline import links
+from psfleet.pipeline.balance import balanced_parts, weight_of
+from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.links import Place
+from psfleet.pipeline.pieces import cut_plan
+from psfleet.pipeline.pipelining import Pipelining
+from psfleet.program.backward import append_backward
+from psfleet.program.executor import Executor
+from psfleet.program.feed import check_feed
+from psfleet.program.plan import Plan, make_plan
+from psfleet.program.program import default_main_program
+from psfleet.program.recompute import Meter
+from psfleet.program.variable import Variable
+from psfleet_launch.plan import Job, Request, child_environment
+from tests.pipeline.conftest import build_model, make_feed
+
+
+def _deep(widths: list[int]) -> tuple[Plan, list[Variable]]:
+    """A plan for a chain of layers of these widths, and the layers' results."""
+    hidden = [layers.data("x", [None, widths[0]])]
+    for width in widths[1:]:
+        hidden.append(layers.fc(hidden[-1], width, act="tanh"))
+    pairs = append_backward(layers.mean(hidden[-1]))
+    return make_plan(default_main_program(), [gradient for _, gradient in pairs]), hidden
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_balanced_parts_are_as_light_as_can_be(count: int) -> None:
+    """No other edges make the heaviest part lighter by more than the slack of a tenth."""
+    plan, _ = _deep([16, 64, 8, 64, 32, 32, 4])
+    weights = [weight_of(record) for record in plan.forward]
+    parts = balanced_parts(plan, count)
+    assert [record for part in parts for record in part] == plan.forward
+    heaviest = max(sum(map(weight_of, part)) for part in parts)
+    assert heaviest <= 1.1 * min(max(sum(weights[i:j]) for i, j in pairwise(edges))
+                                 for edges in _all_edges(len(weights), count))
+
+
+def _all_edges(length: int, count: int, start: int = 0) -> list[list[int]]:
+    if count == 1:
+        return [[start, length]]
+    return [[start, *rest] for cut in range(start + 1, length - count + 2)
+            for rest in _all_edges(length, count - 1, cut)]
+
+
+def test_among_light_parts_the_ones_that_send_least_are_chosen() -> None:
+    """The cut lies where the network is narrow."""
+    plan, _ = _deep([32, 32, 2, 32, 32])
+    first, second = balanced_parts(plan, 2)
+    assert first[-1].output.shape == (None, 2)
+    assert second[0].inputs[0] is first[-1].output
+
+
+def test_pieces_say_what_travels() -> None:
+    """A value goes to each piece that uses it; its gradient from the last of them back to the maker."""
+    model = build_model()
+    plan = make_plan(default_main_program(), [append_backward(model.loss)[0][1]])
+    thirds = balanced_parts(plan, 3)
+    pieces = cut_plan(plan, thirds)
+    for i, piece in enumerate(pieces):
+        assert all(i in pieces[maker].gives[v] for v, maker in piece.takes.items())
+        assert all(pieces[after].last_user[v] == i for v, after in piece.next_user.items())
+    shift = default_main_program().variable("shift")
+    assert [shift in piece.owned for piece in pieces].count(True) <= 1
+
+
+def test_recompute_lowers_the_peak_of_all_live_micro_batches() -> None:
+    """A meter sees every micro-batch that is alive: 16 layers under gpipe, 4 micro-batches."""
+    plan, hidden = _deep([32] * 17)
+    backward = plan.backwards[0].backward
+    peaks = []
+    for checkpoints in (None, [hidden[4], hidden[8], hidden[12]]):
+        backward.checkpoints, meter = checkpoints, Meter()
+        backward.pipeline = Pipelining("gpipe", micro_batches=4)
+        feeds = check_feed(default_main_program(), plan.feeds, {"x": np.ones((64, 32), np.float32)})
+        PipelinedRun(default_main_program(), plan, feeds, Place(), None, 0, meter).complete([])
+        peaks.append(meter.peak_bytes)
+    assert peaks[0] > 4 * 15 * 16 * 32 * 4
+    assert peaks[1] < 0.6 * peaks[0]
+
+
+def _variables(**more: str) -> dict[str, str]:
+    return {"PSFLEET_ROLE": "worker", "PSFLEET_RANK": "1", "PSFLEET_WORKERS": "2",
+            "PSFLEET_SERVERS": "unix:/a", **more}
+
+
+def test_each_process_has_a_seat_of_its_own() -> None:
+    """Seats count worker by worker, stage by stage, copy by copy; the worker's rank stays."""
+    found = read_environment(_variables(
+        PSFLEET_STAGE="1", PSFLEET_STAGES="2", PSFLEET_COPY="1", PSFLEET_STAGE_COPIES="1,2",
+        PSFLEET_STAGE_ENDPOINTS="ipc:///0,ipc:///1,ipc:///2"))
+    assert (found.rank, found.workers) == (1, 2)
+    assert (found.seat.rank, found.seat.workers, found.seat.stages) == (5, 6, 1)
+    assert Environment().seat == Environment()
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"PSFLEET_STAGE": "2", "PSFLEET_STAGES": "2"}, "PSFLEET_STAGE is 2, but the worker has stages 0"),
+    ({"PSFLEET_STAGES": "2"}, "names 0 endpoints for 2 processes"),
+    ({"PSFLEET_STAGES": "2", "PSFLEET_STAGE_COPIES": "1"}, r"COPIES is \(1,\)"),
+    ({"PSFLEET_STAGE_COPIES": "one"}, "'one'; it must be whole numbers"),
+    ({"PSFLEET_COPY": "1"}, "PSFLEET_COPY is 1, but stage 0 has 1 copies"),
+])
+def test_stages_that_cannot_be_are_refused(more: dict[str, str], says: str) -> None:
+    """Each with the variable and its value."""
+    with pytest.raises(ConfigError, match=says):
+        read_environment(_variables(**more))
+
+
+def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:
+    """Named with stage and copy; servers count seats, workers count workers."""
+    request = Request(__file__, workers=2, strategy={"pipeline": {"stages": 2, "copies": [1, 2]}})
+    job = Job(request, "j", "t", tmp_path, tmp_path)
+    names = [str(member) for member in job.workers[3:]]
+    assert names == ["worker 1 stage 0", "worker 1 stage 1 copy 0", "worker 1 stage 1 copy 1"]
+    told = child_environment(job, job.workers[5], ["unix:/a"], {})
+    place = read_environment(told)
+    assert (place.rank, place.workers, place.stage, place.copy) == (1, 2, 1, 1)
+    assert place.seat.rank == 5
+    assert child_environment(job, job.servers[0], ["unix:/a"], {})["PSFLEET_WORKERS"] == "6"
+
+
+def test_a_program_that_is_not_cut_is_refused_on_stages() -> None:
+    """Each stage would train the whole of it: the error says what to do."""
+    model: Any = build_model()
+    SGD(0.1).minimize(model.loss)
+    links.settle(Place(stages=2))
+    try:
+        with pytest.raises(UsageError, match="is not cut into stages"):
+            Executor().run(feed=make_feed(), fetch_list=[model.loss])
+    finally:
+        links.settle(Place())
