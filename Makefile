@@ -6,6 +6,7 @@ SERVERS ?= 2
 WORKERS ?= 2
 ARGS ?=
 TIMES ?= 20
+JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
@@ -24,7 +25,7 @@ train: $(VENV)/.has-examples
 	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
 
 test: $(VENV)/.has-test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.has-dev
 	$(VENV)/bin/ruff check
