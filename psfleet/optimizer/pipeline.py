@@ -29,7 +29,8 @@ class PipelineOptimizer(Optimizer):
         cut_list: For each forward piece the variables that it ends with; the last is [loss]. None:
             pieces of about equal work, as many as the strategy's stages need.
         place_list: For each section where it runs; may be left out.
-        concurrency_list: For each section how many copies of it run; may be left out.
+        concurrency_list: For each section how many copies of it run; may be left out. In a job the
+            strategy's `copies` decide.
         queue_size: How many micro-batches may wait before a section.
         sync_steps: Steps between two synchronisations of copies.
         start_cpu_core_id: The first CPU core to bind to.

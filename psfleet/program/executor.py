@@ -10,6 +10,7 @@ import numpy as np
 
 from psfleet.environment import plan_file
 from psfleet.errors import UsageError
+from psfleet.optimizer.binding import invalidate
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
@@ -135,6 +136,8 @@ class Executor:
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
         program.step += 1
+        if here().processes > 1:  # the other stages have changed what is theirs
+            invalidate()
         if program.updates:
             for hook in program.after_step:
                 hook(program.step)

@@ -5,12 +5,22 @@ clipping), and the number of steps.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 
 from psfleet import clip, fleet, optimizer
 from psfleet.program.executor import Executor
 from tests.pipeline.conftest import build_model, make_feed
+
+
+seen: list[Any] = []
+
+
+def check_fresh(weights: list[Any]) -> None:
+    """What a process sees of weights, its own stage's or another's, must change with each step."""
+    assert all((now != before).any() for now, before in zip(weights, seen, strict=False))
+    seen[:] = weights
 
 
 def main(out: str, wrapper: str, steps: int) -> None:
@@ -28,6 +38,8 @@ def main(out: str, wrapper: str, steps: int) -> None:
         feed = make_feed(seed=1000 * fleet.worker_index() + step)
         loss, = executor.run(feed=feed, fetch_list=[model.loss])
         losses.append(loss)
+        if wrapper == "cut":
+            check_fresh([p.numpy().copy() for p, _ in pairs if not p.sparse])
         print(f"step {step}", flush=True)
     fleet.barrier_worker()
     weights = {p.name: p.lookup(np.arange(50)) if p.sparse else p.numpy() for p, _ in pairs}
