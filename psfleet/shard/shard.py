@@ -50,6 +50,7 @@ from psfleet.tables.spec import TableSpec
 __all__ = ["Counters", "Shard"]
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 Table = DenseTable | SparseTable
 
 
@@ -205,6 +206,7 @@ class Shard:
             self._check(gradient)
         fresh = self.rounds.is_new(push) if self.mode == "sync" else self._next_in_sequence(push)
         if fresh:
+            self._check_room(push.gradients)
             self._record(push)
             self._accept(push)
         self._count(push, fresh)
@@ -224,6 +226,7 @@ class Shard:
             self.admit(write.worker, write.incarnation)
             if write.number <= self.writes[write.worker]:
                 return [Answer(call)]
+        self._check_room(write.states)
         self._record(write)
         if write.number:
             self.writes[write.worker] = write.number
@@ -311,6 +314,18 @@ class Shard:
             raise ShapeError(f"table {name!r} has rows of {table.spec.dim}, "
                              f"the gradient has shape {shape} and "
                              f"{'no' if gradient.ids is None else len(gradient.ids)} ids")
+
+    def _check_room(self, parts: Sequence[Gradient] | Sequence[State]) -> None:
+        """Refuse rows for which a table has no room beside those of the pushes that are held."""
+        wanted: dict[int, list[Ids]] = {part.table: [] for part in parts if part.ids is not None}
+        held = (gradient for push in self.rounds.held.values() for gradient in push.gradients)
+        for part in (*parts, *held):
+            if part.ids is not None and part.table in wanted:
+                wanted[part.table].append(part.ids)
+        for key, ids in wanted.items():
+            table = self.tables[key]
+            if isinstance(table, SparseTable):
+                table.check_room(ids)
 
     def _next_in_sequence(self, push: Push) -> bool:
         last = self.sequences[push.worker]

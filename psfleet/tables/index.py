@@ -76,6 +76,11 @@ class Index:
         used = int(self._d[NEXT_SLOT])
         return int(self._d[NEXT_LINE]) * 64 + used * self._width * 4 + (used * 8 if self._marks else 0)
 
+    @property
+    def spare(self) -> int:
+        """Slots that no row has had: at least so many rows can be added. Costs nothing to ask."""
+        return self.max_rows + 1 - int(self._d[NEXT_SLOT])
+
     def keep_ahead(self) -> None:
         """Have memory for the next rows made in the background."""
         self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4)

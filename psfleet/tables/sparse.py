@@ -1,6 +1,7 @@
 """A server's part of one sparse table: rows of weights and optimizer state by 64-bit id."""
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ class SparseTable:
         ids = self._checked(ids, gradients)
         gradients = np.ascontiguousarray(gradients)
         with self._lock:
-            self._check_room(ids)
+            self._check_room([ids])
             rule = self.spec.rule
             scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
             turn = self.step % rule.turns if rule.turns else 0
@@ -88,6 +89,16 @@ class SparseTable:
             if self.spec.every_row:
                 self._kernels.rest(self._index.address, address_of(scalars), turn, self.step,
                                    address_of(self._zeros), address_of(self._scratch))
+
+    def check_room(self, parts: Sequence[Ids]) -> None:
+        """Refuse ids that the table cannot all take; each counts once, known ones not at all.
+
+        Raises:
+            UsageError: The table would be full.
+        """
+        if sum(map(len, parts)) > self._index.spare:  # else there is no need to wait for a pull
+            with self._lock:
+                self._check_room(parts)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now, so that no push waits for it."""
@@ -122,7 +133,7 @@ class SparseTable:
                              f"be float32 {(len(ids), width)}")
         ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(self._packed(rows))
         with self._lock:
-            self._check_room(ids)
+            self._check_room([ids])
             slots, _ = self._index.locate(ids, add=True)
             self._index.scatter(slots, rows)
 
@@ -139,11 +150,11 @@ class SparseTable:
                              f"be float32 {(len(ids), self.spec.dim)}")
         return np.ascontiguousarray(ids)
 
-    def _check_room(self, ids: Ids) -> None:
-        room = self._index.max_rows - len(self._index)
-        if len(ids) <= room:
+    def _check_room(self, parts: Sequence[Ids]) -> None:
+        if sum(map(len, parts)) <= self._index.spare:
             return
-        _, unknown = self._index.locate(ids, add=False)
+        room = self._index.max_rows - len(self._index)
+        _, unknown = self._index.locate(np.unique(np.concatenate(parts)), add=False)
         if unknown > room:
             raise UsageError(f"table {self.spec.name!r} is full: it holds {len(self._index)} rows of "
                              f"at most {self._index.max_rows} and was asked to add {unknown}")

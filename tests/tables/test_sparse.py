@@ -142,6 +142,17 @@ def test_a_full_table_refuses() -> None:
     assert table.step == 2
 
 
+def test_room_is_counted_over_parts() -> None:
+    """Ids of several pushes count once each, and rows that are there or were removed not at all."""
+    table = SparseTable(TableSpec("t", "sparse", (1,), SGD()), max_rows=10)
+    table.push(np.arange(8), np.zeros((8, 1), np.float32), 0.1)
+    table.check_room([np.arange(9), np.arange(10), np.arange(8, 10)])
+    with pytest.raises(UsageError, match="holds 8 rows of at most 10 and was asked to add 3"):
+        table.check_room([np.arange(9), np.array([9, 10])])
+    table.remove(np.array([0]))
+    table.check_room([np.arange(9) + 1, np.array([10])])
+
+
 def test_an_empty_push_counts() -> None:
     """A server to which a batch sends no id still makes the step, so that steps agree."""
     table = SparseTable(TableSpec("t", "sparse", (2,), Adam()))
