@@ -13,6 +13,7 @@ from psfleet.optimizer.gradients import Elements, Grad, check_rows, densify
 from psfleet.optimizer.placement import place
 from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
+from psfleet.pipeline.links import here
 from psfleet.rules.base import Rule
 from psfleet.runtime import Gradient, Read, Runtime, TableState
 from psfleet.tables.spec import Decay, TableSpec
@@ -238,7 +239,14 @@ class Tables:
         seat.forget()
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """Let one worker write while all wait. Every worker must come here."""
+        """Let one worker write while all wait. Every worker must come here.
+
+        Raises:
+            UsageError: The workers are cut into stages, which have different tables.
+        """
+        if here().processes > 1:
+            raise UsageError("optimizer state and values cannot be set from the stages of a pipeline, each "
+                             "of which knows its own tables only; use fleet.load_model")
         self.runtime.flush()
         if self.runtime.worker_num > 1:
             self.runtime.barrier()

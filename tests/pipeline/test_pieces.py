@@ -10,7 +10,7 @@ import pytest
 from psfleet import layers
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
-from psfleet.optimizer import SGD
+from psfleet.optimizer import SGD, Adam
 from psfleet.pipeline import links
 from psfleet.pipeline.balance import balanced_parts, weight_of
 from psfleet.pipeline.engine import PipelinedRun
@@ -131,6 +131,21 @@ def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:
     assert (place.rank, place.workers, place.stage, place.copy) == (1, 2, 1, 1)
     assert place.seat.rank == 5
     assert child_environment(job, job.servers[0], ["unix:/a"], {})["PSFLEET_WORKERS"] == "6"
+
+
+def test_state_is_not_set_from_stages() -> None:
+    """It would reach the first stage's tables only: refused at once, not after a deadline."""
+    model: Any = build_model()
+    adam = Adam(0.1)
+    adam.minimize(model.loss)
+    Executor().run(feed=make_feed())
+    state = adam.state_dict()
+    links.settle(Place(stages=2))
+    try:
+        with pytest.raises(UsageError, match="cannot be set from the stages"):
+            adam.set_state_dict(state)
+    finally:
+        links.settle(Place())
 
 
 def test_a_program_that_is_not_cut_is_refused_on_stages() -> None:

@@ -13,7 +13,6 @@ from psfleet import clip, fleet, optimizer
 from psfleet.program.executor import Executor
 from tests.pipeline.conftest import build_model, make_feed
 
-
 seen: list[Any] = []
 
 
