@@ -32,6 +32,7 @@ from psfleet.rules import make_rule
 from psfleet.shard.layout import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.entry import make_entry
 from psfleet.tables.spec import Decay, Initializer, TableSpec
 
 __all__ = ["ShardFile", "begin_save", "finish_save", "load_shard", "read_specs", "save_fleet",
@@ -247,6 +248,7 @@ def _spec_to_json(spec: TableSpec) -> dict[str, Any]:
         "hyperparameters": spec.rule.hyperparameters(), "decay": dataclasses.asdict(spec.decay),
         "initializer": dataclasses.asdict(spec.initializer), "seed": spec.seed,
         "every_row": spec.every_row,
+        **({"entry": [spec.entry.kind, spec.entry.values()]} if spec.entry else {}),
     }
 
 
@@ -255,6 +257,7 @@ def _spec_from_json(entry: dict[str, Any]) -> TableSpec:
         return TableSpec(
             entry["name"], entry["kind"], tuple(entry["shape"]),
             make_rule(entry["rule"], entry["hyperparameters"]), Decay(**entry["decay"]),
-            Initializer(**entry["initializer"]), entry["seed"], entry["every_row"])
+            Initializer(**entry["initializer"]), entry["seed"], entry["every_row"],
+            make_entry(*entry.get("entry", ("", {}))))
     except (KeyError, TypeError, PsfleetError) as error:
         raise CheckpointError(f"the manifest's table {entry!r} is damaged: {error!r}") from None

@@ -20,6 +20,7 @@ from psfleet.routing import as_ids
 from psfleet.runtime import Gradient, Read, Runtime, Ticket
 from psfleet.shard.events import Mode
 from psfleet.strategy import DistributedStrategy, resolve
+from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 
 __all__ = ["Client", "DenseTable", "SparseTable", "connect"]
@@ -87,7 +88,8 @@ class Client:
         self.runtime = runtime
 
     def sparse_table(self, name: str, dim: int, optimizer: Optimizer,
-                     initializer: Initializer | None = None, seed: int = 0) -> SparseTable:
+                     initializer: Initializer | None = None, seed: int = 0,
+                     entry: Entry | None = None) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
         Args:
@@ -96,12 +98,13 @@ class Client:
             optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
             initializer: First value of a row; default uniform in [-0.01, 0.01).
             seed: Of the initializer.
+            entry: Which unknown ids of a push get a row, see psfleet.entry; None: all.
 
         Raises:
             TableConflict: The table exists with another definition.
         """
         spec = TableSpec(name, "sparse", (dim,), optimizer.rule(), optimizer.decay(),
-                         initializer or Initializer(), seed, optimizer.every_row)
+                         initializer or Initializer(), seed, optimizer.every_row, entry)
         self.runtime.create(spec)
         return SparseTable(self.runtime, spec, optimizer)
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.kernels.initial import initial_array, initial_rows
+from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 
 __all__ = ["Binding", "Parameter", "SparseGrad", "fetch"]
@@ -45,6 +46,7 @@ class Parameter:
         shape: Of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
         sparse: Rows live in a sparse table and gradients are SparseGrad.
         distributed: Sparse only: ids are any int64 and rows appear when first updated.
+        entry: Distributed only: which unknown ids of a push get a row; None: all.
         initializer, seed: The first values. `value` overrides them for dense parameters.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
             learning_rate is a factor on the optimizer's rate.
@@ -57,7 +59,10 @@ class Parameter:
                  shape: tuple[int, ...] | None = None, sparse: bool = False,
                  distributed: bool = False, initializer: Initializer | None = None, seed: int = 0,
                  trainable: bool = True, learning_rate: float = 1.0, regularizer: Any = None,
-                 need_clip: bool = True, dtype: str | None = None) -> None:
+                 need_clip: bool = True, dtype: str | None = None,
+                 entry: Entry | None = None) -> None:
+        if entry is not None and not (sparse and distributed):
+            raise ShapeError(f"parameter {name!r} has all its rows; {entry} is for distributed ones")
         if value is None and shape is None:
             raise ShapeError(f"parameter {name!r} needs a value or a shape")
         half = getattr(value, "dtype", None) == np.float16
@@ -69,6 +74,7 @@ class Parameter:
         self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
         self.sparse = sparse
         self.distributed = distributed
+        self.entry = entry
         self.initializer = initializer or Initializer()
         self.seed = seed
         self.trainable = trainable

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.memory import helper
 
-__all__ = ["GOLDEN", "hash_ids", "mix", "unmix"]
+__all__ = ["GOLDEN", "drawn", "hash_ids", "mix", "unmix"]
 
 GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -42,3 +42,10 @@ def hash_ids(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     return x ^ (x >> np.uint64(31))
+
+
+def drawn(ids: NDArray[np.int64], probability: float, stream: int, step: int) -> NDArray[np.bool_]:
+    """Which ids a draw takes: each with this probability, by a hash of id, stream and step."""
+    salt = np.uint64((stream + step * GOLDEN) % 2**64)
+    fraction = hash_ids((hash_ids(ids) ^ salt).view(np.int64)) >> np.uint64(11)
+    return fraction < np.uint64(probability * 2**53)

@@ -20,6 +20,7 @@ from psfleet.program.ops.matmul import Affine, MatMul
 from psfleet.program.ops.normalize import LayerNorm
 from psfleet.program.shapes import axis_of, extents, size_of
 from psfleet.program.variable import Variable, apply, as_variable, leaf
+from psfleet.tables.entry import Entry
 
 __all__ = ["create_parameter", "dropout", "embedding", "fc", "layer_norm", "matmul"]
 
@@ -77,7 +78,7 @@ def _bias(size: int, name: str, said: Attribute) -> Variable | None:
 def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
               is_distributed: bool = False, padding_idx: int | None = None,
               param_attr: Any = None, dtype: DTypeLike = "float32",
-              name: str | None = None) -> Variable:
+              name: str | None = None, entry: Entry | None = None) -> Variable:
     """Rows of a table by id: [*input.shape, dim].
 
     Args:
@@ -88,6 +89,7 @@ def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = Fal
         padding_idx: This id gives zeros and its row is never updated.
         param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
             sparse or not.
+        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry.
     """
     if np.dtype(dtype) != np.float32:
         raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
@@ -98,7 +100,7 @@ def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = Fal
     if attr is None:
         raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
     parameter = make_parameter((rows, dim), f"{label}.w_0", attr, None, sparse=sparse,
-                               distributed=is_distributed, by_row=not sparse)
+                               distributed=is_distributed, by_row=not sparse, entry=entry)
     padding = padding_idx
     if padding is not None and padding < 0 and rows > 0:
         padding += rows

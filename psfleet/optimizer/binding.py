@@ -195,7 +195,7 @@ class Tables:
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
         name = parameter.name if number == 1 else f"{parameter.name}~{number}"
         return TableSpec(name, where.kind, tuple(shape), rule, decay, parameter.initializer,
-                         parameter.seed, where.every_row)
+                         parameter.seed, where.every_row, parameter.entry)
 
     def _preload(self, seat: Seat) -> None:
         """Give a sparse table the rows that its parameter has now."""

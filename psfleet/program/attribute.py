@@ -13,6 +13,7 @@ from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
+from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 
 __all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
@@ -62,12 +63,13 @@ def attribute(said: Attribute) -> ParamAttr | None:
 
 def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: Any, *,
                    sparse: bool = False, distributed: bool = False,
-                   by_row: bool = False) -> Parameter:
+                   by_row: bool = False, entry: Entry | None = None) -> Parameter:
     """The parameter `said.name or name` of the default startup program, made if it is new.
 
     Args:
         start: The initializer if the attribute has none.
         by_row: A dense parameter that starts with the same bits as a sparse one of its name.
+        entry: Of a distributed one: which unknown ids get a row.
 
     Raises:
         ShapeError: It exists with another shape or kind.
@@ -76,7 +78,8 @@ def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: An
     name = said.name or name
     known = programs.parameters.get(name)
     if known is not None:
-        if (known.shape, known.sparse, known.distributed) != (shape, sparse, distributed):
+        kind = known.shape, known.sparse, known.distributed, known.entry
+        if kind != (shape, sparse, distributed, entry):
             raise ShapeError(f"parameter {name!r} exists with shape {known.shape}; here it would "
                              f"be {shape}, or of another kind: give it another name")
         return known
@@ -96,7 +99,8 @@ def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: An
     parameter = Parameter(
         name, value, shape=shape, sparse=sparse, distributed=distributed,
         initializer=resolved, seed=seed, trainable=said.trainable,
-        learning_rate=said.learning_rate, regularizer=said.regularizer, need_clip=said.need_clip)
+        learning_rate=said.learning_rate, regularizer=said.regularizer, need_clip=said.need_clip,
+        entry=entry)
     programs.parameters[name] = parameter
     return parameter
 

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.generate import sparse_kernels
+from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial import address_of, initializer_arguments
 from psfleet.kernels.rule_text import RuleText, scalars_of, scratch_for
+from psfleet.tables.entry import Entry
 from psfleet.tables.index import Index
 from psfleet.tables.spec import TableSpec
 
@@ -64,7 +66,7 @@ class SparseTable:
                                *self._initial, address_of(self._ring))
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
-        """Update rows, adding those of unknown ids with their first values.
+        """Update rows, adding those of unknown ids (that the entry admits) with their first values.
 
         Args:
             ids: int64 [n], no id twice, any alignment.
@@ -77,6 +79,8 @@ class SparseTable:
         ids = self._checked(ids, gradients)
         gradients = np.ascontiguousarray(gradients)
         with self._lock:
+            if self.spec.entry is not None:
+                ids, gradients = self._admitted(self.spec.entry, ids, gradients)
             self._check_room([ids])
             rule = self.spec.rule
             scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
@@ -92,6 +96,8 @@ class SparseTable:
 
     def check_room(self, parts: Sequence[Ids]) -> None:
         """Refuse ids that the table cannot all take; each counts once, known ones not at all.
+
+        Where the table has an entry: as if it admitted all of them.
 
         Raises:
             UsageError: The table would be full.
@@ -149,6 +155,14 @@ class SparseTable:
             raise ShapeError(f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
                              f"be float32 {(len(ids), self.spec.dim)}")
         return np.ascontiguousarray(ids)
+
+    def _admitted(self, entry: Entry, ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
+        """What is left of a push without the unknown ids that get no row."""
+        slots, unknown = self._index.locate(ids, add=False)
+        if not unknown:
+            return ids, gradients
+        kept = (slots != 0) | drawn(ids, entry.probability, int(self._initial[3]), self.step + 1)
+        return ids[kept], gradients[kept]
 
     def _check_room(self, parts: Sequence[Ids]) -> None:
         if sum(map(len, parts)) <= self._index.spare:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.base import Rule
+from psfleet.tables.entry import Entry
 
 __all__ = ["BLOCK", "MAX_DIM", "Decay", "Initializer", "TableSpec", "key_of"]
 
@@ -61,6 +62,7 @@ class TableSpec:
         seed: Seed of the row initialisation.
         every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
             row with a zero gradient, as the dense rule would.
+        entry: Sparse only: which unknown ids of a push get a row; None: all.
     """
 
     name: str
@@ -71,6 +73,7 @@ class TableSpec:
     initializer: Initializer = field(default_factory=Initializer)
     seed: int = 0
     every_row: bool = False
+    entry: Entry | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -79,6 +82,8 @@ class TableSpec:
             raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
         if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
             raise ShapeError(f"table {self.name!r}: dim is {self.shape}, it must be 1 to {MAX_DIM}")
+        if self.entry is not None and self.kind != "sparse":
+            raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
 

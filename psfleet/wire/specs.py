@@ -5,6 +5,7 @@ from typing import Any
 from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule
 from psfleet.shard.events import Mode
+from psfleet.tables.entry import make_entry
 from psfleet.tables.spec import Decay, Initializer, TableSpec
 from psfleet.wire.v1 import shard_pb2
 
@@ -36,7 +37,8 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         name=spec.name, kind=spec.kind, shape=spec.shape, rule=spec.rule.name,
         hyperparameters=spec.rule.hyperparameters(), l1=spec.decay.l1, l2=spec.decay.l2,
         initializer=spec.initializer.kind, low=spec.initializer.low, high=spec.initializer.high,
-        seed=spec.seed, every_row=spec.every_row)
+        seed=spec.seed, every_row=spec.every_row, entry=spec.entry.kind if spec.entry else "",
+        entry_values=spec.entry.values() if spec.entry else {})
 
 
 def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
@@ -55,7 +57,8 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         rule=make_rule(message.rule, dict(message.hyperparameters)),
         decay=Decay(message.l1, message.l2),
         initializer=Initializer(initializer, message.low, message.high),
-        seed=message.seed, every_row=message.every_row)
+        seed=message.seed, every_row=message.every_row,
+        entry=make_entry(message.entry, dict(message.entry_values)))
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")
     return spec

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 7a18c52ac185800b496d120a3b969d1379acfa480035dfe2566e0bb184961146
+# From protos/psfleet/v1/shard.proto, SHA-256 938cb223187373c3254f8f2247ff0be962ba60f4c1df30ad63dd2d73ff1a4330
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -82,8 +82,15 @@ class LeaveReply(_message.Message):
     def __init__(self, remaining: _Optional[int] = ...) -> None: ...
 
 class TableSpec(_message.Message):
-    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row")
+    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row", "entry", "entry_values")
     class HyperparametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class EntryValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +109,8 @@ class TableSpec(_message.Message):
     HIGH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     EVERY_ROW_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_VALUES_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -114,7 +123,9 @@ class TableSpec(_message.Message):
     high: float
     seed: int
     every_row: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ...) -> None: ...
+    entry: str
+    entry_values: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ..., entry: _Optional[str] = ..., entry_values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec", "value", "worker", "incarnation")
