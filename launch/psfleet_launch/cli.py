@@ -22,6 +22,7 @@ from psfleet_launch.supervisor import Limits, Supervisor
 __all__ = ["main", "merged"]
 
 _USAGE_EXIT = 2
+_RESTARTS = 5  # of each server in one job
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,13 +51,16 @@ _USAGE_EXIT = 2
 @click.option("--no-progress", is_flag=True, help="Do not show steps, loss, rows and bytes.")
 @click.option("--server-script", is_flag=True,
               help="Servers run the script too; it branches on fleet.is_server().")
+@click.option("--durability", type=click.Choice(["none", "log", "log+fsync"]), default="none",
+              show_default=True, help="What servers keep; with a log those that die go on from it.")
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(servers: int, workers: int, mode: str | None, schedule: str | None, stages: int | None,
            micro_batches: int | None, recompute: bool, strategy_file: str | None, tcp: bool,
            port: int | None, log_dir: Path, name: str | None, start_timeout: float,
-           no_progress: bool, server_script: bool, script: str, arguments: tuple[str, ...]) -> int:
+           no_progress: bool, server_script: bool, durability: str, script: str,
+           arguments: tuple[str, ...]) -> int:
     """Train SCRIPT on a cluster of processes on this machine.
 
     Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
@@ -66,7 +70,7 @@ def launch(servers: int, workers: int, mode: str | None, schedule: str | None, s
     said = {"consistency": {"mode": mode}, "recompute": {} if recompute else None,
             "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches}}
     request = Request(script, arguments, servers, workers, merged(strategy_file, said),
-                      port or (0 if tcp else None), server_script)
+                      port or (0 if tcp else None), server_script, durability)
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
     with private_folder() as folder:
@@ -91,7 +95,8 @@ def merged(file: str | None, said: Mapping[str, Mapping[str, Any] | None],
 
 
 def _run(job: Job, limits: Limits, screen: Screen) -> int:
-    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits)
+    restarts = _RESTARTS if job.request.durability != "none" else 0
+    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits, restarts)
     engine = LocalEngine(job, supervisor, screen)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()
@@ -108,7 +113,8 @@ def _log_folder(parent: Path, name: str) -> Path:
     folder = parent / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (*folder.glob("serverlog.*"), *folder.glob("workerlog.*")):
+        for old in (*folder.glob("serverlog.*"), *folder.glob("workerlog.*"),
+                    *folder.glob("server.*.log")):
             old.unlink()
     except OSError as error:
         raise ConfigError(f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "

@@ -58,6 +58,7 @@ class Request:
         strategy: What the job says over the script's own strategy, as a strategy file does.
         port: None: unix sockets. 0: any free TCP ports. n: TCP ports n, n+1, ... on 127.0.0.1.
         server_script: Servers run the script too, and it branches on `fleet.is_server()`.
+        durability: What servers keep: none, log or log+fsync; with a log they are started again.
     """
 
     script: str
@@ -67,6 +68,7 @@ class Request:
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = None
     server_script: bool = False
+    durability: str = "none"
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -192,6 +194,9 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
         settled["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     if member.stage >= 0:
         settled |= _of_stage(job, member)
+    if job.request.durability != "none":
+        settled |= {"PSFLEET_DURABILITY": job.request.durability, "PSFLEET_JOB": job.name,
+                    "PSFLEET_LOG_FOLDER": str(job.logs.absolute())}
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
     inherited = {name: value for name, value in base.items() if name != "PSFLEET_READY_FILE"}

@@ -125,17 +125,21 @@ class Supervisor:
         alive: Started and not ended.
         failure: The first one.
         asked: The signal that ended the job, if one did.
+        restarts: How often a server that dies during training is started again; needs a log.
+        restarted: How often that has happened.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
     """
 
     servers: tuple[Member, ...]
     workers: tuple[Member, ...]
     limits: Limits = Limits()
+    restarts: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
     awaited: set[Member] = field(default_factory=set)
     failure: Failure | None = None
     asked: int | None = None
+    restarted: dict[Member, int] = field(default_factory=dict)
     stopped: list[Member] = field(default_factory=list)
     killed: set[Member] = field(default_factory=set)
     deadline: float = float("inf")
@@ -187,12 +191,19 @@ class Supervisor:
         self.awaited.discard(member)
         if self.phase in _STOPPING:
             return self._stopping_goes_on(at)
+        if code and self._may_restart(member):
+            self.restarted[member] = self.restarted.get(member, 0) + 1
+            return self._start((member,))
         if code or awaited:
             why = "ended before it was ready" if awaited else ""
             return self._fail(Failure(member, code, why), at)
         if not self._living("worker"):
             return self._leave(at)
         return []
+
+    def _may_restart(self, member: Member) -> bool:
+        return (member.role == "server" and self.phase is Phase.TRAINING
+                and self.restarted.get(member, 0) < self.restarts)
 
     def _leave(self, at: float) -> list[Action]:
         """The workers are done; servers that know it end by themselves."""

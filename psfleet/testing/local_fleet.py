@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -33,18 +35,27 @@ class LocalFleet:
         workers: How many workers will come.
         transport: "unix" sockets in a private folder, or "tcp" on free ports.
         start_within: Seconds until every server must be ready.
+        durability: What servers keep; with a log `reviving` starts those that die again.
+        crashes: Of some servers where each of its processes dies, one after the other
+            (psfleet.testing.faults.Crashes).
 
     Attributes:
         endpoints: Of the servers, once entered.
         processes: Of the servers, in order.
+        restarts: How often a server was started again.
     """
 
     def __init__(self, servers: int = 2, workers: int = 2,
-                 transport: Literal["unix", "tcp"] = "unix", start_within: float = 120.0) -> None:
+                 transport: Literal["unix", "tcp"] = "unix", start_within: float = 120.0,
+                 durability: str = "none",
+                 crashes: Mapping[int, Sequence[str]] | None = None) -> None:
         self.servers = servers
         self.workers = workers
         self.transport = transport
         self.start_within = start_within
+        self.durability = durability
+        self.restarts = 0
+        self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path()
@@ -78,7 +89,8 @@ class LocalFleet:
 
     def environment(self, worker: int) -> Environment:
         """What the environment of that worker's process would say."""
-        return Environment("worker", worker, self.endpoints, self.workers)
+        return Environment("worker", worker, self.endpoints, self.workers,
+                           durability=self.durability)
 
     def connect(self, worker: int, mode: str) -> Runtime:
         """The runtime of one worker; several may live in this process, each with its own thread."""
@@ -89,6 +101,26 @@ class LocalFleet:
         self.processes[server].send_signal(signal.SIGKILL)
         self.processes[server].wait()
 
+    @contextlib.contextmanager
+    def reviving(self) -> Iterator[None]:
+        """Within, a server that is killed is started again, as a launcher would."""
+        over = threading.Event()
+
+        def revive() -> None:
+            while not over.wait(_LOOK):
+                for index, process in enumerate(self.processes):
+                    if process.poll() == -signal.SIGKILL:
+                        self.processes[index] = self._spawn(index)
+                        self.restarts += 1
+
+        thread = threading.Thread(target=revive, name="reviving")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def wait(self, timeout: float = 10.0) -> list[int]:
         """The servers' exit codes, once they have ended by themselves."""
         return [process.wait(timeout) for process in self.processes]
@@ -98,15 +130,20 @@ class LocalFleet:
         return (self._folder / f"serverlog.{server}").read_text()
 
     def _spawn(self, index: int) -> "subprocess.Popen[bytes]":
-        asked = [f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
-                 for number in range(self.servers)]
+        asked = self.endpoints or [
+            f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
+            for number in range(self.servers)]
         command = [sys.executable, "-m", "psfleet_server", "--index", str(index),
                    "--servers", ",".join(asked), "--workers", str(self.workers),
                    "--ready-file", str(self._ready_file(index))]
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        with (self._folder / f"serverlog.{index}").open("wb") as log:
+        settled = {"PYTHONPATH": path, "PSFLEET_DURABILITY": self.durability,
+                   "PSFLEET_LOG_FOLDER": str(self._folder)}
+        if crashes := self._crashes.get(index):
+            settled["PSFLEET_CRASH"] = crashes.pop(0)
+        with (self._folder / f"serverlog.{index}").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    env={**os.environ, "PYTHONPATH": path})
+                                    env={**os.environ, **settled})
 
     def _endpoint(self, index: int) -> str:
         """Where the server listens, once it says so."""

@@ -29,6 +29,7 @@ from psfleet_server.service import handlers
 
 __all__ = ["Server", "serve"]
 
+_LINGER = 3.0  # seconds for workers that have left to hear that they have
 _GRACE = 2.0  # seconds that calls in flight get to end
 
 
@@ -49,6 +50,7 @@ class Server:
         self.recovered = 0
         self._load_path = load_path
         self._log: Log | None = None
+        self._lingers = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
@@ -61,11 +63,16 @@ class Server:
         if self.environment.ready_file:  # an earlier process of this place may have left it
             Path(self.environment.ready_file).unlink(missing_ok=True)
         server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        keeps_log = self.environment.durability != "none"
+        if keeps_log:
+            # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
+            # connection that is made after `bind` and before `start`, so little comes between them.
+            self._begin()
         self.endpoint = listening.bind(server, self.endpoint)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
-            self._begin()
-            warm_up()
+            if not keeps_log:
+                self._begin()
         except BaseException:
             listening.release(self.endpoint)
             raise
@@ -76,21 +83,20 @@ class Server:
         return self
 
     def _begin(self) -> None:
-        """Start from the log, from a checkpoint or empty."""
-        log = open_log(self.environment)
-        if log is None:
-            if self._load_path is not None:
-                load_shard(self._load_path, self._shard)
-            return
-        self._log = log
-        self.host.keeper = Keeper(log, self._shard, self.host.coordinator)
-        self.recovered = self.host.keeper.start(self._load_path)
-        if len(self._shard.rounds.left) == self._shard.workers:
-            self.host.ended.set()  # it died after the last worker had left
+        """Become ready: from the log, from a checkpoint or empty."""
+        self._log = open_log(self.environment)
+        if self._log is not None:
+            self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator)
+            self.recovered = self.host.keeper.start(self._load_path)
+            # It may have died before the last worker heard that it may go.
+            self._lingers = len(self._shard.rounds.left) == self._shard.workers
+        elif self._load_path is not None:
+            load_shard(self._load_path, self._shard)
+        warm_up()
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
-        self.host.ended.wait()
+        self.host.ended.wait(_LINGER if self._lingers else None)
 
     def stop(self) -> None:
         """Let `wait` return."""

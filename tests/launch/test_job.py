@@ -33,6 +33,22 @@ def test_embedded_equals_one_server_and_one_worker(launch: Launch) -> None:
     assert digest(launch(TRAINER, "20").ends()[1]) == digest(embedded.stdout)
 
 
+def test_killed_servers_go_on_from_their_logs(launch: Launch) -> None:
+    """With a log a killed server is started again, the screen says so, and no bit changes."""
+    arguments = ("--servers", "2", "--workers", "2", "--no-progress")
+    launcher = launch(*arguments, "--durability", "log", "--job", "j", TRAINER, "150", "0.05")
+    for rank in (0, 1):
+        launcher.until_logged(f"workerlog.{rank}", "step 9")
+    for rank in (0, 1):
+        os.kill(launcher.pid_of("server", rank), signal.SIGKILL)
+    code, out, err = launcher.ends()
+    assert code == 0, err
+    assert digest(out) == digest(launch(*arguments, TRAINER, "150").ends()[1])
+    for rank in (0, 1):
+        assert f"server {rank} ended with signal 9; it goes on from its log (restart 1 of 5)" in err
+        assert (launcher.folder / f"psfleet-logs/j/server.{rank}.log").exists()
+
+
 @pytest.mark.parametrize(("role", "rank"), [("server", 0), ("server", 1), ("worker", 1)])
 def test_killing_ends_a_real_job(launch: Launch, role: str, rank: int) -> None:
     """Within 10 s after a server or a worker is killed in mid-training it is named, all is over."""

@@ -188,3 +188,19 @@ def test_asked_before_ready(number: int) -> None:
     job = begun()
     assert told(job, Asked(number)) == [Send((S0, S1), signal.SIGTERM)]
     assert told(job, Exited(S0, 0), Exited(S1, 0)) == [Finish(128 + number)]
+
+
+def test_a_server_with_a_log_is_started_again() -> None:
+    """So often as it may be; the next death is the job's failure, as is one before the training."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1))
+    assert told(job, Exited(S1, -9), Exited(S1, 3)) == [Start((S1,)), Start((S1,))]
+    assert told(job, Exited(S0, -9)) == [Start((S0,))]
+    assert told(job, Exited(S1, -9)) == [Send((W0, W1), signal.SIGTERM)]
+    assert job.failure is not None
+    assert job.failure.member == S1
+    early = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    early.begin(at=0)
+    told(early, Exited(S0, 1))
+    assert early.failure is not None

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from psfleet.environment import Environment
 from psfleet.errors import (
     DeadlineExceeded,
     LaneLost,
@@ -42,12 +43,21 @@ class Patience:
         answer: For a server that has the call and only has to work.
         outage: For a server that cannot be reached, before it is given up.
         start: The same at the first contact, when the fleet is still starting.
+        leave: The same when there is nothing left to do but to say so.
     """
 
     wait: float = 600.0
     answer: float = 120.0
     outage: float = 10.0
     start: float = 60.0
+    leave: float = 1.0
+
+    @classmethod
+    def of(cls, environment: Environment) -> "Patience":
+        """Servers that keep a log come back when they have died, which takes a while."""
+        if environment.durability == "none":
+            return cls()
+        return cls(answer=300.0, outage=120.0, leave=15.0)
 
 
 class Cargo(Protocol):

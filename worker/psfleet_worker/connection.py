@@ -93,7 +93,8 @@ class Connection:
     def leave(self) -> None:
         """End this life in order. A server that is gone has ended because everybody had left."""
         calls = self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
-            worker=self.worker, incarnation=self.incarnation, last=self.sequence), outage=1.0)
+            worker=self.worker, incarnation=self.incarnation, last=self.sequence),
+            outage=self.patience.leave)
         for call in calls:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])

@@ -61,7 +61,7 @@ class ClusterRuntime:
         if environment.role != "worker":
             raise ConfigError(f"the role is {environment.role!r}; a cluster's runtime is for "
                               "workers (PSFLEET_ROLE=worker)")
-        self._fleet = Connection(environment, mode, patience or Patience(), meddle)
+        self._fleet = Connection(environment, mode, patience or Patience.of(environment), meddle)
         self._mode: Mode = mode
         self._specs: dict[int, TableSpec] = {}
         self._plans = Plans(len(self._fleet.clients))

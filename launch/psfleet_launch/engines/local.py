@@ -185,9 +185,19 @@ class LocalEngine:
 
     def _start(self, members: tuple[Member, ...]) -> None:
         for member in members:
+            if member in self._supervisor.restarted:
+                self._screen.say(self._restart(member))
             self._processes[member] = self._spawn(member)
         if members[0].role == "worker":
             self._screen.servers_ready(self._endpoints)
+
+    def _restart(self, member: Member) -> str:
+        """Forget that the member has ended; what to say about it."""
+        code = self._processes[member].returncode
+        self.ended_at.pop(member, None)
+        return (f"{member} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}; "
+                f"it goes on from its log (restart {self._supervisor.restarted[member]} of "
+                f"{self._supervisor.restarts})")
 
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
         piped = member == self._job.shown

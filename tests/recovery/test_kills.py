@@ -1,0 +1,110 @@
+"""Servers that die at any point and come back: no bit changes, no push is lost or counted twice.
+
+The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import os
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, TableState
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_worker.runtime import ClusterRuntime
+
+TRAINING = Training()
+POINTS = ("append", "tear", "appended", "applied", "settled")
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+DEATHS = 3  # of each server in one run
+
+COUNTS = TableSpec("counts", "sparse", (3,), make_rule("sgd", {}),
+                   initializer=Initializer("constant", 0.0))
+TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
+PUSHES = 60
+
+
+def crashes(seed: int, records: int) -> dict[int, list[str]]:
+    """Where each of two servers dies, early enough that it is reached within so many records."""
+    dice = random.Random(seed)
+    return {server: [f"{dice.choice(POINTS)}:{dice.randint(1, records // DEATHS)}"
+                     for _ in range(DEATHS)] for server in range(2)}
+
+
+def train(fleet: LocalFleet) -> list[TableState]:
+    """Sync training by every worker; the tables that worker 0 then reads."""
+    result: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        TRAINING.run(runtime)
+        runtime.barrier()
+        if worker == 0:
+            result.extend(TRAINING.result(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    with fleet.reviving():
+        in_threads([partial(work, worker) for worker in range(fleet.workers)])
+        assert fleet.wait() == [0] * fleet.servers
+    return result
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[TableState]:
+    """The result without faults and without a log."""
+    with LocalFleet(2, 2) as fleet:
+        return train(fleet)
+
+
+@pytest.mark.parametrize("seed", range(5 + MORE))
+def test_kills_do_not_change_a_bit(expected: list[TableState], seed: int) -> None:
+    """Sync mode: both servers die three times each, at seeded points, and the result is the same."""
+    with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet:
+        same_bits(train(fleet), expected)
+        assert fleet.restarts >= 2 * DEATHS - 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_one_server_dies_at_every_point(point: str) -> None:
+    """One worker and one server that is also the coordinator; the disk is asked to keep each record."""
+    alone = EmbeddedRuntime()
+    TRAINING.run(alone)
+    with LocalFleet(1, 1, "tcp", durability="log+fsync", crashes={0: [f"{point}:33"]}) as fleet:
+        same_bits(train(fleet), TRAINING.result(alone))
+        assert fleet.restarts == 1
+
+
+@pytest.mark.parametrize("seed", range(1 + MORE))
+def test_every_push_is_counted_once(seed: int) -> None:
+    """Async mode: tables that count pushes count each one once, however often servers die."""
+    states: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "async")
+        runtime.create(COUNTS)
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        dice = np.random.default_rng(worker)
+        for _ in range(PUSHES):
+            ids = dice.integers(0, 50, 20)
+            runtime.push([Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
+                          Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+        runtime.barrier()
+        if worker == 0:
+            states.extend(runtime.read_table(spec.key) for spec in (COUNTS, TOTAL))
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
+        in_threads([partial(work, worker) for worker in range(2)])
+        assert fleet.wait() == [0, 0]
+        assert fleet.restarts >= 2 * DEATHS - 1
+    wanted = sum(np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]),
+                             minlength=50) for dice in map(np.random.default_rng, range(2)))
+    np.testing.assert_array_equal(states[0].values[0][:, 0], wanted)
+    np.testing.assert_array_equal(states[1].values[0], np.full(9000, 2 * PUSHES))
