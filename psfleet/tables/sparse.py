@@ -165,9 +165,12 @@ class SparseTable:
         return ids[kept], gradients[kept]
 
     def _check_room(self, parts: Sequence[Ids]) -> None:
-        if sum(map(len, parts)) <= self._index.spare:
+        asked = sum(map(len, parts))
+        if asked <= self._index.spare:
             return
         room = self._index.max_rows - len(self._index)
+        if asked <= room:  # removed rows leave room beyond the spare slots
+            return
         _, unknown = self._index.locate(np.unique(np.concatenate(parts)), add=False)
         if unknown > room:
             raise UsageError(f"table {self.spec.name!r} is full: it holds {len(self._index)} rows of "
