@@ -44,6 +44,9 @@ def alone() -> Iterator[ClusterRuntime]:
     """The only worker of a fleet with 2 servers, async."""
     with LocalFleet(2, 1) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async")
+        # The first push starts a thread that lives as long as the runtime: longer than one test.
+        key = runtime.create(dense("first", 1), np.zeros(1, np.float32))
+        runtime.push([Gradient(key, np.zeros(1, np.float32))]).wait()
         yield runtime
         runtime.close()
 
