@@ -29,6 +29,7 @@ test: $(VENV)/.has-test
 
 check: $(VENV)/.has-dev
 	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy $(without-torch)
 	$(VENV)/bin/python tools/generate_stubs.py --check
 	$(VENV)/bin/python tools/check_docs.py

@@ -22,6 +22,7 @@ SMALL, LARGE = 16, 32_768
 def work(kind: str, size: int) -> None:
     """A worker that pulls and pushes `size` distinct ids, or values of a dense table, a step."""
     import psfleet
+
     with psfleet.connect() as ps:
         if kind == "dense":
             dense = ps.dense_table("dense", np.zeros(size, np.float32), psfleet.optimizer.SGD(0.1))
@@ -32,7 +33,9 @@ def work(kind: str, size: int) -> None:
         for start in range(0, ROWS, 1 << 17):
             ids = np.arange(start, min(start + (1 << 17), ROWS), dtype=np.int64)
             table.push(ids, np.zeros((len(ids), DIM), np.float32)).wait()
-        batches = np.random.default_rng(0).permutation(ROWS)[:size * (ROWS // LARGE)].reshape(-1, size)
+        batches = (
+            np.random.default_rng(0).permutation(ROWS)[: size * (ROWS // LARGE)].reshape(-1, size)
+        )
         rows = np.full((size, DIM), 0.01, np.float32)
 
         def step(number: int) -> None:
@@ -49,9 +52,17 @@ def main() -> None:
     for name, tcp, variables in (("shared memory", False, {}), ("messages over TCP", True, INLINE)):
         cases = [("sparse", SMALL), ("sparse", LARGE), ("dense", 16), ("dense", LENGTH)]
         with contextlib.ExitStack() as stack:
-            crews = [stack.enter_context(psfleet_crew(
-                f"{kind} {size}", [__file__, "--worker", kind, str(size)], tcp=tcp,
-                variables=variables)) for kind, size in cases]
+            crews = [
+                stack.enter_context(
+                    psfleet_crew(
+                        f"{kind} {size}",
+                        [__file__, "--worker", kind, str(size)],
+                        tcp=tcp,
+                        variables=variables,
+                    )
+                )
+                for kind, size in cases
+            ]
             steps = options.steps or 30
             found = in_turn(crews, warm=10, steps=steps, runs=options.runs)
         report.rows.append(row(name, found, steps))
@@ -59,15 +70,22 @@ def main() -> None:
 
 
 def row(name: str, found: dict[str, Summary], steps: int) -> dict[str, Any]:
-    call, ids, small, large = (found[key].cpu / steps * 1e6 for key in
-                               (f"sparse {SMALL}", f"sparse {LARGE}", "dense 16", f"dense {LENGTH}"))
-    servers = [found[key].parts["servers"] / steps * 1e6 for key in
-               (f"sparse {SMALL}", f"sparse {LARGE}")]
-    return {"way": name, "us / call": call / 2, "of it server": servers[0] / 2,
-            "ns / id": (ids - call) / LARGE * 1e3,
-            "of it server ": (servers[1] - servers[0]) / LARGE * 1e3,
-            "dense CPU-s / GB": (large - small) / (LENGTH * 8) * 1e3,
-            "others' cores": max(summary.others for summary in found.values())}
+    call, ids, small, large = (
+        found[key].cpu / steps * 1e6
+        for key in (f"sparse {SMALL}", f"sparse {LARGE}", "dense 16", f"dense {LENGTH}")
+    )
+    servers = [
+        found[key].parts["servers"] / steps * 1e6 for key in (f"sparse {SMALL}", f"sparse {LARGE}")
+    ]
+    return {
+        "way": name,
+        "us / call": call / 2,
+        "of it server": servers[0] / 2,
+        "ns / id": (ids - call) / LARGE * 1e3,
+        "of it server ": (servers[1] - servers[0]) / LARGE * 1e3,
+        "dense CPU-s / GB": (large - small) / (LENGTH * 8) * 1e3,
+        "others' cores": max(summary.others for summary in found.values()),
+    }
 
 
 if __name__ == "__main__":

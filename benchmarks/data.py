@@ -5,8 +5,16 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FIELDS", "W1_BATCH", "W1_IDS", "W3_BATCH", "W3_DENSE", "W3_IDS", "batches_w1",
-           "batches_w3"]
+__all__ = [
+    "FIELDS",
+    "W1_BATCH",
+    "W1_IDS",
+    "W3_BATCH",
+    "W3_DENSE",
+    "W3_IDS",
+    "batches_w1",
+    "batches_w3",
+]
 
 W1_IDS = 10_000_000
 W1_BATCH = 65_536
@@ -32,9 +40,14 @@ def batches_w3(count: int, seed: int) -> list[tuple[Ids, Floats, Floats]]:
     """W3: `count` batches: ids int64 [2048, 26], numbers float32 [2048, 13], labels [2048, 1]."""
     rng = np.random.default_rng(seed)
     fields = np.arange(FIELDS, dtype=np.int64) * 99_991 * 7
-    return [((_zipf(rng, W3_IDS, (W3_BATCH, FIELDS)) * _SCATTER + fields) % W3_IDS,
-             rng.standard_normal((W3_BATCH, W3_DENSE)).astype(np.float32),
-             (rng.random((W3_BATCH, 1)) < 0.25).astype(np.float32)) for _ in range(count)]
+    return [
+        (
+            (_zipf(rng, W3_IDS, (W3_BATCH, FIELDS)) * _SCATTER + fields) % W3_IDS,
+            rng.standard_normal((W3_BATCH, W3_DENSE)).astype(np.float32),
+            (rng.random((W3_BATCH, 1)) < 0.25).astype(np.float32),
+        )
+        for _ in range(count)
+    ]
 
 
 def _zipf(rng: np.random.Generator, ids: int, shape: tuple[int, ...]) -> Ids:

@@ -44,9 +44,12 @@ def perceptron(steps: int, seed: int) -> dict[str, Any]:
         executor.run(feed=batch(BATCH))
     fleet.barrier_worker()
     feed = batch(4096)
-    found, = executor.run(test, feed, [logit])
-    return {"AUC": metrics.auc(feed["label"][:, 0], found[:, 0]), "values": _dense_values(),
-            "pushes": steps * fleet.worker_num()}
+    (found,) = executor.run(test, feed, [logit])
+    return {
+        "AUC": metrics.auc(feed["label"][:, 0], found[:, 0]),
+        "values": _dense_values(),
+        "pushes": steps * fleet.worker_num(),
+    }
 
 
 def flights(steps: int, seed: int) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def flights(steps: int, seed: int) -> dict[str, Any]:
     data = flights_data.load().ranked(range(1, 10))
     settings = example.Settings(seed=seed)
     rows = np.random.default_rng(0).permutation(data.rows(range(1, 10)))
-    rows = rows[:steps * settings.batch * fleet.worker_num() if steps else None]
+    rows = rows[: steps * settings.batch * fleet.worker_num() if steps else None]
     model = example.Model(settings)
     total = example.steps_of(rows, settings) // fleet.worker_num()
     rate = optimizer.lr.PolynomialDecay(0.02, total, end_lr=0.001)
@@ -105,11 +108,37 @@ def launch(job: str, strategy: str, steps: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder) / "strategy.toml", Path(folder) / "out.json"
         file.write_text(strategy)
-        command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync",
-                   "--no-progress", "--strategy", str(file), "--log-dir", folder, __file__]
-        subprocess.run([*command, "--worker", job, "--steps", str(steps), "--seed", str(seed),
-                        "--out", str(out)],
-                       env=environment(), check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "psfleet_launch",
+            "--servers",
+            "2",
+            "--workers",
+            "2",
+            "--sync",
+            "--no-progress",
+            "--strategy",
+            str(file),
+            "--log-dir",
+            folder,
+            __file__,
+        ]
+        subprocess.run(
+            [
+                *command,
+                "--worker",
+                job,
+                "--steps",
+                str(steps),
+                "--seed",
+                str(seed),
+                "--out",
+                str(out),
+            ],
+            env=environment(),
+            check=True,
+        )
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 
@@ -127,12 +156,18 @@ def measure(job: str, steps: int, runs: int) -> list[dict[str, Any]]:
     plain = found["dense"]
     whole = 4 * plain["values"] * plain["pushes"]
     rest = plain["bytes"] - whole
-    return [{"job": f"{job}, {name}", "dense values": float(result["values"]),
-             "test AUC": f"{scores[name]:.4f}", "received MB": result["bytes"] / 1e6,
-             "dense gradients MB": (result["bytes"] - rest) / 1e6,
-             "of the dense run": f"{(result['bytes'] - rest) / whole:.2%}",
-             "of all bytes": f"{result['bytes'] / plain['bytes']:.1%}"}
-            for name, result in found.items()]
+    return [
+        {
+            "job": f"{job}, {name}",
+            "dense values": float(result["values"]),
+            "test AUC": f"{scores[name]:.4f}",
+            "received MB": result["bytes"] / 1e6,
+            "dense gradients MB": (result["bytes"] - rest) / 1e6,
+            "of the dense run": f"{(result['bytes'] - rest) / whole:.2%}",
+            "of all bytes": f"{result['bytes'] / plain['bytes']:.1%}",
+        }
+        for name, result in found.items()
+    ]
 
 
 def main() -> None:
@@ -145,7 +180,9 @@ def main() -> None:
     if options.worker:
         work(options.worker, options.steps, options.seed, options.out)
         return
-    report = Report("dgc", "DGC: bytes of dense gradients and what is learned, 2 servers, 2 workers, sync")
+    report = Report(
+        "dgc", "DGC: bytes of dense gradients and what is learned, 2 servers, 2 workers, sync"
+    )
     for job in options.jobs:
         steps = options.steps or (30 if options.short else ROUNDS if job == "perceptron" else 0)
         report.rows += measure(job, steps, options.runs)

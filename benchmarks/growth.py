@@ -26,16 +26,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000_000)
     options = parser.parse_args()
     rows = min(options.rows, 1_000_000) if options.short else options.rows
-    report = Report("growth", f"Growth: pushes of {BATCH:,} new ids, empty to {rows:,} rows, "
-                              f"dim {DIM}, Adam")
+    report = Report(
+        "growth", f"Growth: pushes of {BATCH:,} new ids, empty to {rows:,} rows, dim {DIM}, Adam"
+    )
     for memory in ("reserved", "as it grows"):
         runs = [pauses(rows, memory == "reserved") for _ in range(options.runs)]
         for name, at in (("worst", 1.0), ("99.9 %", 0.999), ("99 %", 0.99), ("median", 0.5)):
             values = np.array([np.quantile(run, at, axis=0) * 1e3 for run in runs])
             wall, cpu = (float(value) for value in np.median(values, axis=0))
-            report.rows.append({"memory": memory, "pause": name, "ms": wall, "CPU ms": cpu,
-                                "CPU smallest": float(values[:, 1].min()),
-                                "CPU largest": float(values[:, 1].max()), "runs": len(runs)})
+            report.rows.append(
+                {
+                    "memory": memory,
+                    "pause": name,
+                    "ms": wall,
+                    "CPU ms": cpu,
+                    "CPU smallest": float(values[:, 1].min()),
+                    "CPU largest": float(values[:, 1].max()),
+                    "runs": len(runs),
+                }
+            )
     finish(report, options.json)
 
 

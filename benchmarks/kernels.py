@@ -91,16 +91,27 @@ def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
     results = []
     gradient = noise(size)
     for name, rule in rules.items():
-        kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
+        kept = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         slots = sum(not slot.per_unit for slot in kept)
         table = DenseTable(TableSpec("bench", "dense", (size // 64, 64), rule), noise(size))
         stream = dense(Stream(slots), size)
-        times = in_turn({name: lambda t=table: t.push(gradient, 1e-3),  # type: ignore[misc]
-                         "stream": lambda t=stream: t.push(gradient, 1e-9)}, repeats)  # type: ignore[misc]
+        times = in_turn(
+            {
+                name: lambda t=table: t.push(gradient, 1e-3),  # type: ignore[misc]
+                "stream": lambda t=stream: t.push(gradient, 1e-9),
+            },
+            repeats,
+        )  # type: ignore[misc]
         once = 4 * size * (3 + 2 * slots)
         speed = (once + second_pass(rule) * 4 * size) / times[name]
-        results.append({"what": f"dense {name}", "ms": times[name] * 1e3, "GB/s": speed / 1e9,
-                        "of stream": speed * times["stream"] / once})
+        results.append(
+            {
+                "what": f"dense {name}",
+                "ms": times[name] * 1e3,
+                "GB/s": speed / 1e9,
+                "of stream": speed * times["stream"] / once,
+            }
+        )
     return results
 
 
@@ -114,8 +125,10 @@ def second_pass(rule: Rule) -> int:
 def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
     """Dense Adam and Lamb beside torch's Adam on the same size."""
     gradient, adam, lamb = noise(size), dense(Adam(), size), dense(RULES["lamb"](), size)
-    variants: Variants = {"psfleet Adam": lambda: adam.push(gradient, 1e-3),
-                          "psfleet Lamb": lambda: lamb.push(gradient, 1e-3)}
+    variants: Variants = {
+        "psfleet Adam": lambda: adam.push(gradient, 1e-3),
+        "psfleet Lamb": lambda: lamb.push(gradient, 1e-3),
+    }
     stream = dense(Stream(2), size)
     variants["stream 4 reads 3 writes"] = lambda: stream.push(gradient, 1e-9)
     if torch is not None:
@@ -125,8 +138,15 @@ def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
             weight.grad = torch.from_numpy(gradient)
             variants[f"torch Adam {kind}"] = torch.optim.Adam([weight], lr=1e-3, **options).step
     times = in_turn(variants, repeats)
-    return [{"what": name, "ms": seconds * 1e3, "GB/s": 28 * size / seconds / 1e9,
-             "of Adam": seconds / times["psfleet Adam"]} for name, seconds in times.items()]
+    return [
+        {
+            "what": name,
+            "ms": seconds * 1e3,
+            "GB/s": 28 * size / seconds / 1e9,
+            "of Adam": seconds / times["psfleet Adam"],
+        }
+        for name, seconds in times.items()
+    ]
 
 
 def bench_sparse(rows: int, dim: int, repeats: int) -> list[dict[str, Any]]:
@@ -145,45 +165,59 @@ def bench_sparse(rows: int, dim: int, repeats: int) -> list[dict[str, Any]]:
         place[0] = (place[0] + 1) % len(batches)
         return batches[place[0]]
 
-    variants: Variants = {"psfleet pull": lambda: table.pull_into(batch(), out),
-                          "psfleet push": lambda: table.push(batch(), gradients, 1e-3)}
+    variants: Variants = {
+        "psfleet pull": lambda: table.pull_into(batch(), out),
+        "psfleet push": lambda: table.push(batch(), gradients, 1e-3),
+    }
     if torch is not None:
         variants |= torch_sparse(rows, dim, batches, gradients)
     times = in_turn(variants, max(repeats, 12))
-    results: list[dict[str, Any]] = [{"what": f"sparse {name}, {rows:,} x {dim}", "ns/row": seconds / n * 1e9}
-                                     for name, seconds in times.items()]
-    return [*results, {"what": "insert 4,096 ids while growing", "ms": float(np.median(pauses)) * 1e3,
-                       "worst ms": max(pauses) * 1e3}]
+    results: list[dict[str, Any]] = [
+        {"what": f"sparse {name}, {rows:,} x {dim}", "ns/row": seconds / n * 1e9}
+        for name, seconds in times.items()
+    ]
+    return [
+        *results,
+        {
+            "what": "insert 4,096 ids while growing",
+            "ms": float(np.median(pauses)) * 1e3,
+            "worst ms": max(pauses) * 1e3,
+        },
+    ]
 
 
 def grow(table: SparseTable, ids: NDArray[np.int64], dim: int) -> list[float]:
     """Fill the table; CPU seconds of each push of 4,096 new ids (the wall clock shows the machine's load)."""
     gradients, pauses = noise(4096 * dim).reshape(4096, dim), []
     for start in range(0, len(ids), 4096):
-        part = ids[start:start + 4096]
+        part = ids[start : start + 4096]
         begin = time.thread_time()
-        table.push(part, gradients[:len(part)], 1e-3)
+        table.push(part, gradients[: len(part)], 1e-3)
         pauses.append(time.thread_time() - begin)
     return pauses
 
 
-def torch_sparse(rows: int, dim: int, batches: list[NDArray[np.int64]],
-                 gradients: NDArray[np.float32]) -> Variants:
+def torch_sparse(
+    rows: int, dim: int, batches: list[NDArray[np.int64]], gradients: NDArray[np.float32]
+) -> Variants:
     """torch's dense index (no hash) with SparseAdam."""
     weight = torch.nn.Parameter(torch.zeros(rows, dim))
     optimizer = torch.optim.SparseAdam([weight], lr=1e-3)
     places = torch.from_numpy(batches[0] // 7919)
-    weight.grad = torch.sparse_coo_tensor(places[None], torch.from_numpy(gradients), (rows, dim),
-                                          check_invariants=False).coalesce()
-    return {"torch embedding lookup": lambda: torch.nn.functional.embedding(places, weight),
-            "torch SparseAdam": optimizer.step}
+    weight.grad = torch.sparse_coo_tensor(
+        places[None], torch.from_numpy(gradients), (rows, dim), check_invariants=False
+    ).coalesce()
+    return {
+        "torch embedding lookup": lambda: torch.nn.functional.embedding(places, weight),
+        "torch SparseAdam": optimizer.step,
+    }
 
 
 def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
     """Dedup, sum and expansion of a Zipf batch of 65,536 ids."""
     n, random = 65536, np.random.default_rng(0)
     uniform = random.random(n)
-    ranks = ((uniform * (1e7 ** -0.05 - 1) + 1) ** (1 / -0.05)).astype(np.int64)
+    ranks = ((uniform * (1e7**-0.05 - 1) + 1) ** (1 / -0.05)).astype(np.int64)
     ids, gradients = ranks * 7919 % 10_000_019, noise(n * dim).reshape(n, dim)
     known = dedup(ids, 2)
     rows = known.merge(gradients)
@@ -192,9 +226,13 @@ def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
         unique, inverse = np.unique(ids, return_inverse=True)
         np.add.at(np.zeros((len(unique), dim), np.float32), inverse, gradients)
 
-    variants: Variants = {"dedup": lambda: dedup(ids, 2), "sum": lambda: known.merge(gradients),
-                          "dedup + sum": lambda: dedup(ids, 2).merge(gradients),
-                          "expand": lambda: known.expand(rows), "numpy unique + add.at": numpy_twin}
+    variants: Variants = {
+        "dedup": lambda: dedup(ids, 2),
+        "sum": lambda: known.merge(gradients),
+        "dedup + sum": lambda: dedup(ids, 2).merge(gradients),
+        "expand": lambda: known.expand(rows),
+        "numpy unique + add.at": numpy_twin,
+    }
     if torch is not None:
         index, values = torch.from_numpy(ids), torch.from_numpy(gradients)
 
@@ -203,13 +241,17 @@ def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
             torch.zeros(len(unique), dim).index_add_(0, inverse, values)
 
         variants["torch unique + index_add"] = torch_twin
-    return [{"what": f"{name}, Zipf 65,536 x {dim}", "ns/id": seconds / n * 1e9}
-            for name, seconds in in_turn(variants, repeats).items()]
+    return [
+        {"what": f"{name}, Zipf 65,536 x {dim}", "ns/id": seconds / n * 1e9}
+        for name, seconds in in_turn(variants, repeats).items()
+    ]
 
 
 def noise(n: int) -> NDArray[np.float32]:
     """n small values; made once per few so that large sizes start soon."""
-    part = np.random.default_rng(1).standard_normal(min(n, 1 << 20)).astype(np.float32) * np.float32(0.01)
+    part = np.random.default_rng(1).standard_normal(min(n, 1 << 20)).astype(
+        np.float32
+    ) * np.float32(0.01)
     return np.resize(part, n)
 
 
@@ -225,7 +267,9 @@ def show(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=50_000_000, help="weights of dense Adam")
     parser.add_argument("--rule-size", type=int, default=8_000_000, help="weights for each rule")
     parser.add_argument("--rows", type=int, default=5_000_000)
@@ -233,13 +277,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, "
-          f"torch {torch.__version__ if torch is not None else 'not installed'}\n")
+    print(
+        f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, "
+        f"torch {torch.__version__ if torch is not None else 'not installed'}\n"
+    )
     results: list[dict[str, Any]] = []
-    for block in (lambda: bench_adam(options.size, options.repeats),
-                  lambda: bench_rules(options.rule_size, options.repeats),
-                  lambda: bench_sparse(options.rows, options.dim, options.repeats),
-                  lambda: bench_dedup(options.dim, options.repeats)):
+    for block in (
+        lambda: bench_adam(options.size, options.repeats),
+        lambda: bench_rules(options.rule_size, options.repeats),
+        lambda: bench_sparse(options.rows, options.dim, options.repeats),
+        lambda: bench_dedup(options.dim, options.repeats),
+    ):
         results += (part := block())
         show(part)
     if options.json:

@@ -74,8 +74,15 @@ def summarize(samples: Sequence[Sample]) -> Summary:
     """Medians and spread."""
     walls, cpus = [s.wall for s in samples], [s.total for s in samples]
     parts = {group: statistics.median(s.cpu[group] for s in samples) for group in samples[0].cpu}
-    return Summary(len(samples), statistics.median(walls), _spread(walls), statistics.median(cpus),
-                   _spread(cpus), parts, statistics.median(s.others for s in samples))
+    return Summary(
+        len(samples),
+        statistics.median(walls),
+        _spread(walls),
+        statistics.median(cpus),
+        _spread(cpus),
+        parts,
+        statistics.median(s.others for s in samples),
+    )
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -87,8 +94,12 @@ def machine() -> dict[str, Any]:
     """What the figures were taken on."""
     with open("/proc/cpuinfo", encoding="ascii") as file:
         model = next((line.split(":")[1].strip() for line in file if "model name" in line), "?")
-    return {"processor": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2),
-            "time": time.strftime("%Y-%m-%d %H:%M")}
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+    }
 
 
 def _measure(subject: Subject, steps: int) -> Sample:

@@ -72,8 +72,15 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def psfleet_crew(name: str, program: Sequence[str], *, servers: int = 2, workers: int = 1,
-                 tcp: bool = False, variables: Mapping[str, str] | None = None) -> Iterator[Crew]:
+def psfleet_crew(
+    name: str,
+    program: Sequence[str],
+    *,
+    servers: int = 2,
+    workers: int = 1,
+    tcp: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Crew]:
     """Servers of psfleet and workers that run `program` (a script and its arguments)."""
     more = dict(variables or {})
     with contextlib.ExitStack() as stack:
@@ -81,8 +88,13 @@ def psfleet_crew(name: str, program: Sequence[str], *, servers: int = 2, workers
         endpoints, running = _start_servers(stack, folder, servers, workers, tcp, more)
         crew = []
         for rank in range(workers):
-            own = environment(**more, PSFLEET_ROLE="worker", PSFLEET_RANK=str(rank),
-                              PSFLEET_SERVERS=",".join(endpoints), PSFLEET_WORKERS=str(workers))
+            own = environment(
+                **more,
+                PSFLEET_ROLE="worker",
+                PSFLEET_RANK=str(rank),
+                PSFLEET_SERVERS=",".join(endpoints),
+                PSFLEET_WORKERS=str(workers),
+            )
             crew.append(start(stack, [sys.executable, *program], own))
         stack.callback(release, crew)
         for worker in crew:
@@ -90,11 +102,18 @@ def psfleet_crew(name: str, program: Sequence[str], *, servers: int = 2, workers
         yield Crew(name, [server.pid for server in running], crew)
 
 
-def start(stack: contextlib.ExitStack, command: Sequence[str],
-          variables: Mapping[str, str]) -> subprocess.Popen[str]:
+def start(
+    stack: contextlib.ExitStack, command: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.Popen[str]:
     """A process with pipes that does not outlive the stack."""
-    process = subprocess.Popen(command, env=dict(variables), cwd=ROOT, text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        env=dict(variables),
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     stack.callback(_end, process)
     return process
 
@@ -114,14 +133,31 @@ def release(workers: Sequence[subprocess.Popen[str]]) -> None:
             worker.stdin.close()
 
 
-def _start_servers(stack: contextlib.ExitStack, folder: Path, servers: int, workers: int, tcp: bool,
-                   more: Mapping[str, str]) -> tuple[list[str], list[subprocess.Popen[str]]]:
+def _start_servers(
+    stack: contextlib.ExitStack,
+    folder: Path,
+    servers: int,
+    workers: int,
+    tcp: bool,
+    more: Mapping[str, str],
+) -> tuple[list[str], list[subprocess.Popen[str]]]:
     wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
     files = [folder / f"ready.{i}" for i in range(servers)]
     running = []
     for rank, file in enumerate(files):
-        command = [sys.executable, "-m", "psfleet_server", "--index", str(rank), "--servers",
-                   ",".join(wanted), "--workers", str(workers), "--ready-file", str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "psfleet_server",
+            "--index",
+            str(rank),
+            "--servers",
+            ",".join(wanted),
+            "--workers",
+            str(workers),
+            "--ready-file",
+            str(file),
+        ]
         running.append(start(stack, command, environment(**more)))
     return [_endpoint(file, server) for file, server in zip(files, running, strict=True)], running
 

@@ -50,8 +50,13 @@ def finish(report: Report, path: Path | None) -> None:
     for name, reason in report.skipped.items():
         print(f"skipped: {name} ({reason})")
     if path is not None:
-        content = {"name": report.name, "title": report.title, "machine": here,
-                   "rows": report.rows, "skipped": report.skipped}
+        content = {
+            "name": report.name,
+            "title": report.title,
+            "machine": here,
+            "rows": report.rows,
+            "skipped": report.skipped,
+        }
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -69,11 +74,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
         return []
     cells = [list(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    return ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                      for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
-            for line in cells]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
 
 
 def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and value < 100 else (
-        f"{value:,.0f}" if isinstance(value, float) else str(value))
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and value < 100
+        else (f"{value:,.0f}" if isinstance(value, float) else str(value))
+    )

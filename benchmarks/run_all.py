@@ -23,8 +23,9 @@ def main() -> int:
     options = parser.parse_args()
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    flags = [flag for flag, on in (("--short", options.short), ("--no-peers", options.no_peers))
-             if on]
+    flags = [
+        flag for flag, on in (("--short", options.short), ("--no-peers", options.no_peers)) if on
+    ]
     failed = [name for name in options.scripts if _run(name, flags, results)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -33,7 +34,13 @@ def main() -> int:
 
 def _run(name: str, flags: list[str], results: Path) -> int:
     start = time.monotonic()
-    command = [sys.executable, str(HERE / f"{name}.py"), *flags, "--json", str(results / f"{name}.json")]
+    command = [
+        sys.executable,
+        str(HERE / f"{name}.py"),
+        *flags,
+        "--json",
+        str(results / f"{name}.json"),
+    ]
     code = subprocess.run(command, env=environment(), check=False).returncode
     print(f"({name}: {time.monotonic() - start:.0f} s)", flush=True)
     return code

@@ -26,6 +26,7 @@ SERVERS, WORKERS = 2, 2
 def first_step() -> None:
     """The script of a worker: one step of the tables of W1, then the time."""
     import psfleet
+
     with psfleet.connect() as ps:
         optimizer = psfleet.optimizer.Adam(1e-3)
         table = ps.sparse_table("rows", 16, optimizer)
@@ -41,8 +42,10 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--no-cold", action="store_true", help="leave out the empty cache")
     options = parser.parse_args()
-    report = Report("startup", f"Start-up: command to first step, {SERVERS} servers + {WORKERS} "
-                               "workers on this machine")
+    report = Report(
+        "startup",
+        f"Start-up: command to first step, {SERVERS} servers + {WORKERS} workers on this machine",
+    )
     missing = "left out" if options.no_peers else torch_missing()
     runs = 1 if options.short else options.runs
     launched(None)  # whatever is not in the cache yet
@@ -60,12 +63,25 @@ def launched(cache: str | None) -> tuple[float, float]:
     """Seconds until both workers have made a step, and CPU seconds of the whole job."""
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as folder:
         more = {"BENCH_FOLDER": folder} | ({"PSFLEET_CACHE": cache} if cache else {})
-        command = [sys.executable, "-m", "psfleet_launch", "--servers", str(SERVERS), "--workers",
-                   str(WORKERS), "--async", "--no-progress", "--log-dir", f"{folder}/logs",
-                   __file__, "--worker"]
+        command = [
+            sys.executable,
+            "-m",
+            "psfleet_launch",
+            "--servers",
+            str(SERVERS),
+            "--workers",
+            str(WORKERS),
+            "--async",
+            "--no-progress",
+            "--log-dir",
+            f"{folder}/logs",
+            __file__,
+            "--worker",
+        ]
         cpu, start = _children(), time.time()
-        done = subprocess.run(command, env=environment(**more), cwd=ROOT, capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run(
+            command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"psfleet-launch ended with {done.returncode}: {done.stderr}")
         end = max(float(Path(folder, str(rank)).read_text()) for rank in range(WORKERS))
@@ -96,8 +112,14 @@ def _children() -> float:
 
 def row(name: str, taken: list[tuple[float, float]]) -> dict[str, Any]:
     walls, cpus = zip(*taken, strict=True)
-    return {"contender": name, "s to first step": statistics.median(walls), "fastest": min(walls),
-            "slowest": max(walls), "CPU s of the job": statistics.median(cpus), "runs": len(taken)}
+    return {
+        "contender": name,
+        "s to first step": statistics.median(walls),
+        "fastest": min(walls),
+        "slowest": max(walls),
+        "CPU s of the job": statistics.median(cpus),
+        "runs": len(taken),
+    }
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ INLINE = {"PSFLEET_LANE": "inline"}
 def work(rank: int, rows: int) -> None:
     """A worker of psfleet."""
     import psfleet
+
     with psfleet.connect() as ps:
         table = ps.sparse_table("w1", DIM, psfleet.optimizer.Adam(1e-3, lazy_mode=True))
         fill(ps, table, rank, rows)
@@ -52,8 +53,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     options = parser.parse_args()
     rows = min(options.rows, 2_000_000) if options.short else options.rows
-    report = Report("w1_sparse", f"W1 sparse: pull + push, {W1_BATCH:,} raw ids a step, dim {DIM}, "
-                                 f"Adam, 2 servers, {rows:,} rows")
+    report = Report(
+        "w1_sparse",
+        f"W1 sparse: pull + push, {W1_BATCH:,} raw ids a step, dim {DIM}, "
+        f"Adam, 2 servers, {rows:,} rows",
+    )
     missing = "left out" if options.no_peers else torch_missing()
     if missing:
         report.skipped["torch rpc"] = missing
@@ -62,8 +66,16 @@ def main() -> None:
             program = [__file__, "--worker", str(rows)]
             crews = [
                 stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
-                stack.enter_context(psfleet_crew("psfleet over TCP, no shared memory", program,
-                                                 workers=workers, tcp=True, variables=INLINE))]
+                stack.enter_context(
+                    psfleet_crew(
+                        "psfleet over TCP, no shared memory",
+                        program,
+                        workers=workers,
+                        tcp=True,
+                        variables=INLINE,
+                    )
+                ),
+            ]
             if not missing:
                 crews.append(stack.enter_context(torch_crew("torch rpc", "w1", workers)))
             steps = options.steps or (30 if options.short else 60)
@@ -74,18 +86,25 @@ def main() -> None:
 
 def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
     ids = W1_BATCH * steps * workers
-    return {"contender": name, "workers": workers,
-            "M ids / CPU-s": ids / summary.cpu / 1e6, "M ids / s": ids / summary.wall / 1e6,
-            "CPU us / step": summary.cpu / steps / workers * 1e6,
-            "servers": summary.parts["servers"] / steps / workers * 1e6,
-            "workers' part": summary.parts["workers"] / steps / workers * 1e6,
-            "CPU spread": summary.cpu_spread, "wall spread": summary.wall_spread,
-            "others' cores": summary.others, "runs": summary.runs}
+    return {
+        "contender": name,
+        "workers": workers,
+        "M ids / CPU-s": ids / summary.cpu / 1e6,
+        "M ids / s": ids / summary.wall / 1e6,
+        "CPU us / step": summary.cpu / steps / workers * 1e6,
+        "servers": summary.parts["servers"] / steps / workers * 1e6,
+        "workers' part": summary.parts["workers"] / steps / workers * 1e6,
+        "CPU spread": summary.cpu_spread,
+        "wall spread": summary.wall_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
+    }
 
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
         from psfleet.environment import read_environment
+
         work(read_environment().rank, int(sys.argv[-1]))
     else:
         main()

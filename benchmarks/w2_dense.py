@@ -22,6 +22,7 @@ def work(kind: str) -> None:
     """A worker of psfleet."""
     import psfleet
     from psfleet.runtime import Gradient, Read
+
     with psfleet.connect() as ps:
         optimizer = psfleet.optimizer.SGD(1e-3) if kind == "sgd" else psfleet.optimizer.Adam(1e-3)
         start = np.zeros(LENGTH, np.float32)
@@ -56,9 +57,18 @@ def measure(kind: str, workers: int, steps: int, runs: int, peers: bool) -> list
     """The lines of one rule and number of workers."""
     with contextlib.ExitStack() as stack:
         program = [__file__, "--worker", kind]
-        crews = [stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
-                 stack.enter_context(psfleet_crew("psfleet over TCP, no shared memory", program,
-                                                  workers=workers, tcp=True, variables=INLINE))]
+        crews = [
+            stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
+            stack.enter_context(
+                psfleet_crew(
+                    "psfleet over TCP, no shared memory",
+                    program,
+                    workers=workers,
+                    tcp=True,
+                    variables=INLINE,
+                )
+            ),
+        ]
         if peers:
             crews.append(stack.enter_context(torch_crew("torch rpc", f"w2-{kind}", workers)))
         found = in_turn(crews, warm=3, steps=steps, runs=runs)
@@ -67,11 +77,19 @@ def measure(kind: str, workers: int, steps: int, runs: int, peers: bool) -> list
 
 def row(name: str, kind: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
     moved = GIGABYTES * steps * workers
-    return {"contender": name, "rule": kind, "workers": workers, "GB / s": moved / summary.wall,
-            "CPU-s / GB": summary.cpu / moved, "servers": summary.parts["servers"] / moved,
-            "workers' part": summary.parts["workers"] / moved, "CPU spread": summary.cpu_spread,
-            "wall spread": summary.wall_spread, "others' cores": summary.others,
-            "runs": summary.runs}
+    return {
+        "contender": name,
+        "rule": kind,
+        "workers": workers,
+        "GB / s": moved / summary.wall,
+        "CPU-s / GB": summary.cpu / moved,
+        "servers": summary.parts["servers"] / moved,
+        "workers' part": summary.parts["workers"] / moved,
+        "CPU spread": summary.cpu_spread,
+        "wall spread": summary.wall_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
+    }
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def work_program() -> None:
     """A worker of psfleet whose dense part is the built-in program."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
+
     fleet.init()
     ids = layers.data("ids", [None, FIELDS], dtype="int64")
     wind = layers.data("wind", [None, W3_DENSE])
@@ -36,8 +37,10 @@ def work_program() -> None:
     strategy = fleet.DistributedStrategy(a_sync=True)
     fleet.distributed_optimizer(optimizer.Adam(1e-3), strategy=strategy).minimize(loss)
     executor = ps.Executor()
-    batches = [dict(zip(("ids", "wind", "label"), batch, strict=True))
-               for batch in batches_w3(BATCHES, 5 + fleet.worker_index())]
+    batches = [
+        dict(zip(("ids", "wind", "label"), batch, strict=True))
+        for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
+    ]
     obey(lambda number: _run(executor, batches[number % BATCHES], loss), _flush)
 
 
@@ -47,6 +50,7 @@ def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
 
 def _flush() -> None:
     from psfleet import runtime
+
     runtime.active().flush()
 
 
@@ -57,6 +61,7 @@ def work_torch() -> None:
 
     import psfleet.torch as pst
     from psfleet import fleet
+
     torch.set_num_threads(1)
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))
     model: Any = Ctr(W3_IDS)
@@ -64,8 +69,10 @@ def work_torch() -> None:
     dense = torch.optim.Adam(model.mlp.parameters(), 1e-3)
     model, opt = pst.convert(model, (sparse, dense))
     loss_of = torch.nn.BCEWithLogitsLoss()
-    batches = [tuple(map(torch.from_numpy, batch))
-               for batch in batches_w3(BATCHES, 5 + fleet.worker_index())]
+    batches = [
+        tuple(map(torch.from_numpy, batch))
+        for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
+    ]
 
     def step(number: int) -> None:
         ids, wind, label = batches[number % BATCHES]
@@ -84,15 +91,27 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--psfleet-torch", action="store_true", help="psfleet through torch too")
     options = parser.parse_args()
-    report = Report("w3_ctr", f"W3 CTR: {FIELDS} fields x {DIM}, MLP {HIDDEN}-{HIDDEN}-1, batch "
-                              f"{W3_BATCH}, Adam, async, 2 servers + {options.workers} workers")
+    report = Report(
+        "w3_ctr",
+        f"W3 CTR: {FIELDS} fields x {DIM}, MLP {HIDDEN}-{HIDDEN}-1, batch "
+        f"{W3_BATCH}, Adam, async, 2 servers + {options.workers} workers",
+    )
     missing = "left out" if options.no_peers else torch_missing()
     if missing:
         report.skipped |= dict.fromkeys(("torch rpc", "torch, one process"), missing)
     with contextlib.ExitStack() as stack:
-        crews = [stack.enter_context(psfleet_crew(name, [__file__, "--worker", kind], tcp=tcp,
-                                                  workers=options.workers, variables=variables))
-                 for name, kind, tcp, variables in contenders(options.psfleet_torch)]
+        crews = [
+            stack.enter_context(
+                psfleet_crew(
+                    name,
+                    [__file__, "--worker", kind],
+                    tcp=tcp,
+                    workers=options.workers,
+                    variables=variables,
+                )
+            )
+            for name, kind, tcp, variables in contenders(options.psfleet_torch)
+        ]
         if not missing:
             crews.append(stack.enter_context(torch_crew("torch rpc", "w3", options.workers)))
             crews.append(stack.enter_context(torch_alone("torch, one process")))
@@ -108,19 +127,27 @@ def main() -> None:
 
 def contenders(through_torch: bool) -> list[tuple[str, str, bool, dict[str, str]]]:
     """(name, worker, over TCP, environment) of each psfleet contender."""
-    found = [("psfleet", "program", False, {}),
-             ("psfleet over TCP, no shared memory", "program", True, INLINE)]
+    found = [
+        ("psfleet", "program", False, {}),
+        ("psfleet over TCP, no shared memory", "program", True, INLINE),
+    ]
     return found + ([("psfleet through torch", "torch", False, {})] if through_torch else [])
 
 
 def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]:
     samples = W3_BATCH * steps * workers
-    return {"contender": name, "workers": workers, "CPU us / sample": summary.cpu / samples * 1e6,
-            "samples / s": samples / summary.wall,
-            "servers": summary.parts.get("servers", 0.0) / samples * 1e6,
-            "workers' part": summary.parts["workers"] / samples * 1e6,
-            "CPU spread": summary.cpu_spread, "wall spread": summary.wall_spread,
-            "others' cores": summary.others, "runs": summary.runs}
+    return {
+        "contender": name,
+        "workers": workers,
+        "CPU us / sample": summary.cpu / samples * 1e6,
+        "samples / s": samples / summary.wall,
+        "servers": summary.parts.get("servers", 0.0) / samples * 1e6,
+        "workers' part": summary.parts["workers"] / samples * 1e6,
+        "CPU spread": summary.cpu_spread,
+        "wall spread": summary.wall_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
+    }
 
 
 if __name__ == "__main__":

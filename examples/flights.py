@@ -58,24 +58,39 @@ class Model:
             ids = layers.data("ids", [None, len(FIELDS)], dtype="int64")
             numbers = layers.data("numbers", [None, len(NUMBERS)])
             late = layers.data("late", [None, 1])
-            wide = layers.reduce_sum(layers.embedding(
-                ids, size=[None, 1], is_distributed=True, name=f"{name}.wide",
-                param_attr=initializer.Constant(0.0)), dim=1)
-            deep = layers.embedding(ids, size=[None, settings.dim], is_distributed=True,
-                                    name=f"{name}.deep")
+            wide = layers.reduce_sum(
+                layers.embedding(
+                    ids,
+                    size=[None, 1],
+                    is_distributed=True,
+                    name=f"{name}.wide",
+                    param_attr=initializer.Constant(0.0),
+                ),
+                dim=1,
+            )
+            deep = layers.embedding(
+                ids, size=[None, settings.dim], is_distributed=True, name=f"{name}.deep"
+            )
             deep = layers.reshape(deep, [-1, len(FIELDS) * settings.dim])
-            deep = layers.fc(layers.concat([deep, numbers], axis=1), settings.hidden, act="relu",
-                             name=f"{name}.hidden")
-            logit = layers.fc(deep, 1, name=f"{name}.logit",
-                              bias_attr=initializer.Constant(-1.2)) + wide  # a quarter are late
+            deep = layers.fc(
+                layers.concat([deep, numbers], axis=1),
+                settings.hidden,
+                act="relu",
+                name=f"{name}.hidden",
+            )
+            logit = (
+                layers.fc(deep, 1, name=f"{name}.logit", bias_attr=initializer.Constant(-1.2))
+                + wide
+            )  # a quarter are late
             self.loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, late))
             self.probability = layers.sigmoid(logit)
         self.test_program = self.program.clone(for_test=True)
         self.executor = ps.Executor()
 
 
-def train(model: Model, flights: Flights, rows: NDArray[np.int64],
-          settings: Settings) -> list[float]:
+def train(
+    model: Model, flights: Flights, rows: NDArray[np.int64], settings: Settings
+) -> list[float]:
     """Train on these flights, shared with the other workers; the loss of each own step."""
     steps = -(-settings.epochs * steps_of(rows, settings) // fleet.worker_num())
     rate = optimizer.lr.PolynomialDecay(settings.rate, steps, end_lr=settings.rate / 20)
@@ -83,12 +98,13 @@ def train(model: Model, flights: Flights, rows: NDArray[np.int64],
         fleet.distributed_optimizer(optimizer.Adam(rate)).minimize(model.loss)
     losses: list[float] = []
     for batch in fleet.shard(batches(rows, settings)):
-        loss, = model.executor.run(model.program, flights.feed(batch), [model.loss])
+        (loss,) = model.executor.run(model.program, flights.feed(batch), [model.loss])
         rate.step()
         losses.append(float(loss))
         if len(losses) % 100 == 0:
-            fleet.util.print_on_rank(f"step {len(losses):,} of {steps:,}   "
-                                     f"loss {np.mean(losses[-100:]):.4f}", rank_id=0)
+            fleet.util.print_on_rank(
+                f"step {len(losses):,} of {steps:,}   loss {np.mean(losses[-100:]):.4f}", rank_id=0
+            )
     return losses
 
 
@@ -110,8 +126,9 @@ def predict(model: Model, flights: Flights, months: range) -> NDArray[np.float32
     rows = flights.rows(months)
     found = np.zeros(len(rows), np.float32)
     for part in fleet.shard(np.array_split(np.arange(len(rows)), len(rows) // 4096 + 1)):
-        probability, = model.executor.run(model.test_program, flights.feed(rows[part]),
-                                          [model.probability])
+        (probability,) = model.executor.run(
+            model.test_program, flights.feed(rows[part]), [model.probability]
+        )
         found[part] = probability[:, 0]
     return fleet.util.all_reduce(found)  # each worker's part, zero elsewhere
 
@@ -125,10 +142,17 @@ def score(flights: Flights, months: range, found: NDArray[np.float32]) -> tuple[
 def choose(flights: Flights, rows: NDArray[np.int64], settings: Settings) -> None:
     """Change one setting at a time and print what that gives on October, the mean of two seeds."""
     around: dict[str, tuple[Any, ...]] = {
-        "epochs": (1, 2), "batch": (128, 256, 512), "rate": (0.0005, 0.001, 0.002, 0.004),
-        "dim": (4, 8, 16), "hidden": (32, 64, 128)}
-    trials = {dataclasses.replace(settings, **{name: value})
-              for name, values in around.items() for value in values}
+        "epochs": (1, 2),
+        "batch": (128, 256, 512),
+        "rate": (0.0005, 0.001, 0.002, 0.004),
+        "dim": (4, 8, 16),
+        "hidden": (32, 64, 128),
+    }
+    trials = {
+        dataclasses.replace(settings, **{name: value})
+        for name, values in around.items()
+        for value in values
+    }
     for trial in sorted(trials, key=dataclasses.astuple):
         scores = []
         for seed in (1, 2):
@@ -145,8 +169,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument("--seed", type=int, default=Settings.seed)
-    parser.add_argument("--train-to", type=int, default=9, choices=(9, 10), metavar="MONTH",
-                        help="last month to train on: 9, or 10 (then October's figures mean nothing)")
+    parser.add_argument(
+        "--train-to",
+        type=int,
+        default=9,
+        choices=(9, 10),
+        metavar="MONTH",
+        help="last month to train on: 9, or 10 (then October's figures mean nothing)",
+    )
     parser.add_argument("--flights", type=int, metavar="N", help="train on N flights only")
     parser.add_argument("--choose", action="store_true", help="try other settings on October")
     parser.add_argument("--out", type=Path, default=Path(), help="folder of flights.png and model/")
@@ -160,7 +190,7 @@ def main() -> None:
     months = range(1, options.train_to + 1)
     flights = flights_data.load().ranked(months)
     settings = Settings(epochs=options.epochs, seed=options.seed)
-    rows = np.random.default_rng(0).permutation(flights.rows(months))[:options.flights]
+    rows = np.random.default_rng(0).permutation(flights.rows(months))[: options.flights]
     if options.choose:
         choose(flights, rows, settings)
         return
@@ -170,10 +200,14 @@ def main() -> None:
     october, test = predict(model, flights, CHOOSE), predict(model, flights, TEST)
     fleet.save_persistables(str(options.out / "model"))
     if fleet.is_first_worker():
-        print(flights_report.table(score(flights, CHOOSE, october), score(flights, TEST, test),
-                                   months, pace))
-        flights_report.plot(options.out / "flights.png", losses,
-                            flights.late[flights.rows(TEST)], test)
+        print(
+            flights_report.table(
+                score(flights, CHOOSE, october), score(flights, TEST, test), months, pace
+            )
+        )
+        flights_report.plot(
+            options.out / "flights.png", losses, flights.late[flights.rows(TEST)], test
+        )
     fleet.print_table_stat()
     fleet.stop_worker()
 

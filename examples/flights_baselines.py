@@ -1,6 +1,6 @@
 """scikit-learn on the very numbers that flights.py trains on: what a plain model makes of them.
 
-    python examples/flights_baselines.py        # needs scikit-learn; a minute or two
+python examples/flights_baselines.py        # needs scikit-learn; a minute or two
 """
 
 import time
@@ -50,9 +50,14 @@ def main() -> None:
     flights = flights_data.load().ranked(TRAIN)
     linear = LogisticRegression(C=0.1, max_iter=200)
     trees = HistGradientBoostingClassifier(
-        max_iter=150, learning_rate=0.06, max_leaf_nodes=15, min_samples_leaf=300,
-        l2_regularization=20, random_state=1,
-        categorical_features=list(range(len(NUMBERS), len(NUMBERS) + SMALL)))
+        max_iter=150,
+        learning_rate=0.06,
+        max_leaf_nodes=15,
+        min_samples_leaf=300,
+        l2_regularization=20,
+        random_state=1,
+        categorical_features=list(range(len(NUMBERS), len(NUMBERS) + SMALL)),
+    )
     print(f"{'':44}  October        November, December")
     tell("logistic regression, ids only", linear, one_hot(flights, False), flights)
     tell("logistic regression, ids and numbers", linear, one_hot(flights, True), flights)

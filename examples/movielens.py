@@ -41,7 +41,11 @@ class Data:
 
     def feed(self, mean: float) -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
         """What the program takes: ratings by how far they are from the mean."""
-        return {"ids": self.ids, "values": self.values, "rating": self.ratings[:, None] - np.float32(mean)}
+        return {
+            "ids": self.ids,
+            "values": self.values,
+            "rating": self.ratings[:, None] - np.float32(mean),
+        }
 
 
 def load(path: Path) -> Data:
@@ -63,14 +67,29 @@ class Model:
             ids = layers.data("ids", [None, features], dtype="int64")
             values = layers.reshape(layers.data("values", [None, features]), [-1, features, 1])
             rating = layers.data("rating", [None, 1])
-            weights = layers.embedding(ids, size=[None, 1], is_distributed=True, name="weights",
-                                       param_attr=initializer.Constant(0.0))
-            vectors = layers.embedding(ids, size=[None, dim], is_distributed=True, name="vectors",
-                                       param_attr=initializer.Uniform(-0.1, 0.1)) * values
+            weights = layers.embedding(
+                ids,
+                size=[None, 1],
+                is_distributed=True,
+                name="weights",
+                param_attr=initializer.Constant(0.0),
+            )
+            vectors = (
+                layers.embedding(
+                    ids,
+                    size=[None, dim],
+                    is_distributed=True,
+                    name="vectors",
+                    param_attr=initializer.Uniform(-0.1, 0.1),
+                )
+                * values
+            )
             total = layers.reduce_sum(vectors, dim=1)
             pairs = layers.square(total) - layers.reduce_sum(layers.square(vectors), dim=1)
-            self.found = (layers.reduce_sum(weights * values, dim=1)
-                          + layers.reduce_sum(pairs, dim=1, keep_dim=True) * 0.5)
+            self.found = (
+                layers.reduce_sum(weights * values, dim=1)
+                + layers.reduce_sum(pairs, dim=1, keep_dim=True) * 0.5
+            )
             self.loss = layers.mean(layers.square_error_cost(self.found, rating))
         self.test_program = self.program.clone(for_test=True)
         self.executor = ps.Executor()
@@ -81,14 +100,18 @@ class Model:
             made = optimizer.Adam(options.rate, weight_decay=options.decay)
             fleet.distributed_optimizer(made).minimize(self.loss)
         for epoch in range(options.epochs):
-            losses = [self.executor.run(self.program, data[rows].feed(mean), [self.loss])[0].item()
-                      for rows in fleet.shard(batches(len(data.ratings), options.batch, epoch))]
+            losses = [
+                self.executor.run(self.program, data[rows].feed(mean), [self.loss])[0].item()
+                for rows in fleet.shard(batches(len(data.ratings), options.batch, epoch))
+            ]
             fleet.util.print_on_rank(f"epoch {epoch + 1}   RMSE {np.sqrt(np.mean(losses)):.4f}", 0)
 
     def error(self, data: Data, mean: float) -> float:
         """Root mean square error of the predictions."""
-        found = [self.executor.run(self.test_program, data[rows].feed(mean), [self.found])[0]
-                 for rows in np.array_split(np.arange(len(data.ratings)), len(data.ratings) // 4096 + 1)]
+        found = [
+            self.executor.run(self.test_program, data[rows].feed(mean), [self.found])[0]
+            for rows in np.array_split(np.arange(len(data.ratings)), len(data.ratings) // 4096 + 1)
+        ]
         return rmse(np.concatenate(found)[:, 0] + np.float32(mean), data.ratings)
 
 
@@ -131,7 +154,9 @@ def main() -> None:
     except UsageError as error:
         raise SystemExit(f"movielens.py: {error}") from None
     if len(data.ratings) < 10:
-        raise SystemExit(f"movielens.py: {options.file} has {len(data.ratings)} ratings; it takes 10 or more")
+        raise SystemExit(
+            f"movielens.py: {options.file} has {len(data.ratings)} ratings; it takes 10 or more"
+        )
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))  # the launcher's --sync wins
     train, test = split(data)
     mean = float(train.ratings.mean())
@@ -139,7 +164,9 @@ def main() -> None:
     model.train(train, mean, options)
     if fleet.is_first_worker():
         print(f"{len(train.ratings):,} ratings to train on, {len(test.ratings):,} to test on")
-        print(f"test RMSE {model.error(test, mean):.4f}   of the mean {rmse(mean, test.ratings):.4f}")
+        print(
+            f"test RMSE {model.error(test, mean):.4f}   of the mean {rmse(mean, test.ratings):.4f}"
+        )
     if options.out:
         fleet.save_persistables(str(options.out))
     fleet.barrier_worker()

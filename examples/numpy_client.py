@@ -1,7 +1,7 @@
 """A parameter server for a bare NumPy script: logistic regression on a stream of sparse samples.
 
-    python examples/numpy_client.py                                   # embedded, one process
-    psfleet-launch --servers 2 --workers 2 examples/numpy_client.py   # two scripts, one model
+python examples/numpy_client.py                                   # embedded, one process
+psfleet-launch --servers 2 --workers 2 examples/numpy_client.py   # two scripts, one model
 """
 
 import numpy as np
@@ -19,7 +19,9 @@ def main() -> None:
         rng = np.random.default_rng(ps.worker_index)  # each worker has samples of its own
         loss = 0.0
         for step in range(1, STEPS + 1):
-            ids = rng.integers(-(2**63), 2**63, (BATCH, FIELDS)) >> 53  # 1,024 ids, any int64 will do
+            ids = (
+                rng.integers(-(2**63), 2**63, (BATCH, FIELDS)) >> 53
+            )  # 1,024 ids, any int64 will do
             label = (ids.sum(axis=1) > 0).astype(np.float32)
             p = 1 / (1 + np.exp(-weights.pull(ids).sum(axis=(1, 2)) - bias.pull()))
             error = ((p - label) / BATCH).astype(np.float32)

@@ -53,7 +53,7 @@ def main() -> None:
     fleet.distributed_optimizer(optimizer.Adam(1e-3)).minimize(loss)
     executor = ps.Executor()
     for step, feed in enumerate(fleet.shard(batches(asked.steps, asked.samples)), 1):
-        value, = executor.run(feed=feed, fetch_list=[loss])
+        (value,) = executor.run(feed=feed, fetch_list=[loss])
         if fleet.is_first_worker() and step % 50 == 0:
             print(f"step {step}: loss {float(value.item()):.6f}", flush=True)
 

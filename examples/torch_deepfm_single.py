@@ -28,8 +28,9 @@ class DeepFM(nn.Module):
         super().__init__()
         self.wide = nn.EmbeddingBag(ROWS, 1, mode="sum", sparse=True)
         self.deep = nn.Embedding(ROWS, DIM, sparse=True)
-        self.mlp = nn.Sequential(nn.Linear(len(FIELDS) * DIM + len(NUMBERS), 64), nn.ReLU(),
-                                 nn.Linear(64, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(len(FIELDS) * DIM + len(NUMBERS), 64), nn.ReLU(), nn.Linear(64, 1)
+        )
         nn.init.zeros_(self.wide.weight)
         nn.init.uniform_(self.deep.weight, -0.01, 0.01)
 
@@ -46,8 +47,11 @@ def tensors(flights: Flights, months: range, most: int | None = None) -> TensorD
     """The flights of these months, their ids folded into ROWS."""
     chosen = torch.randperm(len(rows := flights.rows(months)))[:most].numpy()
     part = rows[chosen]
-    return TensorDataset(torch.from_numpy(flights.ids[part]) % ROWS,
-                         torch.from_numpy(flights.numbers[part]), torch.from_numpy(flights.late[part]))
+    return TensorDataset(
+        torch.from_numpy(flights.ids[part]) % ROWS,
+        torch.from_numpy(flights.numbers[part]),
+        torch.from_numpy(flights.late[part]),
+    )
 
 
 def main() -> None:
@@ -76,7 +80,8 @@ def main() -> None:
         found = model.eval()(ids, numbers).sigmoid()
     print(
         f"November and December   AUC {metrics.auc(late.numpy(), found.numpy()):.4f}   "
-        f"log loss {metrics.log_loss(late.numpy(), found.numpy()):.4f}")
+        f"log loss {metrics.log_loss(late.numpy(), found.numpy()):.4f}"
+    )
 
 
 if __name__ == "__main__":

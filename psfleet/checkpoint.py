@@ -35,8 +35,15 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.entry import make_entry
 from psfleet.tables.spec import Decay, Initializer, TableSpec
 
-__all__ = ["ShardFile", "begin_save", "finish_save", "load_shard", "read_specs", "save_fleet",
-           "write_shard"]
+__all__ = [
+    "ShardFile",
+    "begin_save",
+    "finish_save",
+    "load_shard",
+    "read_specs",
+    "save_fleet",
+    "write_shard",
+]
 
 FORMAT = 1
 _PAGE = 1 << 20  # rows read at a time
@@ -79,8 +86,9 @@ def begin_save(path: str) -> str:
     return str(temporary)
 
 
-def finish_save(folder: str, path: str, files: Sequence[ShardFile],
-                specs: Sequence[TableSpec]) -> None:
+def finish_save(
+    folder: str, path: str, files: Sequence[ShardFile], specs: Sequence[TableSpec]
+) -> None:
     """Write the manifest and give the folder its name."""
     manifest = {
         "format": FORMAT,
@@ -116,8 +124,13 @@ def write_shard(folder: str, shard: Shard) -> ShardFile:
     where = Path(folder) / file
     save_file(arrays, where)
     _sync(where)
-    return ShardFile(file, _digest(where), where.stat().st_size, ranges,
-                     {table.spec.name: table.step for table in shard.tables.values()})
+    return ShardFile(
+        file,
+        _digest(where),
+        where.stat().st_size,
+        ranges,
+        {table.spec.name: table.step for table in shard.tables.values()},
+    )
 
 
 def read_specs(path: str) -> list[TableSpec]:
@@ -136,13 +149,17 @@ def load_shard(path: str, shard: Shard) -> int:
         TableConflict: A table of the checkpoint exists with another definition.
     """
     manifest = _manifest(path)
-    files = [ShardFile(**{**entry, "ranges": {k: tuple(v) for k, v in entry["ranges"].items()}})
-             for entry in manifest["files"]]
+    files = [
+        ShardFile(**{**entry, "ranges": {k: tuple(v) for k, v in entry["ranges"].items()}})
+        for entry in manifest["files"]
+    ]
     for file in files:
         _verify(Path(path) / file.file, file)
     specs = [_spec_from_json(entry) for entry in manifest["tables"]]
     for spec in specs:
-        low, high = dense_range(spec, shard.index, shard.servers) if spec.kind == "dense" else (0, 0)
+        low, high = (
+            dense_range(spec, shard.index, shard.servers) if spec.kind == "dense" else (0, 0)
+        )
         shard.create(spec, np.zeros(high - low, np.float32))
     return sum(_load_table(path, files, shard, spec) for spec in specs)
 
@@ -161,8 +178,9 @@ def _load_table(path: str, files: Sequence[ShardFile], shard: Shard, spec: Table
     return count
 
 
-def _load_dense(path: str, files: Sequence[ShardFile], shard: Shard, table: DenseTable,
-                step: int) -> int:
+def _load_dense(
+    path: str, files: Sequence[ShardFile], shard: Shard, table: DenseTable, step: int
+) -> int:
     spec = table.spec
     low, high = dense_range(spec, shard.index, shard.servers)
     values = [np.zeros(high - low, np.float32) for _ in _slots(spec)]
@@ -173,14 +191,15 @@ def _load_dense(path: str, files: Sequence[ShardFile], shard: Shard, table: Dens
             continue
         with _open(Path(path) / file.file) as tensors:
             for slot, value in zip(_slots(spec), values, strict=True):
-                part = tensors.get_slice(f"{spec.name}/{slot}")[first - start:last - start]
-                value[first - low:last - low] = part
+                part = tensors.get_slice(f"{spec.name}/{slot}")[first - start : last - start]
+                value[first - low : last - low] = part
     table.restore(step, values)
     return high - low
 
 
-def _sparse_pages(path: str, files: Sequence[ShardFile],
-                  spec: TableSpec) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+def _sparse_pages(
+    path: str, files: Sequence[ShardFile], spec: TableSpec
+) -> Iterator[tuple[NDArray[np.int64], Floats]]:
     for file in files:
         with _open(Path(path) / file.file) as tensors:
             ids = tensors.get_slice(f"{spec.name}/ids")
@@ -200,7 +219,9 @@ def _manifest(path: str) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(where.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{path!r} holds no manifest.json; it is not a complete checkpoint") from None
+        raise CheckpointError(
+            f"{path!r} holds no manifest.json; it is not a complete checkpoint"
+        ) from None
     except ValueError as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -213,8 +234,9 @@ def _verify(where: Path, expected: ShardFile) -> None:
         raise CheckpointError(f"{str(where)!r} is missing from the checkpoint")
     length = where.stat().st_size
     if length != expected.bytes or _digest(where) != expected.sha256:
-        raise CheckpointError(f"{str(where)!r} is damaged: {length} bytes, its checksum is not the "
-                              "manifest's")
+        raise CheckpointError(
+            f"{str(where)!r} is damaged: {length} bytes, its checksum is not the manifest's"
+        )
 
 
 def _open(where: Path) -> Any:
@@ -244,9 +266,14 @@ def _sync(where: Path) -> None:
 
 def _spec_to_json(spec: TableSpec) -> dict[str, Any]:
     return {
-        "name": spec.name, "kind": spec.kind, "shape": list(spec.shape), "rule": spec.rule.name,
-        "hyperparameters": spec.rule.hyperparameters(), "decay": dataclasses.asdict(spec.decay),
-        "initializer": dataclasses.asdict(spec.initializer), "seed": spec.seed,
+        "name": spec.name,
+        "kind": spec.kind,
+        "shape": list(spec.shape),
+        "rule": spec.rule.name,
+        "hyperparameters": spec.rule.hyperparameters(),
+        "decay": dataclasses.asdict(spec.decay),
+        "initializer": dataclasses.asdict(spec.initializer),
+        "seed": spec.seed,
         "every_row": spec.every_row,
         **({"entry": [spec.entry.kind, spec.entry.values()]} if spec.entry else {}),
     }
@@ -255,9 +282,15 @@ def _spec_to_json(spec: TableSpec) -> dict[str, Any]:
 def _spec_from_json(entry: dict[str, Any]) -> TableSpec:
     try:
         return TableSpec(
-            entry["name"], entry["kind"], tuple(entry["shape"]),
-            make_rule(entry["rule"], entry["hyperparameters"]), Decay(**entry["decay"]),
-            Initializer(**entry["initializer"]), entry["seed"], entry["every_row"],
-            make_entry(*entry.get("entry", ("", {}))))
+            entry["name"],
+            entry["kind"],
+            tuple(entry["shape"]),
+            make_rule(entry["rule"], entry["hyperparameters"]),
+            Decay(**entry["decay"]),
+            Initializer(**entry["initializer"]),
+            entry["seed"],
+            entry["every_row"],
+            make_entry(*entry.get("entry", ("", {}))),
+        )
     except (KeyError, TypeError, PsfleetError) as error:
         raise CheckpointError(f"the manifest's table {entry!r} is damaged: {error!r}") from None

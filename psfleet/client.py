@@ -1,9 +1,9 @@
 """Just tables: push and pull from a plain script, embedded or on the cluster the environment names.
 
-    with psfleet.connect() as ps:
-        users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
-        rows = users.pull(ids)
-        users.push(ids, grads).wait()
+with psfleet.connect() as ps:
+    users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
+    rows = users.pull(ids)
+    users.push(ids, grads).wait()
 """
 
 from types import TracebackType
@@ -57,8 +57,9 @@ class SparseTable:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
         """
         checked = as_ids(ids, f"table {self.spec.name!r}")
-        gradient = Gradient(self.spec.key, np.asarray(grads, np.float32), checked,
-                            self.optimizer.get_lr())
+        gradient = Gradient(
+            self.spec.key, np.asarray(grads, np.float32), checked, self.optimizer.get_lr()
+        )
         return self._runtime.push([gradient])
 
 
@@ -76,8 +77,9 @@ class DenseTable:
 
     def push(self, grad: ArrayLike) -> Ticket:
         """Send a gradient of the table's shape; see SparseTable.push."""
-        gradient = Gradient(self.spec.key, np.asarray(grad, np.float32), None,
-                            self.optimizer.get_lr())
+        gradient = Gradient(
+            self.spec.key, np.asarray(grad, np.float32), None, self.optimizer.get_lr()
+        )
         return self._runtime.push([gradient])
 
 
@@ -87,9 +89,15 @@ class Client:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def sparse_table(self, name: str, dim: int, optimizer: Optimizer,
-                     initializer: Initializer | None = None, seed: int = 0,
-                     entry: Entry | None = None) -> SparseTable:
+    def sparse_table(
+        self,
+        name: str,
+        dim: int,
+        optimizer: Optimizer,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        entry: Entry | None = None,
+    ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
         Args:
@@ -103,8 +111,17 @@ class Client:
         Raises:
             TableConflict: The table exists with another definition.
         """
-        spec = TableSpec(name, "sparse", (dim,), optimizer.rule(), optimizer.decay(),
-                         initializer or Initializer(), seed, optimizer.every_row, entry)
+        spec = TableSpec(
+            name,
+            "sparse",
+            (dim,),
+            optimizer.rule(),
+            optimizer.decay(),
+            initializer or Initializer(),
+            seed,
+            optimizer.every_row,
+            entry,
+        )
         self.runtime.create(spec)
         return SparseTable(self.runtime, spec, optimizer)
 
@@ -144,8 +161,12 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

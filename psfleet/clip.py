@@ -15,9 +15,17 @@ from psfleet.errors import ConfigError
 from psfleet.kernels.dedup import dedup
 from psfleet.parameter import Parameter, SparseGrad
 
-__all__ = ["ClipGradBase", "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue",
-           "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue", "gathering",
-           "merge_rows"]
+__all__ = [
+    "ClipGradBase",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "GradientClipByGlobalNorm",
+    "GradientClipByNorm",
+    "GradientClipByValue",
+    "gathering",
+    "merge_rows",
+]
 
 Floats = NDArray[np.float32]
 Grad = Floats | SparseGrad
@@ -68,8 +76,10 @@ class ClipGradByValue(ClipGradBase):
     def __init__(self, max: float, min: float | None = None) -> None:
         low = -max if min is None else min
         if not (math.isfinite(max) and math.isfinite(low) and low <= max):
-            raise ConfigError(f"{type(self).__name__}: min is {low!r} and max is {max!r}, "
-                              "they must be finite and in order")
+            raise ConfigError(
+                f"{type(self).__name__}: min is {low!r} and max is {max!r}, "
+                "they must be finite and in order"
+            )
         self.max = float(max)
         self.min = float(low)
 
@@ -90,8 +100,9 @@ class ClipGradByNorm(ClipGradBase):
 class ClipGradByGlobalNorm(ClipGradBase):
     """All gradients scaled by one factor to a common norm of at most clip_norm."""
 
-    def __init__(self, clip_norm: float, group_name: str = "default_group",
-                 auto_skip_clip: bool = False) -> None:
+    def __init__(
+        self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False
+    ) -> None:
         self.clip_norm = _check_norm(type(self).__name__, clip_norm)
         self.group_name = group_name
         self.auto_skip_clip = auto_skip_clip

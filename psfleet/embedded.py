@@ -67,8 +67,9 @@ class EmbeddedRuntime:
         rows = self._shard.read([Read(read.table, unique.unique[0])])
         return unique.expand(rows).reshape(*ids.shape, spec.dim)
 
-    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
-             loss: float | None = None) -> _Done:
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> _Done:
         """See Runtime.push."""
         parts = tuple(self._part(gradient) for gradient in gradients)
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
@@ -105,8 +106,11 @@ class EmbeddedRuntime:
             return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
         ids, rows = held.state(0, len(held))
         dim = held.spec.dim
-        return TableState(held.step, [np.ascontiguousarray(rows[:, i:i + dim])
-                                      for i in range(0, rows.shape[1], dim)], ids)
+        return TableState(
+            held.step,
+            [np.ascontiguousarray(rows[:, i : i + dim]) for i in range(0, rows.shape[1], dim)],
+            ids,
+        )
 
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
@@ -133,13 +137,25 @@ class EmbeddedRuntime:
     def stats(self) -> list[dict[str, Any]]:
         """See Runtime.stats."""
         counters = self._shard.counters
-        return [{
-            "server": 0, "pid": os.getpid(), "pushes": counters.pushes,
-            "samples": sum(counters.samples.values()), "losses": dict(counters.losses),
-            "tables": [{"name": t.spec.name, "kind": t.spec.kind, "bytes": t.bytes, "step": t.step,
-                        "count": t.count if isinstance(t, DenseTable) else len(t)}
-                       for t in self._shard.tables.values()],
-        }]
+        return [
+            {
+                "server": 0,
+                "pid": os.getpid(),
+                "pushes": counters.pushes,
+                "samples": sum(counters.samples.values()),
+                "losses": dict(counters.losses),
+                "tables": [
+                    {
+                        "name": t.spec.name,
+                        "kind": t.spec.kind,
+                        "bytes": t.bytes,
+                        "step": t.step,
+                        "count": t.count if isinstance(t, DenseTable) else len(t),
+                    }
+                    for t in self._shard.tables.values()
+                ],
+            }
+        ]
 
     def close(self) -> None:
         """Let go of the tables."""

@@ -64,8 +64,10 @@ class Environment:
         if self.role is None:
             return
         if not self.servers:
-            raise ConfigError(f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
-                              "list the servers' endpoints, separated by commas")
+            raise ConfigError(
+                f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
+                "list the servers' endpoints, separated by commas"
+            )
         if self.workers < 1:
             raise ConfigError(f"PSFLEET_WORKERS is {self.workers}, a fleet needs at least 1 worker")
         if self.lane not in ("auto", "inline"):
@@ -75,43 +77,62 @@ class Environment:
             self._check_stages()
         seats = len(self.servers) if self.role == "server" else self.workers
         if not 0 <= self.rank < seats:
-            raise ConfigError(f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s "
-                              f"0 to {seats - 1}")
+            raise ConfigError(
+                f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s 0 to {seats - 1}"
+            )
 
     def _check_durability(self) -> None:
         if self.durability == "snapshot":
-            raise ConfigError("PSFLEET_DURABILITY is 'snapshot', which is not available yet; use log "
-                              "or none")
+            raise ConfigError(
+                "PSFLEET_DURABILITY is 'snapshot', which is not available yet; use log or none"
+            )
         if self.durability not in ("none", "log", "log+fsync"):
-            raise ConfigError(f"PSFLEET_DURABILITY is {self.durability!r}; it must be none, log or "
-                              "log+fsync")
+            raise ConfigError(
+                f"PSFLEET_DURABILITY is {self.durability!r}; it must be none, log or log+fsync"
+            )
         if self.role == "server" and self.durability != "none" and not self.log_folder:
-            raise ConfigError(f"PSFLEET_DURABILITY is {self.durability!r} but PSFLEET_LOG_FOLDER is "
-                              "empty; name the folder for the servers' logs")
+            raise ConfigError(
+                f"PSFLEET_DURABILITY is {self.durability!r} but PSFLEET_LOG_FOLDER is "
+                "empty; name the folder for the servers' logs"
+            )
 
     def _check_stages(self) -> None:
         if not 0 <= self.stage < self.stages:
-            raise ConfigError(f"PSFLEET_STAGE is {self.stage}, but the worker has stages 0 to "
-                              f"{self.stages - 1}")
+            raise ConfigError(
+                f"PSFLEET_STAGE is {self.stage}, but the worker has stages 0 to {self.stages - 1}"
+            )
         copies = self.stage_copies or (1,) * self.stages
         if len(copies) != self.stages or min(copies) < 1:
-            raise ConfigError(f"PSFLEET_STAGE_COPIES is {copies}; it must name at least 1 for each of "
-                              f"{self.stages} stages")
+            raise ConfigError(
+                f"PSFLEET_STAGE_COPIES is {copies}; it must name at least 1 for each of "
+                f"{self.stages} stages"
+            )
         if not 0 <= self.copy < copies[self.stage]:
-            raise ConfigError(f"PSFLEET_COPY is {self.copy}, but stage {self.stage} has "
-                              f"{copies[self.stage]} copies")
+            raise ConfigError(
+                f"PSFLEET_COPY is {self.copy}, but stage {self.stage} has "
+                f"{copies[self.stage]} copies"
+            )
         if sum(copies) > 1 and len(self.stage_endpoints) != sum(copies):
-            raise ConfigError(f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
-                              f"for {sum(copies)} processes; name one for each")
+            raise ConfigError(
+                f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
+                f"for {sum(copies)} processes; name one for each"
+            )
 
     @property
     def seat(self) -> "Environment":
         """This process as the servers see it: each process of each worker has a seat of its own."""
         copies = self.stage_copies or (1,) * self.stages
-        own = sum(copies[:self.stage]) + self.copy
-        return dataclasses.replace(self, rank=self.rank * sum(copies) + own, stage=0, copy=0, stages=1,
-                                   workers=self.workers * sum(copies), stage_copies=(),
-                                   stage_endpoints=())
+        own = sum(copies[: self.stage]) + self.copy
+        return dataclasses.replace(
+            self,
+            rank=self.rank * sum(copies) + own,
+            stage=0,
+            copy=0,
+            stages=1,
+            workers=self.workers * sum(copies),
+            stage_copies=(),
+            stage_endpoints=(),
+        )
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:

@@ -29,11 +29,34 @@ from psfleet.program.inference import save_inference
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 
 __all__ = [
-    "DistributedStrategy", "Fleet", "PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker", "Util",
-    "barrier_worker", "distributed_optimizer", "init", "init_server", "init_worker",
-    "is_first_worker", "is_server", "is_worker", "load_model", "print_table_stat", "run_server",
-    "save_inference_model", "save_persistables", "server_endpoints", "server_index", "server_num",
-    "shard", "stop_worker", "util", "worker_endpoints", "worker_index", "worker_num",
+    "DistributedStrategy",
+    "Fleet",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "UserDefinedRoleMaker",
+    "Util",
+    "barrier_worker",
+    "distributed_optimizer",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_model",
+    "print_table_stat",
+    "run_server",
+    "save_inference_model",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "shard",
+    "stop_worker",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
 ]
 
 T = TypeVar("T")
@@ -56,13 +79,23 @@ class PaddleCloudRoleMaker:
 class UserDefinedRoleMaker:
     """Takes the role from its arguments."""
 
-    def __init__(self, current_id: int = 0, role: str = Role.WORKER, worker_num: int = 1,
-                 server_endpoints: Sequence[str] = (), worker_endpoints: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        current_id: int = 0,
+        role: str = Role.WORKER,
+        worker_num: int = 1,
+        server_endpoints: Sequence[str] = (),
+        worker_endpoints: Sequence[str] = (),
+    ) -> None:
         if role not in (Role.WORKER, Role.SERVER):
             raise ConfigError(f"role is {role!r}; it must be Role.WORKER or Role.SERVER")
         self.environment = Environment(
-            "server" if role == Role.SERVER else "worker", current_id, tuple(server_endpoints),
-            worker_num, tuple(worker_endpoints))
+            "server" if role == Role.SERVER else "worker",
+            current_id,
+            tuple(server_endpoints),
+            worker_num,
+            tuple(worker_endpoints),
+        )
 
 
 class Util:
@@ -71,8 +104,9 @@ class Util:
     def __init__(self, fleet: "Fleet") -> None:
         self._fleet = fleet
 
-    def all_reduce(self, input: ArrayLike, mode: str = "sum",
-                   comm_world: str = "worker") -> NDArray[Any]:
+    def all_reduce(
+        self, input: ArrayLike, mode: str = "sum", comm_world: str = "worker"
+    ) -> NDArray[Any]:
         """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
         if comm_world != "worker":
             raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
@@ -92,7 +126,7 @@ class Util:
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
         length, longer = divmod(len(files), workers)
         start = index * length + min(index, longer)
-        return list(files[start:start + length + (index < longer)])
+        return list(files[start : start + length + (index < longer)])
 
     def print_on_rank(self, message: str, rank_id: int) -> None:
         """Print on one worker only."""
@@ -112,8 +146,12 @@ class Fleet:
 
     # -- role ----------------------------------------------------------------------------------
 
-    def init(self, role_maker: Any = None, is_collective: bool = False,
-             strategy: DistributedStrategy | None = None) -> None:
+    def init(
+        self,
+        role_maker: Any = None,
+        is_collective: bool = False,
+        strategy: DistributedStrategy | None = None,
+    ) -> None:
         """Learn the role and the fleet; connects when a parameter is first needed.
 
         Args:
@@ -130,8 +168,9 @@ class Fleet:
             before.close()
         runtimes.provide(self._connect if self._environment.role == "worker" else None)
         here = self._environment
-        self._place = links.Place(here.rank, here.stage, here.stages, here.stage_endpoints, here.copy,
-                                  here.stage_copies)
+        self._place = links.Place(
+            here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
+        )
         links.settle(self._place, _link)
         atexit.unregister(self._leave)
         atexit.register(self._leave)
@@ -224,8 +263,9 @@ class Fleet:
 
     # -- training ------------------------------------------------------------------------------
 
-    def distributed_optimizer(self, optimizer: Any,
-                              strategy: DistributedStrategy | None = None) -> DistributedOptimizer:
+    def distributed_optimizer(
+        self, optimizer: Any, strategy: DistributedStrategy | None = None
+    ) -> DistributedOptimizer:
         """Wrap a local optimizer so that its parameters live on the fleet's servers."""
         if strategy is not None:
             self._check_unconnected(strategy)
@@ -237,11 +277,15 @@ class Fleet:
         if not (runtimes.is_active() and self._environment.role):
             return
         if now.consistency != wanted.consistency:
-            raise ConfigError(f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
-                              f"for mode {wanted.consistency.mode!r} before the first parameter is used")
+            raise ConfigError(
+                f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
+                f"for mode {wanted.consistency.mode!r} before the first parameter is used"
+            )
         if now.localsgd != wanted.localsgd:
-            raise ConfigError(f"the fleet is connected with localsgd {now.localsgd}; pass the strategy "
-                              f"with {wanted.localsgd} before the first parameter is used")
+            raise ConfigError(
+                f"the fleet is connected with localsgd {now.localsgd}; pass the strategy "
+                f"with {wanted.localsgd} before the first parameter is used"
+            )
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
@@ -268,7 +312,9 @@ class Fleet:
         """
         path = _dirname("save_persistables", arguments)
         if mode != 0:
-            raise ConfigError(f"save_persistables mode is {mode!r}; only 0 (everything) is available")
+            raise ConfigError(
+                f"save_persistables mode is {mode!r}; only 0 (everything) is available"
+            )
         if self.is_first_worker():
             runtimes.active().flush()
             runtimes.active().save(path)
@@ -296,8 +342,10 @@ class Fleet:
         if arguments and not isinstance(arguments[0], str | os.PathLike):
             arguments = arguments[1:]
         if len(arguments) != 3:
-            raise UsageError("save_inference_model needs dirname, feeded_var_names and target_vars; "
-                             f"it got {len(arguments)} of them")
+            raise UsageError(
+                "save_inference_model needs dirname, feeded_var_names and target_vars; "
+                f"it got {len(arguments)} of them"
+            )
         path, feeds, targets = arguments
         if self.is_first_worker():
             runtimes.active().flush()
@@ -307,8 +355,11 @@ class Fleet:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
         for name, entry in self.table_stat().items():
             if table in (None, name):
-                print(f"table {name}: {entry['count']:,} {entry['unit']} on {entry['servers']} server(s), "
-                      f"{entry['bytes'] / 2**20:,.1f} MiB, {entry['step']:,} updates", flush=True)
+                print(
+                    f"table {name}: {entry['count']:,} {entry['unit']} on {entry['servers']} server(s), "
+                    f"{entry['bytes'] / 2**20:,.1f} MiB, {entry['step']:,} updates",
+                    flush=True,
+                )
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
         """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
@@ -317,8 +368,9 @@ class Fleet:
         for server in runtimes.active().stats():
             for table in server["tables"]:
                 unit = "rows" if table["kind"] == "sparse" else "values"
-                entry = totals.setdefault(table["name"], {
-                    "count": 0, "bytes": 0, "step": 0, "servers": 0, "unit": unit})
+                entry = totals.setdefault(
+                    table["name"], {"count": 0, "bytes": 0, "step": 0, "servers": 0, "unit": unit}
+                )
                 entry["count"] += table["count"]
                 entry["bytes"] += table["bytes"]
                 entry["step"] = max(entry["step"], table["step"])

@@ -15,9 +15,20 @@ from psfleet.errors import ConfigError, ShapeError
 from psfleet.tables.spec import Initializer
 
 __all__ = [
-    "MSRA", "Assign", "Constant", "ConstantInitializer", "MSRAInitializer", "Normal",
-    "NormalInitializer", "NumpyArrayInitializer", "Start", "Uniform", "UniformInitializer",
-    "Xavier", "XavierInitializer", "resolve",
+    "MSRA",
+    "Assign",
+    "Constant",
+    "ConstantInitializer",
+    "MSRAInitializer",
+    "Normal",
+    "NormalInitializer",
+    "NumpyArrayInitializer",
+    "Start",
+    "Uniform",
+    "UniformInitializer",
+    "Xavier",
+    "XavierInitializer",
+    "resolve",
 ]
 
 
@@ -88,7 +99,8 @@ class Xavier(Start):
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         fan_in, fan_out = _fans(shape)
         total = (fan_in if self.fan_in is None else self.fan_in) + (
-            fan_out if self.fan_out is None else self.fan_out)
+            fan_out if self.fan_out is None else self.fan_out
+        )
         return _spread(self.uniform, 2.0 / max(total, 1))
 
 
@@ -113,8 +125,9 @@ class Assign(Start):
         self.value: NDArray[np.float32]
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
-        raise ConfigError("an array cannot initialise a sparse table; use Uniform, Normal or "
-                          "Constant")
+        raise ConfigError(
+            "an array cannot initialise a sparse table; use Uniform, Normal or Constant"
+        )
 
 
 def resolve(initializer: Start | Initializer | None, shape: Sequence[int | None]) -> Initializer:
@@ -131,8 +144,10 @@ def resolve(initializer: Start | Initializer | None, shape: Sequence[int | None]
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:
     """Inputs and outputs of a weight [in, out] or a filter [out, in, ...]."""
     if any(extent is None or extent < 0 for extent in shape):
-        raise ShapeError(f"fans of the shape {tuple(shape)} are unknown; pass fan_in and fan_out, "
-                         "or use Uniform or Normal")
+        raise ShapeError(
+            f"fans of the shape {tuple(shape)} are unknown; pass fan_in and fan_out, "
+            "or use Uniform or Normal"
+        )
     sizes = [extent for extent in shape if extent is not None]
     if len(sizes) < 2:
         return (sizes or [1])[0], (sizes or [1])[0]

@@ -20,8 +20,10 @@ def accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     """
     values, wanted = np.asarray(scores), np.asarray(labels).reshape(-1, 1)
     if values.ndim != 2 or len(values) != len(wanted) or not 1 <= k <= values.shape[1]:
-        raise ShapeError(f"accuracy of scores {values.shape} and {len(wanted)} labels with k {k}: "
-                         "scores must be [n, classes], and k at most the number of classes")
+        raise ShapeError(
+            f"accuracy of scores {values.shape} and {len(wanted)} labels with k {k}: "
+            "scores must be [n, classes], and k at most the number of classes"
+        )
     own = np.take_along_axis(values, wanted, axis=1)
     # Ties are broken towards the lower class, as argmax does.
     ahead = (values > own) | ((values == own) & (np.arange(values.shape[1]) < wanted))
@@ -89,8 +91,9 @@ class Auc:
     Exact up to scores that share one of `num_thresholds` + 1 bins on [0, 1].
     """
 
-    def __init__(self, name: str | None = None, curve: str = "ROC",
-                 num_thresholds: int = 4095) -> None:
+    def __init__(
+        self, name: str | None = None, curve: str = "ROC", num_thresholds: int = 4095
+    ) -> None:
         if curve != "ROC":
             raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")
         self.num_thresholds = num_thresholds
@@ -111,8 +114,9 @@ class Auc:
         scores = np.asarray(preds)
         truth, values = _flat_pair(labels, scores[:, 1] if scores.shape[1:] == (2,) else scores)
         if not (values.min() >= 0 and values.max() <= 1):
-            raise ShapeError(f"auc needs scores in [0, 1]; they are {values.min()} to "
-                             f"{values.max()}")
+            raise ShapeError(
+                f"auc needs scores in [0, 1]; they are {values.min()} to {values.max()}"
+            )
         bins = (values * self.num_thresholds).astype(np.int64)
         width = self.num_thresholds + 1
         self.positives += np.bincount(bins[truth], minlength=width)

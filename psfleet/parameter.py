@@ -31,8 +31,10 @@ class SparseGrad:
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
-            raise ShapeError(f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
-                             "they must be [n] and [n, dim]")
+            raise ShapeError(
+                f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
+                "they must be [n] and [n, dim]"
+            )
 
 
 class Parameter:
@@ -55,20 +57,35 @@ class Parameter:
         grad: Gradient of the last backward pass: an array, a SparseGrad or None.
     """
 
-    def __init__(self, name: str, value: ArrayLike | None = None, *,
-                 shape: tuple[int, ...] | None = None, sparse: bool = False,
-                 distributed: bool = False, initializer: Initializer | None = None, seed: int = 0,
-                 trainable: bool = True, learning_rate: float = 1.0, regularizer: Any = None,
-                 need_clip: bool = True, dtype: str | None = None,
-                 entry: Entry | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        value: ArrayLike | None = None,
+        *,
+        shape: tuple[int, ...] | None = None,
+        sparse: bool = False,
+        distributed: bool = False,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        trainable: bool = True,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        need_clip: bool = True,
+        dtype: str | None = None,
+        entry: Entry | None = None,
+    ) -> None:
         if entry is not None and not (sparse and distributed):
-            raise ShapeError(f"parameter {name!r} has all its rows; {entry} is for distributed ones")
+            raise ShapeError(
+                f"parameter {name!r} has all its rows; {entry} is for distributed ones"
+            )
         if value is None and shape is None:
             raise ShapeError(f"parameter {name!r} needs a value or a shape")
         half = getattr(value, "dtype", None) == np.float16
         self.dtype = dtype or ("float16" if half else "float32")
         if self.dtype not in ("float32", "float16", "bfloat16"):
-            raise ShapeError(f"parameter {name!r}: dtype is {dtype!r}, use float32, float16 or bfloat16")
+            raise ShapeError(
+                f"parameter {name!r}: dtype is {dtype!r}, use float32, float16 or bfloat16"
+            )
         self.name = name
         self._value = None if value is None else np.array(value, dtype=np.float32)
         self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
@@ -125,15 +142,19 @@ class Binding(Protocol):
     def lookup(self, parameter: Parameter, ids: NDArray[np.int64]) -> Floats:
         """Current rows of a sparse parameter."""
 
-    def prefetch(self, dense: Sequence[Parameter],
-                 sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]) -> None:
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]
+    ) -> None:
         """Bring everything that a step needs in one call; `value` and `lookup` then find it here."""
 
 
-def fetch(dense: Sequence[Parameter],
-          sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]) -> None:
+def fetch(
+    dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, NDArray[np.int64]]]
+) -> None:
     """Bring the values that a step is going to use, with one call for each binding."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
     for binding in bindings.values():
-        binding.prefetch([p for p in dense if p.binding is binding],
-                         [(p, ids) for p, ids in sparse if p.binding is binding])
+        binding.prefetch(
+            [p for p in dense if p.binding is binding],
+            [(p, ids) for p, ids in sparse if p.binding is binding],
+        )

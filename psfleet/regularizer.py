@@ -9,8 +9,15 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.tables.spec import Decay
 
-__all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer", "WeightDecay",
-           "as_decay", "as_regularizer"]
+__all__ = [
+    "L1Decay",
+    "L1DecayRegularizer",
+    "L2Decay",
+    "L2DecayRegularizer",
+    "WeightDecay",
+    "as_decay",
+    "as_regularizer",
+]
 
 Floats = NDArray[np.float32]
 

@@ -30,12 +30,16 @@ def as_ids(ids: Any, owner: str) -> Ids:
         return array.astype(np.int64)
     if array.dtype.kind in "iu":
         if array.dtype == np.uint64 and int(array.max()) >= 2**63:
-            raise IdError(f"{owner}: id {int(array.max())} is beyond int64; view the array as int64")
+            raise IdError(
+                f"{owner}: id {int(array.max())} is beyond int64; view the array as int64"
+            )
         return array.astype(np.int64)
     if array.dtype.kind == "f":
         bad = array[~(np.isfinite(array) & (array == np.floor(array)))]
         if bad.size:
-            raise IdError(f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64")
+            raise IdError(
+                f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
+            )
     raise IdError(f"{owner}: ids have dtype {array.dtype}; convert them to int64")
 
 
@@ -56,41 +60,54 @@ def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | N
             check_elements(spec, values, ids, spec.size)
             return values, ids
         if values.shape != spec.shape:
-            raise ShapeError(f"table {spec.name!r} has shape {spec.shape}, "
-                             f"the gradient has {values.shape}")
+            raise ShapeError(
+                f"table {spec.name!r} has shape {spec.shape}, the gradient has {values.shape}"
+            )
         return values.reshape(-1), None
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
     ids = as_ids(gradient.ids, f"table {spec.name!r}")
     if ids.ndim != 1 or values.shape != (len(ids), spec.dim):
-        raise ShapeError(f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
-                         f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]")
+        raise ShapeError(
+            f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
+            f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
+        )
     return values, ids
 
 
 def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
     if gradient.precision not in ("float32", "bfloat16", "float16"):
-        raise ConfigError(f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
-                          "float32, bfloat16 or float16")
+        raise ConfigError(
+            f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
+            "float32, bfloat16 or float16"
+        )
     if not 2.0**-126 <= gradient.scale < 2.0**127:
-        raise ConfigError(f"table {spec.name!r}: scale is {gradient.scale!r}; it must be a number "
-                          "between 2^-126 and 2^127")
+        raise ConfigError(
+            f"table {spec.name!r}: scale is {gradient.scale!r}; it must be a number "
+            "between 2^-126 and 2^127"
+        )
 
 
 def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
     """Refuse positions that are not ascending ones of an array of `count` values, one for each value."""
     if positions.ndim != 1 or values.shape != positions.shape:
-        raise ShapeError(f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
-                         f"{positions.shape}, both must be [k]")
+        raise ShapeError(
+            f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
+            f"{positions.shape}, both must be [k]"
+        )
     if not positions.size:
         return
     if (descents := np.flatnonzero(np.diff(positions) <= 0)).size:
-        raise IdError(f"table {spec.name!r}: position {positions[descents[0] + 1]} comes after "
-                      f"{positions[descents[0]]}; positions of a dense gradient must ascend")
+        raise IdError(
+            f"table {spec.name!r}: position {positions[descents[0] + 1]} comes after "
+            f"{positions[descents[0]]}; positions of a dense gradient must ascend"
+        )
     low, high = int(positions[0]), int(positions[-1])
     if low < 0 or high >= count:
-        raise IdError(f"table {spec.name!r} has positions 0 to {count - 1} here; "
-                      f"{low if low < 0 else high} is not one of them")
+        raise IdError(
+            f"table {spec.name!r} has positions 0 to {count - 1} here; "
+            f"{low if low < 0 else high} is not one of them"
+        )
 
 
 def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
@@ -100,6 +117,8 @@ def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
             raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")
         return _EMPTY
     if value is None or value.shape != spec.shape:
-        raise ShapeError(f"table {spec.name!r} has shape {spec.shape}; "
-                         f"its first value has {None if value is None else value.shape}")
+        raise ShapeError(
+            f"table {spec.name!r} has shape {spec.shape}; "
+            f"its first value has {None if value is None else value.shape}"
+        )
     return np.ascontiguousarray(value, np.float32).reshape(-1)

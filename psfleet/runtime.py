@@ -15,8 +15,19 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["Gradient", "Precision", "Read", "Runtime", "TableState", "Ticket", "active", "is_active",
-           "load_runtime", "provide", "use"]
+__all__ = [
+    "Gradient",
+    "Precision",
+    "Read",
+    "Runtime",
+    "TableState",
+    "Ticket",
+    "active",
+    "is_active",
+    "load_runtime",
+    "provide",
+    "use",
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -117,8 +128,9 @@ class Runtime(Protocol):
         A row that no push has touched has its initial value; pulling does not create it.
         """
 
-    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
-             loss: float | None = None) -> Ticket:
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Ticket:
         """Send the gradients of one step. At most one gradient per table.
 
         Args:

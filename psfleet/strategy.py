@@ -25,8 +25,21 @@ from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind, check_kind
 from psfleet.shard.events import Mode
 
-__all__ = ["AMP", "DGC", "Consistency", "DistributedStrategy", "GradientMerge", "Lamb", "Lars",
-           "LocalSGD", "Pipeline", "Recompute", "Settings", "load_strategy_file", "resolve"]
+__all__ = [
+    "AMP",
+    "DGC",
+    "Consistency",
+    "DistributedStrategy",
+    "GradientMerge",
+    "Lamb",
+    "Lars",
+    "LocalSGD",
+    "Pipeline",
+    "Recompute",
+    "Settings",
+    "load_strategy_file",
+    "resolve",
+]
 
 
 @dataclass(frozen=True)
@@ -85,21 +98,31 @@ class AMP:
     def __post_init__(self) -> None:
         if self.dtype not in ("bfloat16", "float16"):
             raise ConfigError(f"amp dtype is {self.dtype!r}; it must be bfloat16 or float16")
-        for name, least in (("incr_every_n_steps", 1), ("decr_every_n_nan_or_inf", 1),
-                            ("init_loss_scaling", 1), ("incr_ratio", 1)):
+        for name, least in (
+            ("incr_every_n_steps", 1),
+            ("decr_every_n_nan_or_inf", 1),
+            ("init_loss_scaling", 1),
+            ("incr_ratio", 1),
+        ):
             if not least <= getattr(self, name) <= 2**100:
-                raise ConfigError(f"amp {name} is {getattr(self, name)}; it must be at least {least} "
-                                  "and at most 2^100")
+                raise ConfigError(
+                    f"amp {name} is {getattr(self, name)}; it must be at least {least} "
+                    "and at most 2^100"
+                )
         if not 0 < self.decr_ratio <= 1:
-            raise ConfigError(f"amp decr_ratio is {self.decr_ratio}; it must be above 0 and at most 1")
+            raise ConfigError(
+                f"amp decr_ratio is {self.decr_ratio}; it must be above 0 and at most 1"
+            )
         if self.dtype == "bfloat16":
             self._refuse_scaling()
 
     def _refuse_scaling(self) -> None:
         for field in dataclasses.fields(self)[1:]:
             if getattr(self, field.name) != field.default:
-                raise ConfigError(f"amp {field.name} is {getattr(self, field.name)} and dtype is bfloat16, "
-                                  "which needs no loss scaling; leave it out or use float16")
+                raise ConfigError(
+                    f"amp {field.name} is {getattr(self, field.name)} and dtype is bfloat16, "
+                    "which needs no loss scaling; leave it out or use float16"
+                )
 
 
 @dataclass(frozen=True)
@@ -117,7 +140,9 @@ class LocalSGD:
     def __post_init__(self) -> None:
         for name, least in (("k_steps", 1), ("begin_step", 1)):
             if getattr(self, name) < least:
-                raise ConfigError(f"localsgd {name} is {getattr(self, name)}; it must be at least {least}")
+                raise ConfigError(
+                    f"localsgd {name} is {getattr(self, name)}; it must be at least {least}"
+                )
 
 
 @dataclass(frozen=True)
@@ -163,14 +188,19 @@ class Pipeline:
         check_kind(self.schedule)
         for name, least in (("stages", 1), ("micro_batches", 1), ("chunks", 0), ("queue_size", 1)):
             if getattr(self, name) < least:
-                raise ConfigError(f"pipeline {name} is {getattr(self, name)}; it must be at least "
-                                  f"{least}")
+                raise ConfigError(
+                    f"pipeline {name} is {getattr(self, name)}; it must be at least {least}"
+                )
         if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
-            raise ConfigError(f"pipeline copies is {self.copies}; it must name at least 1 for each of "
-                              f"{self.stages} stages")
+            raise ConfigError(
+                f"pipeline copies is {self.copies}; it must name at least 1 for each of "
+                f"{self.stages} stages"
+            )
         if self.chunks > 1 and self.schedule == "zero-bubble":
-            raise ConfigError(f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
-                              "each other: it works with 1; use interleaved")
+            raise ConfigError(
+                f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
+                "each other: it works with 1; use interleaved"
+            )
 
     @property
     def per_stage(self) -> int:
@@ -193,8 +223,10 @@ class Recompute:
 
     def __post_init__(self) -> None:
         if self.checkpoints and self.memory_budget:
-            raise ConfigError("recompute has checkpoints and a memory_budget; the budget is for "
-                              "choosing checkpoints: leave one out")
+            raise ConfigError(
+                "recompute has checkpoints and a memory_budget; the budget is for "
+                "choosing checkpoints: leave one out"
+            )
         self.budget  # noqa: B018  # refuses what is no size
 
     @property
@@ -205,13 +237,23 @@ class Recompute:
         number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", self.memory_budget.strip()).groups()  # type: ignore[union-attr]  # matches anything
         factor = _UNITS.get(unit)
         if factor is None or not re.fullmatch(r"\d+(\.\d+)?", number):
-            raise ConfigError(f"recompute memory_budget is {self.memory_budget!r}; it must be a number "
-                              f"and one of {', '.join(filter(None, _UNITS))}")
+            raise ConfigError(
+                f"recompute memory_budget is {self.memory_budget!r}; it must be a number "
+                f"and one of {', '.join(filter(None, _UNITS))}"
+            )
         return int(float(number) * factor)
 
 
-_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20,
-          "GiB": 2**30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
 
 
 @dataclass(frozen=True)
@@ -233,15 +275,20 @@ class Settings:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} contradict each other: {reason}")
         if self.localsgd is not None and self.consistency.mode == "async":
-            raise ConfigError("localsgd and the consistency mode 'async' contradict each other: workers "
-                              "that average wait for each other; use sync")
+            raise ConfigError(
+                "localsgd and the consistency mode 'async' contradict each other: workers "
+                "that average wait for each other; use sync"
+            )
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
-            raise ConfigError("recompute and the pipeline schedule zero-bubble contradict each other: "
-                              "one drops what the other keeps; use 1f1b")
-        if (self.amp and self.amp.dtype == "float16" and self.pipeline
-                and self.pipeline.stages > 1):
-            raise ConfigError("amp with float16 and a pipeline of several stages contradict each other: a "
-                              "stage would skip a step by its own gradients alone; use bfloat16")
+            raise ConfigError(
+                "recompute and the pipeline schedule zero-bubble contradict each other: "
+                "one drops what the other keeps; use 1f1b"
+            )
+        if self.amp and self.amp.dtype == "float16" and self.pipeline and self.pipeline.stages > 1:
+            raise ConfigError(
+                "amp with float16 and a pipeline of several stages contradict each other: a "
+                "stage would skip a step by its own gradients alone; use bfloat16"
+            )
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
@@ -256,15 +303,24 @@ class Settings:
 
 _ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
 _CONTRADICTIONS = (
-    ("dgc", "lars", _ONE_OPTIMIZER), ("dgc", "lamb", _ONE_OPTIMIZER), ("lars", "lamb", _ONE_OPTIMIZER),
+    ("dgc", "lars", _ONE_OPTIMIZER),
+    ("dgc", "lamb", _ONE_OPTIMIZER),
+    ("lars", "lamb", _ONE_OPTIMIZER),
     ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
     ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
     ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
 )
 
 _PARTS: dict[str, Any] = {
-    "consistency": Consistency, "gradient_merge": GradientMerge, "dgc": DGC, "lars": Lars,
-    "lamb": Lamb, "recompute": Recompute, "pipeline": Pipeline, "amp": AMP, "localsgd": LocalSGD,
+    "consistency": Consistency,
+    "gradient_merge": GradientMerge,
+    "dgc": DGC,
+    "lars": Lars,
+    "lamb": Lamb,
+    "recompute": Recompute,
+    "pipeline": Pipeline,
+    "amp": AMP,
+    "localsgd": LocalSGD,
 }
 _SWITCHES = [name for name in _PARTS if name != "consistency"]
 
@@ -292,11 +348,15 @@ class DistributedStrategy:
         switch = name.removesuffix("_configs")
         known = ["a_sync", *_SWITCHES]
         if switch not in known:
-            raise ConfigError(f"DistributedStrategy has no setting {name!r}; it has "
-                              f"{', '.join(known)}, each with _configs")
+            raise ConfigError(
+                f"DistributedStrategy has no setting {name!r}; it has "
+                f"{', '.join(known)}, each with _configs"
+            )
         wanted = dict if name.endswith("_configs") else bool
         if not isinstance(value, wanted):
-            raise ConfigError(f"DistributedStrategy {name} is {value!r}; it must be a {wanted.__name__}")
+            raise ConfigError(
+                f"DistributedStrategy {name} is {value!r}; it must be a {wanted.__name__}"
+            )
         self._said[name] = value
         self.parts()
 
@@ -309,7 +369,9 @@ class DistributedStrategy:
         """What the script says, as `Settings.from_parts` takes it."""
         said: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
-            for name in _SWITCHES if self._said.get(name)}
+            for name in _SWITCHES
+            if self._said.get(name)
+        }
         if "a_sync" in self._said:
             said["consistency"] = {"mode": self._mode()}
         _check_parts(said)
@@ -342,7 +404,9 @@ def resolve(strategy: DistributedStrategy | None, overrides: str) -> Settings:
         try:
             said = json.loads(overrides)
         except ValueError as error:
-            raise ConfigError(f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}") from None
+            raise ConfigError(
+                f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}"
+            ) from None
         _check_parts(said)
         parts = {name: {**parts.get(name, {}), **said.get(name, {})} for name in {**parts, **said}}
     return Settings.from_parts(parts)
@@ -377,12 +441,14 @@ def _build(part: str, said: Mapping[str, Any]) -> Any:
     types = get_type_hints(kind)
     for name, value in said.items():
         if name not in types:
-            raise ConfigError(f"strategy part {part!r} has no setting {name!r}; it has "
-                              f"{', '.join(types)}")
+            raise ConfigError(
+                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(types)}"
+            )
         if not _fits(value, types[name]):
             raise ConfigError(f"{part} {name} is {value!r}; it must be {_spoken(types[name])}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value
-                   for name, value in said.items()})
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    )
 
 
 def _fits(value: Any, wanted: Any) -> bool:

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HOMES = {"psfleet": ROOT / "psfleet"} | {
-    f"psfleet_{role}": ROOT / role / f"psfleet_{role}" for role in ("server", "worker", "launch")}
+    f"psfleet_{role}": ROOT / role / f"psfleet_{role}" for role in ("server", "worker", "launch")
+}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -43,18 +44,22 @@ def test_packages_are_typed(package: str) -> None:
 def test_importing_the_library_loads_nothing_heavy() -> None:
     """`import psfleet` costs nothing: neither numba nor gRPC nor NumPy is loaded."""
     program = "import sys, psfleet; print(*({'numba', 'grpc', 'numpy'} & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     assert not loaded
 
 
 def test_a_server_loads_neither_graph_nor_optimizers() -> None:
     """A server process does without the graph, the optimizer wrappers and the fleet API."""
-    program = ("import sys; sys.path[:0] = ['.', 'server']; import psfleet_server.process; "
-               "print(*(m for m in sys.modules if m.startswith(('psfleet.program', "
-               "'psfleet.optimizer', 'psfleet.fleet', 'psfleet_launch', 'psfleet_worker'))))")
-    loaded = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
+    program = (
+        "import sys; sys.path[:0] = ['.', 'server']; import psfleet_server.process; "
+        "print(*(m for m in sys.modules if m.startswith(('psfleet.program', "
+        "'psfleet.optimizer', 'psfleet.fleet', 'psfleet_launch', 'psfleet_worker'))))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     assert not loaded
 
 
@@ -63,8 +68,13 @@ def test_everything_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["*"]
     for home in HOMES.values():
-        files = [path for path in home.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-        left_out = [path for path in files if path.suffix != ".py"
-                    and not any(path.match(pattern) for pattern in patterns)]
+        files = [
+            path for path in home.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        ]
+        left_out = [
+            path
+            for path in files
+            if path.suffix != ".py" and not any(path.match(pattern) for pattern in patterns)
+        ]
         assert not left_out
         assert all((path.parent / "__init__.py").exists() for path in files)

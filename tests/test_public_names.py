@@ -8,10 +8,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_MODULES = {  # generated stubs, and texts from which kernels are generated
-    ROOT / "psfleet" / "wire" / "v1", ROOT / "psfleet" / "kernels" / "sources"}
+    ROOT / "psfleet" / "wire" / "v1",
+    ROOT / "psfleet" / "kernels" / "sources",
+}
 MODULES = sorted(
-    path.relative_to(ROOT) for folder in ("psfleet", "server", "worker", "launch")
-    for path in (ROOT / folder).rglob("*.py") if not NOT_MODULES & set(path.parents))
+    path.relative_to(ROOT)
+    for folder in ("psfleet", "server", "worker", "launch")
+    for path in (ROOT / folder).rglob("*.py")
+    if not NOT_MODULES & set(path.parents)
+)
 
 
 def public(tree: ast.Module) -> list[str] | None:
@@ -51,6 +56,9 @@ def test_public_names(path: Path) -> None:
 def test_public_definitions_have_docstrings(path: Path) -> None:
     """Every public function and class says what the caller gets."""
     tree = ast.parse((ROOT / path).read_text())
-    bare = [node.name for node in definitions(tree)
-            if node.name in (public(tree) or ()) and not ast.get_docstring(node)]
+    bare = [
+        node.name
+        for node in definitions(tree)
+        if node.name in (public(tree) or ()) and not ast.get_docstring(node)
+    ]
     assert not bare, f"{path}: no docstring: {bare}"

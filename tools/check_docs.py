@@ -13,8 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("psfleet/", "server/", "worker/", "launch/", "protos/", "tests/", "examples/", "benchmarks/",
-           "docs/", "tools/", ".ci/")
+FOLDERS = (
+    "psfleet/",
+    "server/",
+    "worker/",
+    "launch/",
+    "protos/",
+    "tests/",
+    "examples/",
+    "benchmarks/",
+    "docs/",
+    "tools/",
+    ".ci/",
+)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 WORD = re.compile(r"`([\w./-]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -23,8 +34,13 @@ COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
 
 def documents() -> list[Path]:
     """The Markdown files that git knows or would take."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], check=True,
-                            cwd=ROOT, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
 
 
@@ -61,8 +77,11 @@ def make_targets() -> set[str]:
 def main() -> int:
     """Check all; 1 if anything is wrong."""
     targets = make_targets()
-    found = [f"{document.relative_to(ROOT)} {complaint}" for document in documents()
-             for complaint in complaints(document, targets)]
+    found = [
+        f"{document.relative_to(ROOT)} {complaint}"
+        for document in documents()
+        for complaint in complaints(document, targets)
+    ]
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0

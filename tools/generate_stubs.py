@@ -78,11 +78,16 @@ def with_house_imports(text: str) -> str:
 
 def stale() -> list[str]:
     """What is not fresh, one line each."""
-    found = [f"{path.name} is not from today's {source.name}" for source in sources()
-             for path in generated(source, OUT)
-             if not path.exists() or not path.read_text().startswith(stamp(source))]
-    return found or [f"{name}_pb2.py describes other messages than {name}.proto"
-                     for name in differing_descriptors()]
+    found = [
+        f"{path.name} is not from today's {source.name}"
+        for source in sources()
+        for path in generated(source, OUT)
+        if not path.exists() or not path.read_text().startswith(stamp(source))
+    ]
+    return found or [
+        f"{name}_pb2.py describes other messages than {name}.proto"
+        for name in differing_descriptors()
+    ]
 
 
 def differing_descriptors() -> list[str]:
@@ -93,8 +98,14 @@ def differing_descriptors() -> list[str]:
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as temporary:
         result = Path(temporary) / "set"
-        protoc.main(["protoc", f"-I{PROTOS}", f"--descriptor_set_out={result}",
-                     *(str(source) for source in sources())])
+        protoc.main(
+            [
+                "protoc",
+                f"-I{PROTOS}",
+                f"--descriptor_set_out={result}",
+                *(str(source) for source in sources()),
+            ]
+        )
         read = descriptor_pb2.FileDescriptorSet.FromString(result.read_bytes())
     differing = []
     for file in read.file:

@@ -24,10 +24,22 @@ def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
         processes = []
         port = str(_free_port())
         for rank in range(_SERVERS + workers):
-            own = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TP_SOCKET_IFNAME="lo",
-                              GLOO_SOCKET_IFNAME="lo")
-            command = [sys.executable, "-W", "ignore", str(_SCRIPT), workload, str(rank),
-                       str(_SERVERS), str(workers)]
+            own = environment(
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+                TP_SOCKET_IFNAME="lo",
+                GLOO_SOCKET_IFNAME="lo",
+            )
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                str(_SCRIPT),
+                workload,
+                str(rank),
+                str(_SERVERS),
+                str(workers),
+            ]
             processes.append(start(stack, command, own))
         stack.callback(release, processes)
         for process in processes:

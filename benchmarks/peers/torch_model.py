@@ -16,8 +16,12 @@ class Ctr(nn.Module):
         super().__init__()
         self.rows = nn.Embedding(rows, DIM, sparse=True)
         self.mlp = nn.Sequential(
-            nn.Linear(FIELDS * DIM + W3_DENSE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN),
-            nn.ReLU(), nn.Linear(HIDDEN, 1))
+            nn.Linear(FIELDS * DIM + W3_DENSE, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, 1),
+        )
 
     def forward(self, ids: torch.Tensor, wind: torch.Tensor) -> torch.Tensor:
         """Logits [n, 1] of ids [n, 26] and numbers [n, 13]."""

@@ -40,8 +40,9 @@ class Rows:
         """One update of distinct rows."""
         weight = self.embedding.weight
         with self.lock:
-            weight.grad = torch.sparse_coo_tensor(places[None], gradients, weight.shape,
-                                                  is_coalesced=True)
+            weight.grad = torch.sparse_coo_tensor(
+                places[None], gradients, weight.shape, is_coalesced=True
+            )
             self.optimizer.step()
             weight.grad = None
 
@@ -53,8 +54,10 @@ class Dense:
         self.lock = threading.Lock()
         self.parameters = [nn.Parameter(_initial(shape)) for shape in shapes]
         self.optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(self.parameters, 1e-3) if kind == "sgd"
-            else torch.optim.Adam(self.parameters, 1e-3, foreach=True))
+            torch.optim.SGD(self.parameters, 1e-3)
+            if kind == "sgd"
+            else torch.optim.Adam(self.parameters, 1e-3, foreach=True)
+        )
 
     def pull(self) -> list[torch.Tensor]:
         """Every value."""
@@ -97,8 +100,10 @@ class Servers:
 
     def start(self, name: str, method: str, *arguments: list[Any]) -> list[Any]:
         """Begin a call to every server."""
-        return [rpc.rpc_async(server, call, (name, method, *(a[s] for a in arguments)))
-                for s, server in enumerate(self.names)]
+        return [
+            rpc.rpc_async(server, call, (name, method, *(a[s] for a in arguments)))
+            for s, server in enumerate(self.names)
+        ]
 
     def deal(self, unique: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Of sorted distinct ids: which go to each server, and their places there."""
@@ -150,13 +155,23 @@ def w2(servers: Servers, kind: str) -> Callable[[int], None]:
 
 def w3(servers: Servers, rank: int) -> Callable[[int], None]:
     """The step of W3."""
-    shapes = [(FIELDS * DIM + W3_DENSE, HIDDEN), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,),
-              (HIDDEN, 1), (1,)]
+    shapes = [
+        (FIELDS * DIM + W3_DENSE, HIDDEN),
+        (HIDDEN,),
+        (HIDDEN, HIDDEN),
+        (HIDDEN,),
+        (HIDDEN, 1),
+        (1,),
+    ]
     owners = [0, 1, 0, 1, 1, 1]  # balances the bytes over 2 servers
     count = len(servers.names)
     servers.make("rows", Rows, [W3_IDS // count] * count)
-    servers.make("dense", Dense, [[shape for shape, o in zip(shapes, owners, strict=True) if o == s]
-                                  for s in range(count)], ["adam"] * count)
+    servers.make(
+        "dense",
+        Dense,
+        [[shape for shape, o in zip(shapes, owners, strict=True) if o == s] for s in range(count)],
+        ["adam"] * count,
+    )
     batches = [tuple(map(torch.from_numpy, batch)) for batch in batches_w3(BATCHES, 5 + rank)]
     loss_of = nn.BCEWithLogitsLoss()
 
@@ -174,8 +189,10 @@ def w3(servers: Servers, rank: int) -> Callable[[int], None]:
             if layer < 2:
                 hidden = torch.relu(hidden)
         loss_of(hidden, labels).backward()
-        gradients = [[w.grad for w, owner in zip(weights, owners, strict=True) if owner == s]
-                     for s in range(count)]
+        gradients = [
+            [w.grad for w, owner in zip(weights, owners, strict=True) if owner == s]
+            for s in range(count)
+        ]
         assert rows.grad is not None
         futures = servers.start("dense", "push", gradients)
         futures += servers.start("rows", "push", places, [rows.grad[index] for index in chosen])
@@ -190,15 +207,25 @@ def main() -> None:
     torch.set_num_threads(1)
     serves = rank < count
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=8, init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
-    rpc.init_rpc(f"server{rank}" if serves else f"worker{rank - count}", rank=rank,
-                 world_size=count + workers, rpc_backend_options=options)
+        num_worker_threads=8, init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+    )
+    rpc.init_rpc(
+        f"server{rank}" if serves else f"worker{rank - count}",
+        rank=rank,
+        world_size=count + workers,
+        rpc_backend_options=options,
+    )
     if serves:
         print("READY", flush=True)
     else:
         servers, seat = Servers(count), rank - count
-        obey(w1(servers, seat) if workload == "w1" else
-             w3(servers, seat) if workload == "w3" else w2(servers, workload.removeprefix("w2-")))
+        obey(
+            w1(servers, seat)
+            if workload == "w1"
+            else w3(servers, seat)
+            if workload == "w3"
+            else w2(servers, workload.removeprefix("w2-"))
+        )
     rpc.shutdown()
 
 

@@ -28,49 +28,113 @@ _RESTARTS = 5  # of each server in one job
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--servers", type=int, default=1, show_default=True, help="Server processes.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Worker processes.")
-@click.option("--sync", "mode", flag_value="sync",
-              help="Rounds of all workers, whatever the script's strategy says.")
-@click.option("--async", "mode", flag_value="async",
-              help="Each push is applied at once, whatever the script's strategy says.")
-@click.option("--pipeline", "schedule", type=click.Choice(get_args(Kind)),
-              help="Run the program in pieces on micro-batches, in this order.")
-@click.option("--stages", type=click.IntRange(1),
-              help="Processes of each worker; each runs its pieces.")
+@click.option(
+    "--sync",
+    "mode",
+    flag_value="sync",
+    help="Rounds of all workers, whatever the script's strategy says.",
+)
+@click.option(
+    "--async",
+    "mode",
+    flag_value="async",
+    help="Each push is applied at once, whatever the script's strategy says.",
+)
+@click.option(
+    "--pipeline",
+    "schedule",
+    type=click.Choice(get_args(Kind)),
+    help="Run the program in pieces on micro-batches, in this order.",
+)
+@click.option(
+    "--stages", type=click.IntRange(1), help="Processes of each worker; each runs its pieces."
+)
 @click.option("--micro-batches", type=click.IntRange(1), help="Parts that each batch is cut into.")
-@click.option("--recompute", is_flag=True,
-              help="Drop activations and compute them again in the backward pass.")
-@click.option("--strategy", "strategy_file", metavar="FILE",
-              help="A TOML file of settings that go before the script's; flags go before it.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Drop activations and compute them again in the backward pass.",
+)
+@click.option(
+    "--strategy",
+    "strategy_file",
+    metavar="FILE",
+    help="A TOML file of settings that go before the script's; flags go before it.",
+)
 @click.option("--tcp", is_flag=True, help="Free TCP ports on 127.0.0.1 instead of unix sockets.")
 @click.option("--port", type=click.IntRange(1, 65535), help="TCP ports from this one on.")
-@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("psfleet-logs"),
-              show_default=True, help="Logs go to a folder in it, named after the job.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("psfleet-logs"),
+    show_default=True,
+    help="Logs go to a folder in it, named after the job.",
+)
 @click.option("--job", "name", help="The job's name; by default the script's and four digits.")
-@click.option("--start-timeout", type=float, default=Limits.start, show_default=True,
-              help="Seconds until all servers must be ready.")
+@click.option(
+    "--start-timeout",
+    type=float,
+    default=Limits.start,
+    show_default=True,
+    help="Seconds until all servers must be ready.",
+)
 @click.option("--no-progress", is_flag=True, help="Do not show steps, loss, rows and bytes.")
-@click.option("--server-script", is_flag=True,
-              help="Servers run the script too; it branches on fleet.is_server().")
-@click.option("--durability", type=click.Choice(["none", "log", "log+fsync"]), default="none",
-              show_default=True, help="What servers keep; with a log those that die go on from it.")
+@click.option(
+    "--server-script",
+    is_flag=True,
+    help="Servers run the script too; it branches on fleet.is_server().",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["none", "log", "log+fsync"]),
+    default="none",
+    show_default=True,
+    help="What servers keep; with a log those that die go on from it.",
+)
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(servers: int, workers: int, mode: str | None, schedule: str | None, stages: int | None,
-           micro_batches: int | None, recompute: bool, strategy_file: str | None, tcp: bool,
-           port: int | None, log_dir: Path, name: str | None, start_timeout: float,
-           no_progress: bool, server_script: bool, durability: str, script: str,
-           arguments: tuple[str, ...]) -> int:
+def launch(
+    servers: int,
+    workers: int,
+    mode: str | None,
+    schedule: str | None,
+    stages: int | None,
+    micro_batches: int | None,
+    recompute: bool,
+    strategy_file: str | None,
+    tcp: bool,
+    port: int | None,
+    log_dir: Path,
+    name: str | None,
+    start_timeout: float,
+    no_progress: bool,
+    server_script: bool,
+    durability: str,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
     """Train SCRIPT on a cluster of processes on this machine.
 
     Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
     exit code is that of the process that failed first (128 and its number for a signal), or 2 for
     bad usage.
     """
-    said = {"consistency": {"mode": mode}, "recompute": {} if recompute else None,
-            "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches}}
-    request = Request(script, arguments, servers, workers, merged(strategy_file, said),
-                      port or (0 if tcp else None), server_script, durability)
+    said = {
+        "consistency": {"mode": mode},
+        "recompute": {} if recompute else None,
+        "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
+    }
+    request = Request(
+        script,
+        arguments,
+        servers,
+        workers,
+        merged(strategy_file, said),
+        port or (0 if tcp else None),
+        server_script,
+        durability,
+    )
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
     with private_folder() as folder:
@@ -79,13 +143,15 @@ def launch(servers: int, workers: int, mode: str | None, schedule: str | None, s
         return _run(job, Limits(start=start_timeout), Screen(not no_progress))
 
 
-def merged(file: str | None, said: Mapping[str, Mapping[str, Any] | None],
-           ) -> dict[str, dict[str, Any]]:
+def merged(
+    file: str | None, said: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, dict[str, Any]]:
     """The settings of the strategy file, and over them those of the flags that were given."""
     parts: dict[str, dict[str, Any]] = {}
     if file:
         # Here: it loads NumPy, whose threads are better not there when processes are forked.
         from psfleet.strategy import load_strategy_file
+
         parts = load_strategy_file(file)
     for name, settings in said.items():
         given = {key: value for key, value in (settings or {}).items() if value is not None}
@@ -109,16 +175,23 @@ def _run(job: Job, limits: Limits, screen: Screen) -> int:
 def _log_folder(parent: Path, name: str) -> Path:
     """The job's folder, without the logs of an earlier job of this name."""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigError(f"--job is {name!r}; it names a folder: use letters, digits, '.', '_', '-'")
+        raise ConfigError(
+            f"--job is {name!r}; it names a folder: use letters, digits, '.', '_', '-'"
+        )
     folder = parent / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (*folder.glob("serverlog.*"), *folder.glob("workerlog.*"),
-                    *folder.glob("server.*.log")):
+        for old in (
+            *folder.glob("serverlog.*"),
+            *folder.glob("workerlog.*"),
+            *folder.glob("server.*.log"),
+        ):
             old.unlink()
     except OSError as error:
-        raise ConfigError(f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "
-                          "another with --log-dir") from None
+        raise ConfigError(
+            f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "
+            "another with --log-dir"
+        ) from None
     return folder
 
 
@@ -133,8 +206,10 @@ def _check_ports(endpoints: Iterable[str]) -> None:
             try:
                 probe.bind((host, int(port)))
             except OSError as error:
-                raise ConfigError(f"port {port} on {host} cannot be used ({error.strerror}); "
-                                  "choose another --port, or --tcp for free ones") from None
+                raise ConfigError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); "
+                    "choose another --port, or --tcp for free ones"
+                ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

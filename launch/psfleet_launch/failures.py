@@ -44,9 +44,12 @@ def tail(path: Path) -> list[str]:
 
 def find_cause(lines: list[str], script: str) -> Cause:
     """The exception that ended the process, and the line of `script` from which it came."""
-    starts = [number for number, line in enumerate(lines)
-              if line == _HEADER and not _is_aside(lines[number - 1] if number else "")]
-    block = lines[starts[-1] + 1:] if starts else lines
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if line == _HEADER and not _is_aside(lines[number - 1] if number else "")
+    ]
+    block = lines[starts[-1] + 1 :] if starts else lines
     headline = next((line for line in block if line[:1].strip()), "") if starts else ""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
     end = block.index(headline) if headline else len(block)
@@ -81,13 +84,15 @@ def report(job: Job, state: Supervisor, ended_at: dict[Member, datetime]) -> str
     if when:
         seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")
     then = f"then stopped: {_stopped(state)}. " if state.stopped else ""
-    return "\n".join([
-        f"{failure.member} failed first: {_headline(failure, cause)}",
-        f"  {cause.place:<34} {' · '.join(filter(None, seat))}",
-        f"  last lines of {job.log(failure.member)}:",
-        *(f"    {line}" for line in lines[-_SHOWN_LINES:] or ["(it is empty)"]),
-        f"{then}Job exit code {failure.exit_code}.",
-    ])
+    return "\n".join(
+        [
+            f"{failure.member} failed first: {_headline(failure, cause)}",
+            f"  {cause.place:<34} {' · '.join(filter(None, seat))}",
+            f"  last lines of {job.log(failure.member)}:",
+            *(f"    {line}" for line in lines[-_SHOWN_LINES:] or ["(it is empty)"]),
+            f"{then}Job exit code {failure.exit_code}.",
+        ]
+    )
 
 
 def _headline(failure: Failure, cause: Cause) -> str:

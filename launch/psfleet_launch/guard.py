@@ -26,8 +26,11 @@ _IN_ORDER = b"."
 def find(token: str) -> list[int]:
     """Process ids of all living processes whose environment carries the marker with `token`."""
     wanted = f"{MARKER}={token}".encode()
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if wanted in _environment(pid)]
+    return [
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if wanted in _environment(pid)
+    ]
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -67,9 +70,14 @@ def _kill(pid: int, token: str) -> None:
 def start(token: str, folder: Path) -> subprocess.Popen[bytes]:
     """The guard of a job, waiting. It lives outside the job: in a session of its own, unmarked."""
     environment = {name: value for name, value in os.environ.items() if name != MARKER}
-    return subprocess.Popen([sys.executable, "-I", "-S", __file__, token, str(folder)],
-                            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment,
-                            cwd="/", start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, token, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
 
 
 def dismiss(guard: subprocess.Popen[bytes]) -> None:

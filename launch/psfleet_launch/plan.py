@@ -16,8 +16,17 @@ from typing import Any, Literal
 from psfleet.errors import ConfigError
 from psfleet_launch.guard import MARKER
 
-__all__ = ["Job", "Member", "Request", "child_environment", "command", "job_name", "listed",
-           "marker", "requested_endpoints"]
+__all__ = [
+    "Job",
+    "Member",
+    "Request",
+    "child_environment",
+    "command",
+    "job_name",
+    "listed",
+    "marker",
+    "requested_endpoints",
+]
 
 Role = Literal["server", "worker"]
 
@@ -83,14 +92,18 @@ class Request:
             what = "is a folder" if Path(self.script).is_dir() else "does not exist"
             raise ConfigError(f"script {self.script!r} {what}; name a Python file")
         if self.port is not None and self.port + self.servers > 65536:
-            raise ConfigError(f"--port is {self.port}, but {self.servers} servers from there on "
-                              "end above 65535; choose a lower one")
+            raise ConfigError(
+                f"--port is {self.port}, but {self.servers} servers from there on "
+                "end above 65535; choose a lower one"
+            )
 
 
 def _at_least_one(option: str, number: int) -> None:
     if number < 1:
-        raise ConfigError(f"{option} is {number}, a job needs at least 1; to train without a "
-                          "cluster run the script by itself")
+        raise ConfigError(
+            f"{option} is {number}, a job needs at least 1; to train without a "
+            "cluster run the script by itself"
+        )
 
 
 @dataclass(frozen=True)
@@ -120,10 +133,18 @@ class Job:
     def workers(self) -> list[Member]:
         """The worker seats, those of one worker's stages side by side."""
         copies = self.request.copies
-        seats = [(stage, copy if count > 1 else -1) for stage, count in enumerate(copies)
-                 for copy in range(count)] if sum(copies) > 1 else [(-1, -1)]
-        return [Member("worker", rank, *seat) for rank in range(self.request.workers)
-                for seat in seats]
+        seats = (
+            [
+                (stage, copy if count > 1 else -1)
+                for stage, count in enumerate(copies)
+                for copy in range(count)
+            ]
+            if sum(copies) > 1
+            else [(-1, -1)]
+        )
+        return [
+            Member("worker", rank, *seat) for rank in range(self.request.workers) for seat in seats
+        ]
 
     @property
     def shown(self) -> Member:
@@ -168,9 +189,13 @@ def marker(job: Job) -> dict[str, str]:
     return {MARKER: job.token}
 
 
-def child_environment(job: Job, member: Member, endpoints: Sequence[str],
-                      base: Mapping[str, str] = os.environ,
-                      cores: int | None = None) -> dict[str, str]:
+def child_environment(
+    job: Job,
+    member: Member,
+    endpoints: Sequence[str],
+    base: Mapping[str, str] = os.environ,
+    cores: int | None = None,
+) -> dict[str, str]:
     """The whole environment of a member: the user's, and the contract of psfleet/environment.py.
 
     Args:
@@ -184,8 +209,9 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
         "PSFLEET_RANK": str(member.rank),
         "PSFLEET_SERVERS": ",".join(endpoints),
         # Servers count seats: each stage of a worker has one.
-        "PSFLEET_WORKERS": str(job.request.workers if member.role == "worker"
-                               else len(job.workers)),
+        "PSFLEET_WORKERS": str(
+            job.request.workers if member.role == "worker" else len(job.workers)
+        ),
         # Workers do not listen yet; what scripts use is the number of them.
         "PSFLEET_WORKER_ENDPOINTS": ",".join(["127.0.0.1:0"] * job.request.workers),
         "PYTHONUNBUFFERED": "1",
@@ -195,8 +221,11 @@ def child_environment(job: Job, member: Member, endpoints: Sequence[str],
     if member.stage >= 0:
         settled |= _of_stage(job, member)
     if job.request.durability != "none":
-        settled |= {"PSFLEET_DURABILITY": job.request.durability, "PSFLEET_JOB": job.name,
-                    "PSFLEET_LOG_FOLDER": str(job.logs.absolute())}
+        settled |= {
+            "PSFLEET_DURABILITY": job.request.durability,
+            "PSFLEET_JOB": job.name,
+            "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
+        }
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
     inherited = {name: value for name, value in base.items() if name != "PSFLEET_READY_FILE"}
@@ -207,10 +236,13 @@ def _of_stage(job: Job, member: Member) -> dict[str, str]:
     """Which stage a process is, and where the stages of its worker meet."""
     copies = job.request.copies
     meet = [f"ipc://{job.folder}/{member.rank}.{process}" for process in range(sum(copies))]
-    return {"PSFLEET_STAGE": str(member.stage), "PSFLEET_STAGES": str(len(copies)),
-            "PSFLEET_COPY": str(max(member.copy, 0)),
-            "PSFLEET_STAGE_COPIES": ",".join(map(str, copies)),
-            "PSFLEET_STAGE_ENDPOINTS": ",".join(meet)}
+    return {
+        "PSFLEET_STAGE": str(member.stage),
+        "PSFLEET_STAGES": str(len(copies)),
+        "PSFLEET_COPY": str(max(member.copy, 0)),
+        "PSFLEET_STAGE_COPIES": ",".join(map(str, copies)),
+        "PSFLEET_STAGE_ENDPOINTS": ",".join(meet),
+    }
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:

@@ -57,8 +57,9 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> P
         steps=max((reply.pushes for reply in replies), default=0) // processes,
         samples=sum(samples.values()),
         loss=sum(losses.values()) / len(losses) if losses else None,
-        rows=sum(table.count for reply in replies for table in reply.tables
-                 if table.kind == "sparse"),
+        rows=sum(
+            table.count for reply in replies for table in reply.tables if table.kind == "sparse"
+        ),
         bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
     )
 

@@ -45,10 +45,14 @@ class Screen:
         """The heading."""
         self._job = job
         asked = job.request
-        parts = ["local", _count(asked.servers, "server"), _count(asked.workers, "worker"),
-                 asked.strategy.get("consistency", {}).get("mode"),
-                 *(_part(part, asked) for part in asked.strategy if part != "consistency"),
-                 "tcp" if asked.port is not None else None]
+        parts = [
+            "local",
+            _count(asked.servers, "server"),
+            _count(asked.workers, "worker"),
+            asked.strategy.get("consistency", {}).get("mode"),
+            *(_part(part, asked) for part in asked.strategy if part != "consistency"),
+            "tcp" if asked.port is not None else None,
+        ]
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
     def say(self, text: str) -> None:
@@ -65,8 +69,13 @@ class Screen:
         self._poller = Poller(endpoints, sum(self._job.request.copies))
         self._poller.start()
         if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True,
-                              redirect_stdout=False, redirect_stderr=False)
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._live.start()
 
     def refresh(self) -> None:
@@ -75,7 +84,7 @@ class Screen:
         if len(history) == self._pictures or not history[-1].steps:
             return
         self._pictures = len(history)
-        text = "  " + line(history[-1], history[-1 - _WINDOW:][0])
+        text = "  " + line(history[-1], history[-1 - _WINDOW :][0])
         if self._live:
             with _as_long_as_somebody_looks():
                 self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -130,4 +139,4 @@ def _write(stream: IO[str], data: bytes) -> None:
     """Bytes as they are."""
     with _as_long_as_somebody_looks():
         while data:
-            data = data[os.write(stream.fileno(), data):]
+            data = data[os.write(stream.fileno(), data) :]

@@ -13,8 +13,22 @@ from enum import Enum
 
 from psfleet_launch.plan import Member, listed
 
-__all__ = ["Action", "Asked", "Event", "Exited", "Failure", "Finish", "Limits", "Phase", "Ready",
-           "Send", "Start", "Supervisor", "Tick", "causes_first"]
+__all__ = [
+    "Action",
+    "Asked",
+    "Event",
+    "Exited",
+    "Failure",
+    "Finish",
+    "Limits",
+    "Phase",
+    "Ready",
+    "Send",
+    "Start",
+    "Supervisor",
+    "Tick",
+    "causes_first",
+]
 
 
 @dataclass(frozen=True)
@@ -202,8 +216,11 @@ class Supervisor:
         return []
 
     def _may_restart(self, member: Member) -> bool:
-        return (member.role == "server" and self.phase is Phase.TRAINING
-                and self.restarted.get(member, 0) < self.restarts)
+        return (
+            member.role == "server"
+            and self.phase is Phase.TRAINING
+            and self.restarted.get(member, 0) < self.restarts
+        )
 
     def _leave(self, at: float) -> list[Action]:
         """The workers are done; servers that know it end by themselves."""

@@ -27,33 +27,62 @@ def psfleet() -> None:
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})
-@click.option("--pipeline", "schedule", type=click.Choice(get_args(Kind)),
-              help="Run the program in pieces on micro-batches, in this order.")
+@click.option(
+    "--pipeline",
+    "schedule",
+    type=click.Choice(get_args(Kind)),
+    help="Run the program in pieces on micro-batches, in this order.",
+)
 @click.option("--stages", type=click.IntRange(1), help="Processes of each worker.")
 @click.option("--micro-batches", type=click.IntRange(1), help="Parts that each batch is cut into.")
-@click.option("--recompute", is_flag=True,
-              help="Drop activations and compute them again in the backward pass.")
-@click.option("--strategy", "strategy_file", metavar="FILE", help="A strategy file, as for launching.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Drop activations and compute them again in the backward pass.",
+)
+@click.option(
+    "--strategy", "strategy_file", metavar="FILE", help="A strategy file, as for launching."
+)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def plan(schedule: str | None, stages: int | None, micro_batches: int | None, recompute: bool,
-         strategy_file: str | None, script: str, arguments: tuple[str, ...]) -> int:
+def plan(
+    schedule: str | None,
+    stages: int | None,
+    micro_batches: int | None,
+    recompute: bool,
+    strategy_file: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
     """Say what a strategy means for SCRIPT: memory of each process, bytes, schedule and bubble.
 
     The script runs by itself up to its first training step, which is measured and not applied.
     """
-    parts = merged(strategy_file, {"recompute": {} if recompute else None, "pipeline": {
-        "schedule": schedule, "stages": stages, "micro_batches": micro_batches}})
+    parts = merged(
+        strategy_file,
+        {
+            "recompute": {} if recompute else None,
+            "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
+        },
+    )
     with tempfile.TemporaryDirectory(prefix="psfleet-") as folder:
         return _plan([script, *arguments], json.dumps(parts) if parts else "", Path(folder, "plan"))
 
 
 def _plan(words: Sequence[str], strategy: str, out: Path) -> int:
     """Run the script until it has written its plan; show that, or why there is none."""
-    inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE"))}
-    done = subprocess.run([sys.executable, *words], text=True, capture_output=True, check=False,
-                          env=inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy})
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE"))
+    }
+    done = subprocess.run(
+        [sys.executable, *words],
+        text=True,
+        capture_output=True,
+        check=False,
+        env=inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
+    )
     if done.returncode or not out.exists():
         why = done.stderr.strip() or "it ended without a training step"
         raise ConfigError(f"{words[0]} has no plan:\n{why}")

@@ -57,15 +57,19 @@ def read_libsvm(path: str | Path) -> Samples:
             index, value = _feature(word, where)
             ids.append(index)
             values.append(value)
-        mine = ids[starts[-1]:]
+        mine = ids[starts[-1] :]
         if len(set(mine)) < len(mine):
             twice = next(index for index in mine if mine.count(index) > 1)
             raise UsageError(f"{where}: index {twice} comes twice")
         starts.append(len(ids))
     if not labels:
         raise UsageError(f"{name} has no sample; a line is: label index:value index:value ...")
-    return Samples(np.array(labels, np.float32), np.array(starts, np.int64),
-                   np.array(ids, np.int64), np.array(values, np.float32))
+    return Samples(
+        np.array(labels, np.float32),
+        np.array(starts, np.int64),
+        np.array(ids, np.int64),
+        np.array(values, np.float32),
+    )
 
 
 def _feature(word: str, where: str) -> tuple[int, float]:

@@ -47,6 +47,6 @@ def whole(text: str, name: str, where: str) -> int:
         found = int(text)
     except ValueError:
         raise UsageError(f"{where}: {name} {text!r} is not a whole number") from None
-    if not -2**62 <= found <= 2**62:
+    if not -(2**62) <= found <= 2**62:
         raise UsageError(f"{where}: {name} {text!r} is beyond 2^62")
     return found

@@ -29,8 +29,9 @@ class Ratings:
     values: NDArray[np.float32]
 
 
-def read_ratings(path: str | Path,
-                 columns: Sequence[str] = ("userId", "movieId", "rating")) -> Ratings:
+def read_ratings(
+    path: str | Path, columns: Sequence[str] = ("userId", "movieId", "rating")
+) -> Ratings:
     """The ratings of a CSV file with a header line.
 
     Args:
@@ -64,8 +65,9 @@ def read_ratings(path: str | Path,
         raise UsageError(f"{name} line {rows.line_num}: is no CSV: {error}") from None
     if not values:
         raise UsageError(f"{name} has no rating; it must have a header and a line for each")
-    return Ratings(np.array(users, np.int64), np.array(items, np.int64),
-                   np.array(values, np.float32))
+    return Ratings(
+        np.array(users, np.int64), np.array(items, np.int64), np.array(values, np.float32)
+    )
 
 
 def _places(header: Sequence[str], columns: Sequence[str], where: str) -> list[int]:

@@ -38,8 +38,10 @@ class FileDataset:
         """The data variables, in the order of a line's slots."""
         for variable in var_list:
             if size_of(variable.shape[1:]) is None:
-                raise ShapeError(f"{variable.name!r} {variable.shape}: a slot needs known extents "
-                                 "behind the batch axis")
+                raise ShapeError(
+                    f"{variable.name!r} {variable.shape}: a slot needs known extents "
+                    "behind the batch axis"
+                )
         self._variables = list(var_list)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -93,13 +95,19 @@ class FileDataset:
             with open(name) as lines:
                 yield lines
             return
-        with open(name) as source, subprocess.Popen(
-                self._command, shell=True, stdin=source, stdout=subprocess.PIPE, text=True) as pipe:
+        with (
+            open(name) as source,
+            subprocess.Popen(
+                self._command, shell=True, stdin=source, stdout=subprocess.PIPE, text=True
+            ) as pipe,
+        ):
             assert pipe.stdout is not None
             yield pipe.stdout
         if pipe.returncode:
-            raise UsageError(f"pipe command {self._command!r} failed on {name!r} with exit code "
-                             f"{pipe.returncode}")
+            raise UsageError(
+                f"pipe command {self._command!r} failed on {name!r} with exit code "
+                f"{pipe.returncode}"
+            )
 
     def _parse(self, words: list[str], where: str) -> Sample:
         sample, at = [], 0
@@ -107,17 +115,21 @@ class FileDataset:
             size = size_of(variable.shape[1:])
             count = words[at] if at < len(words) else "nothing"
             if count != str(size) or at + 1 + int(size or 0) > len(words):
-                raise UsageError(f"{where}: slot {variable.name!r} says {count}, and it must be "
-                                 f"{size} followed by as many values")
+                raise UsageError(
+                    f"{where}: slot {variable.name!r} says {count}, and it must be "
+                    f"{size} followed by as many values"
+                )
             at += 1 + int(size or 0)
-            sample.append(_values(variable, words[at - int(size or 0):at], where))
+            sample.append(_values(variable, words[at - int(size or 0) : at], where))
         if at != len(words):
             raise UsageError(f"{where}: {len(words) - at} words are left after the last slot")
         return sample
 
     def _feed(self, batch: list[Sample]) -> dict[str, Array]:
-        return {variable.name: np.stack([sample[i] for sample in batch])
-                for i, variable in enumerate(self._variables)}
+        return {
+            variable.name: np.stack([sample[i] for sample in batch])
+            for i, variable in enumerate(self._variables)
+        }
 
 
 class InMemoryDataset(FileDataset):
@@ -162,8 +174,10 @@ class DatasetFactory:
                 return FileDataset()
             case "InMemoryDataset":
                 return InMemoryDataset()
-        raise ConfigError(f"dataset {datafeed_class!r} is unknown; use FileInstantDataset, "
-                          "QueueDataset or InMemoryDataset")
+        raise ConfigError(
+            f"dataset {datafeed_class!r} is unknown; use FileInstantDataset, "
+            "QueueDataset or InMemoryDataset"
+        )
 
 
 def _values(variable: Variable, words: list[str], where: str) -> Array:

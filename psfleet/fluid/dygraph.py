@@ -12,8 +12,18 @@ from psfleet.layers.activations import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 
-__all__ = ["Dropout", "Embedding", "Layer", "Linear", "Sequential", "guard", "load_dygraph",
-           "no_grad", "save_dygraph", "to_variable"]
+__all__ = [
+    "Dropout",
+    "Embedding",
+    "Layer",
+    "Linear",
+    "Sequential",
+    "guard",
+    "load_dygraph",
+    "no_grad",
+    "save_dygraph",
+    "to_variable",
+]
 
 
 @contextlib.contextmanager
@@ -26,8 +36,15 @@ def guard(place: Any = None) -> Iterator[None]:
 class Linear(nn.Linear):
     """act(x @ weight + bias), with the older argument names."""
 
-    def __init__(self, input_dim: int, output_dim: int, param_attr: Any = None,
-                 bias_attr: Any = None, act: str | None = None, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        param_attr: Any = None,
+        bias_attr: Any = None,
+        act: str | None = None,
+        dtype: str = "float32",
+    ) -> None:
         super().__init__(input_dim, output_dim, param_attr, bias_attr)
         self._act = act
 
@@ -48,28 +65,48 @@ class Embedding(nn.Embedding):
         param_attr: Of the table.
     """
 
-    def __init__(self, name_scope: str | Sequence[int], size: Any = None, is_sparse: bool = False,
-                 is_distributed: bool = False, padding_idx: int | None = None,
-                 param_attr: Any = None, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        name_scope: str | Sequence[int],
+        size: Any = None,
+        is_sparse: bool = False,
+        is_distributed: bool = False,
+        padding_idx: int | None = None,
+        param_attr: Any = None,
+        dtype: str = "float32",
+    ) -> None:
         named = isinstance(name_scope, str)
         shape = size if named else name_scope
         if not named and isinstance(size, bool):  # Embedding(size, is_sparse)
             is_sparse = size
         if not isinstance(shape, list | tuple) or len(shape) != 2:
             raise ShapeError(f"Embedding: size is {shape!r}, it must be [rows, dim]")
-        super().__init__(shape[0], shape[1], padding_idx, is_sparse or is_distributed, param_attr,
-                         name_scope if isinstance(name_scope, str) else None)
+        super().__init__(
+            shape[0],
+            shape[1],
+            padding_idx,
+            is_sparse or is_distributed,
+            param_attr,
+            name_scope if isinstance(name_scope, str) else None,
+        )
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
         """Ids [..., 1] (or [...]) to [..., dim]."""
         (ids,) = inputs
-        return super().forward(ids.reshape(ids.numpy().shape[:-1]) if ids.shape[-1:] == (1,) else ids)
+        return super().forward(
+            ids.reshape(ids.numpy().shape[:-1]) if ids.shape[-1:] == (1,) else ids
+        )
 
 
 class Dropout(nn.Dropout):
     """Dropout in training, with the older arguments."""
 
-    def __init__(self, p: float = 0.5, seed: int | None = None,
-                 dropout_implementation: str = "downgrade_in_infer", is_test: bool = False) -> None:
+    def __init__(
+        self,
+        p: float = 0.5,
+        seed: int | None = None,
+        dropout_implementation: str = "downgrade_in_infer",
+        is_test: bool = False,
+    ) -> None:
         super().__init__(p, dropout_implementation)
         self.training = not is_test

@@ -22,12 +22,15 @@ class DataFeeder:
         program: Where the names are looked up; None: the default main program.
     """
 
-    def __init__(self, feed_list: Sequence[Variable | str], place: Any = None,
-                 program: Program | None = None) -> None:
+    def __init__(
+        self, feed_list: Sequence[Variable | str], place: Any = None, program: Program | None = None
+    ) -> None:
         program = program or default_main_program()
         self.place = place
-        self.variables = [program.variable(entry, "feed") if isinstance(entry, str) else entry
-                          for entry in feed_list]
+        self.variables = [
+            program.variable(entry, "feed") if isinstance(entry, str) else entry
+            for entry in feed_list
+        ]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Array]:
         """A feed of a batch of samples, each a tuple with one field per variable.
@@ -38,10 +41,14 @@ class DataFeeder:
         samples = list(iterable)
         for number, sample in enumerate(samples):
             if len(sample) != len(self.variables):
-                raise ShapeError(f"sample {number} has {len(sample)} fields, "
-                                 f"the feeder has {len(self.variables)} variables")
-        return {variable.name: _batch(variable, [sample[i] for sample in samples])
-                for i, variable in enumerate(self.variables)}
+                raise ShapeError(
+                    f"sample {number} has {len(sample)} fields, "
+                    f"the feeder has {len(self.variables)} variables"
+                )
+        return {
+            variable.name: _batch(variable, [sample[i] for sample in samples])
+            for i, variable in enumerate(self.variables)
+        }
 
 
 def _batch(variable: Variable, fields: list[Any]) -> Array:
@@ -51,8 +58,10 @@ def _batch(variable: Variable, fields: list[Any]) -> Array:
         batch = np.array(fields)
         batch = batch.reshape([len(fields), *shape[1:]]) if shape else batch
     except ValueError as error:
-        raise ShapeError(f"feed {variable.name!r}: the fields do not make an array of shape "
-                         f"{variable.shape}: {error}") from None
+        raise ShapeError(
+            f"feed {variable.name!r}: the fields do not make an array of shape "
+            f"{variable.shape}: {error}"
+        ) from None
     # Fractions stay what they are where ids are wanted: the executor refuses them.
     fits = batch.dtype.kind == variable.dtype.kind or variable.dtype.kind == "f"
     return batch.astype(variable.dtype) if fits else batch

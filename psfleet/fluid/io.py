@@ -21,14 +21,19 @@ def load_persistables(executor: Any, dirname: str, main_program: Program | None 
     fleet.load_model(dirname)
 
 
-def save_inference_model(dirname: str, feeded_var_names: Sequence[str],
-                         target_vars: Sequence[Variable], executor: Any = None,
-                         main_program: Program | None = None) -> None:
+def save_inference_model(
+    dirname: str,
+    feeded_var_names: Sequence[str],
+    target_vars: Sequence[Variable],
+    executor: Any = None,
+    main_program: Program | None = None,
+) -> None:
     """Write what predicting needs: the program up to the targets, and weights."""
     save_inference(dirname, feeded_var_names, target_vars, main_program)
 
 
-def load_inference_model(dirname: str,
-                         executor: Any = None) -> tuple[Program, list[str], list[Variable]]:
+def load_inference_model(
+    dirname: str, executor: Any = None
+) -> tuple[Program, list[str], list[Variable]]:
     """A program for prediction, the names of its feeds, and its targets."""
     return load_inference(dirname)

@@ -157,9 +157,15 @@ __all__ = [
 ]
 
 
-def data(name: str, shape: Sequence[int | None], append_batch_size: bool = True,
-         dtype: DTypeLike = "float32", lod_level: int = 0, type: Any = None,
-         stop_gradient: bool = True) -> Variable:
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    lod_level: int = 0,
+    type: Any = None,
+    stop_gradient: bool = True,
+) -> Variable:
     """A variable that each run is fed.
 
     Args:
@@ -174,9 +180,15 @@ def data(name: str, shape: Sequence[int | None], append_batch_size: bool = True,
     return layers.data(name, whole, dtype, lod_level, stop_gradient)
 
 
-def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
-              is_distributed: bool = False, padding_idx: int | None = None,
-              param_attr: Any = None, dtype: DTypeLike = "float32") -> Variable:
+def embedding(
+    input: Variable,
+    size: Sequence[int | None],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: DTypeLike = "float32",
+) -> Variable:
     """Rows of a table by ids [..., 1]: [..., dim]. Arguments as in psfleet.layers.embedding."""
     rows = layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
     if not input.shape or input.shape[-1] != 1:

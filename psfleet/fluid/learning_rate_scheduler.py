@@ -6,8 +6,9 @@ from psfleet.program.variable import Variable, apply
 __all__ = ["_decay_step_counter", "autoincreased_step_counter"]
 
 
-def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1,
-                               step: int = 1) -> Variable:
+def autoincreased_step_counter(
+    counter_name: str | None = None, begin: int = 1, step: int = 1
+) -> Variable:
     """The number of training runs of the program, this one included: int64 [1].
 
     Args:

@@ -38,10 +38,17 @@ class Layer:
         """The unique name, of which the parameters' names are made."""
         return self._label
 
-    def create_parameter(self, shape: list[int] | tuple[int, ...], attr: Any = None,
-                         dtype: str = "float32", is_bias: bool = False,
-                         default_initializer: Any = None, *, sparse: bool = False,
-                         by_row: bool = False) -> Parameter:
+    def create_parameter(
+        self,
+        shape: list[int] | tuple[int, ...],
+        attr: Any = None,
+        dtype: str = "float32",
+        is_bias: bool = False,
+        default_initializer: Any = None,
+        *,
+        sparse: bool = False,
+        by_row: bool = False,
+    ) -> Parameter:
         """A new parameter `<name>.w_0` or `<name>.b_0`, or of the attribute's name.
 
         Args:
@@ -51,12 +58,16 @@ class Layer:
             sparse: Its gradients are SparseGrad.
             by_row: It starts with the bits of a sparse one.
         """
-        start = default_initializer or (
-            initializer.Constant() if is_bias else initializer.Xavier())
+        start = default_initializer or (initializer.Constant() if is_bias else initializer.Xavier())
         suffix = "b" if is_bias else "w"
-        return make_parameter(tuple(shape), names.generate(f"{self._label}.{suffix}"),
-                              attribute(attr) or ParamAttr(), None if by_row or sparse else start,
-                              sparse=sparse, by_row=by_row)
+        return make_parameter(
+            tuple(shape),
+            names.generate(f"{self._label}.{suffix}"),
+            attribute(attr) or ParamAttr(),
+            None if by_row or sparse else start,
+            sparse=sparse,
+            by_row=by_row,
+        )
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Own parameters and those of the layers within, by the attributes that hold them."""
@@ -97,9 +108,13 @@ class Layer:
 
     def state_dict(self, include_sublayers: bool = True) -> ParameterState:
         """The parameters' values, float32 by the names of `named_parameters`."""
-        return ParameterState({name: parameter.numpy().copy()
-                               for name, parameter in self.named_parameters()
-                               if include_sublayers or "." not in name})
+        return ParameterState(
+            {
+                name: parameter.numpy().copy()
+                for name, parameter in self.named_parameters()
+                if include_sublayers or "." not in name
+            }
+        )
 
     def set_state_dict(self, state_dict: dict[str, Any], include_sublayers: bool = True) -> None:
         """Set the parameters from a dict made by `state_dict`.
@@ -107,12 +122,15 @@ class Layer:
         Raises:
             UsageError: One is missing. ShapeError: One has another shape. Nothing was changed.
         """
-        wanted = {name: p for name, p in self.named_parameters()
-                  if include_sublayers or "." not in name}
+        wanted = {
+            name: p for name, p in self.named_parameters() if include_sublayers or "." not in name
+        }
         missing = [name for name in wanted if name not in state_dict]
         if missing:
-            raise UsageError(f"the state has no parameter {missing[0]!r}; it has "
-                             f"{', '.join(state_dict) or 'none'}")
+            raise UsageError(
+                f"the state has no parameter {missing[0]!r}; it has "
+                f"{', '.join(state_dict) or 'none'}"
+            )
         set_value([(p, np.asarray(state_dict[name])) for name, p in wanted.items()])
 
     set_dict = set_state_dict

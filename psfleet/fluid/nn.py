@@ -11,8 +11,17 @@ from psfleet.program.ops.embedding import Embedding as SparseEmbedding
 from psfleet.program.ops.matmul import Affine
 from psfleet.program.variable import Variable, apply
 
-__all__ = ["Dropout", "Embedding", "Layer", "LayerNorm", "Linear", "ReLU", "Sequential", "Sigmoid",
-           "Tanh"]
+__all__ = [
+    "Dropout",
+    "Embedding",
+    "Layer",
+    "LayerNorm",
+    "Linear",
+    "ReLU",
+    "Sequential",
+    "Sigmoid",
+    "Tanh",
+]
 
 
 class Linear(modules.Layer):
@@ -24,12 +33,21 @@ class Linear(modules.Layer):
         bias_attr: Of the bias, False for none. Default start: zeros.
     """
 
-    def __init__(self, in_features: int, out_features: int, weight_attr: Any = None,
-                 bias_attr: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
         super().__init__(name or "linear")
         self.weight = self.create_parameter([in_features, out_features], weight_attr)
-        self.bias = None if bias_attr is False else self.create_parameter(
-            [out_features], bias_attr, is_bias=True)
+        self.bias = (
+            None
+            if bias_attr is False
+            else self.create_parameter([out_features], bias_attr, is_bias=True)
+        )
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
         """[..., in] to [..., out]."""
@@ -48,15 +66,23 @@ class Embedding(modules.Layer):
         weight_attr: Of the table.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
-                 sparse: bool = False, weight_attr: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        weight_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
         super().__init__(name or "embedding")
         padding = padding_idx
         if padding is not None and padding < 0:
             padding += num_embeddings
         self._op = SparseEmbedding(padding) if sparse else DenseEmbedding(padding)
-        self.weight = self.create_parameter([num_embeddings, embedding_dim], weight_attr,
-                                            sparse=sparse, by_row=not sparse)
+        self.weight = self.create_parameter(
+            [num_embeddings, embedding_dim], weight_attr, sparse=sparse, by_row=not sparse
+        )
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
         """[...] to [..., dim]."""
@@ -67,27 +93,40 @@ class Embedding(modules.Layer):
 class Dropout(modules.Layer):
     """Dropout in training: x * mask / (1 - p), or x * mask with mode downscale_in_infer."""
 
-    def __init__(self, p: float = 0.5, mode: str = "upscale_in_train",
-                 name: str | None = None) -> None:
+    def __init__(
+        self, p: float = 0.5, mode: str = "upscale_in_train", name: str | None = None
+    ) -> None:
         super().__init__(name or "dropout")
         self._p = p
         self._way = "upscale_in_train" if mode == "upscale_in_train" else "downgrade_in_infer"
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
         """The input with some values 0."""
-        return layers.dropout(inputs[0], self._p, is_test=not self.training, name=self.full_name(),
-                              dropout_implementation=self._way)
+        return layers.dropout(
+            inputs[0],
+            self._p,
+            is_test=not self.training,
+            name=self.full_name(),
+            dropout_implementation=self._way,
+        )
 
 
 class LayerNorm(modules.Layer):
     """layers.layer_norm over the last axis of the given extent."""
 
-    def __init__(self, normalized_shape: int, epsilon: float = 1e-5, weight_attr: Any = None,
-                 bias_attr: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        normalized_shape: int,
+        epsilon: float = 1e-5,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        name: str | None = None,
+    ) -> None:
         super().__init__(name or "layer_norm")
         self._epsilon = epsilon
-        self.weight = self.create_parameter([normalized_shape], weight_attr,
-                                            default_initializer=initializer.Constant(1.0))
+        self.weight = self.create_parameter(
+            [normalized_shape], weight_attr, default_initializer=initializer.Constant(1.0)
+        )
         self.bias = self.create_parameter([normalized_shape], bias_attr, is_bias=True)
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:

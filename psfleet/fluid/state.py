@@ -38,8 +38,11 @@ def save(state_dict: dict[str, Any], path: str) -> None:
     Raises:
         UsageError: A value cannot be saved.
     """
-    arrays = {name: np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
-              for name, value in state_dict.items() if isinstance(value, Variable | np.ndarray)}
+    arrays = {
+        name: np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
+        for name, value in state_dict.items()
+        if isinstance(value, Variable | np.ndarray)
+    }
     rest = {name: value for name, value in state_dict.items() if name not in arrays}
     try:
         text = json.dumps(rest, default=_plain)
@@ -93,10 +96,15 @@ def set_value(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
     """
     for parameter, value in pairs:
         if value.shape != parameter.shape:
-            raise ShapeError(f"parameter {parameter.name!r} has shape {parameter.shape}, "
-                             f"the value has {value.shape}")
-    bound = [] if not runtimes.is_active() else [
-        (p, value) for p, value in pairs if key_of(p.name) in runtimes.active().specs()]
+            raise ShapeError(
+                f"parameter {parameter.name!r} has shape {parameter.shape}, "
+                f"the value has {value.shape}"
+            )
+    bound = (
+        []
+        if not runtimes.is_active()
+        else [(p, value) for p, value in pairs if key_of(p.name) in runtimes.active().specs()]
+    )
     for parameter, value in pairs:
         parameter._value = np.array(value, np.float32)
     if bound:

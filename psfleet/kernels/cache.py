@@ -71,8 +71,10 @@ def _surroundings() -> str:
     """All that the machine code depends on besides the module's own text."""
     here = Path(__file__).parent
     helpers = [(here / name).read_text() for name in _HELPERS if (here / name).exists()]
-    processor = [llvmlite.binding.get_host_cpu_name(),
-                 llvmlite.binding.get_host_cpu_features().flatten()]
+    processor = [
+        llvmlite.binding.get_host_cpu_name(),
+        llvmlite.binding.get_host_cpu_features().flatten(),
+    ]
     versions = [numba.__version__, llvmlite.__version__, np.__version__, sys.version]
     return "\0".join([*versions, *processor, *helpers])
 

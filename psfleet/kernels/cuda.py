@@ -32,8 +32,15 @@ def cuda_kernels(rule: Rule, l1: bool, l2: bool, dim: int) -> tuple[CudaText, Mo
     return text, load_text(f"cuda_{rule.name}_{dim}", text.module())
 
 
-def update_dense(rule: Rule, decay: Decay, learning_rate: float, step: int, values: Sequence[Floats],
-                 gradient: Floats, width: int) -> None:
+def update_dense(
+    rule: Rule,
+    decay: Decay,
+    learning_rate: float,
+    step: int,
+    values: Sequence[Floats],
+    gradient: Floats,
+    width: int,
+) -> None:
     """Update weights and slots in place; every array is flat.
 
     Args:
@@ -43,14 +50,31 @@ def update_dense(rule: Rule, decay: Decay, learning_rate: float, step: int, valu
         width: How many weights a unit has.
     """
     turn = (step - 1) % rule.turns if rule.turns else 0
-    kept = [*values[:len(values) - rule.turns], values[turn - rule.turns]] if rule.turns else values
+    kept = (
+        [*values[: len(values) - rule.turns], values[turn - rule.turns]] if rule.turns else values
+    )
     kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), 0)
     units = len(gradient) // width if width else 0
-    _run(*kernels, units, width, turn, gradient, list(kept), scalars_of(rule, decay, learning_rate, step))
+    _run(
+        *kernels,
+        units,
+        width,
+        turn,
+        gradient,
+        list(kept),
+        scalars_of(rule, decay, learning_rate, step),
+    )
 
 
-def update_rows(rule: Rule, decay: Decay, learning_rate: float, step: int, table: Floats,
-                rows: NDArray[np.int64], gradient: Floats) -> None:
+def update_rows(
+    rule: Rule,
+    decay: Decay,
+    learning_rate: float,
+    step: int,
+    table: Floats,
+    rows: NDArray[np.int64],
+    gradient: Floats,
+) -> None:
     """Update rows of a table in place.
 
     Args:
@@ -61,12 +85,27 @@ def update_rows(rule: Rule, decay: Decay, learning_rate: float, step: int, table
     """
     turn = (step - 1) % rule.turns if rule.turns else 0
     kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), gradient.shape[1])
-    _run(*kernels, len(rows), gradient.shape[1], turn, gradient.reshape(-1), [rows, table],
-         scalars_of(rule, decay, learning_rate, step))
+    _run(
+        *kernels,
+        len(rows),
+        gradient.shape[1],
+        turn,
+        gradient.reshape(-1),
+        [rows, table],
+        scalars_of(rule, decay, learning_rate, step),
+    )
 
 
-def _run(text: CudaText, kernels: ModuleType, units: int, n: int, turn: int, gradient: Floats,
-         values: list[Any], scalars: Floats) -> None:
+def _run(
+    text: CudaText,
+    kernels: ModuleType,
+    units: int,
+    n: int,
+    turn: int,
+    gradient: Floats,
+    values: list[Any],
+    scalars: Floats,
+) -> None:
     if not units * n:
         return
     h = tuple(scalars)

@@ -40,7 +40,7 @@ class CudaText:
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int) -> None:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._numbers = len(rule.scalars(0.1, 1))
-        self._slots = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
+        self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         measure, combine = rule.measure(), rule.combine()
         self._prepared = rule.prepare() is not None
         seen = 0 if self._prepared else len(self._slots)
@@ -48,14 +48,23 @@ class CudaText:
         self.extras = result_count(combine, 2 + self.sums) if combine else 0
         self._single = [i for i, slot in enumerate(self._slots) if slot.per_unit]
         self.extra_width = self.extras + len(self._single)
-        self.arguments = ["rows", "t"] if dim else ["p", *(f"p{i}" for i in range(len(self._slots)))]
+        self.arguments = (
+            ["rows", "t"] if dim else ["p", *(f"p{i}" for i in range(len(self._slots)))]
+        )
 
     def module(self) -> str:
         """The whole module."""
         rule = self._rule
         functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
-        parts = [_HEAD, *("\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
-                          for f in functions if f is not None), self._update()]
+        parts = [
+            _HEAD,
+            *(
+                "\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
+                for f in functions
+                if f is not None
+            ),
+            self._update(),
+        ]
         if self.sums:
             parts += [self._lanes(), self._fold()]
         if self.extra_width:
@@ -184,8 +193,10 @@ def fold(count, sums, totals):
             results = "".join(f"e{k}, " for k in range(self.extras))
             call = f"        {results}= {combine.__name__}({values}float32(n), h)"
         store = [f"extra[unit, {k}] = e{k}" for k in range(self.extras)]
-        store += [f"extra[unit, {self.extras + k}] = {self._place(slot, 'unit', '0')}"
-                  for k, slot in enumerate(self._single)]
+        store += [
+            f"extra[unit, {self.extras + k}] = {self._place(slot, 'unit', '0')}"
+            for k, slot in enumerate(self._single)
+        ]
         return f"""
 @cuda.jit
 def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):

@@ -13,8 +13,16 @@ from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial import address_of
 
-__all__ = ["VIRTUAL_SHARDS", "Dedup", "dedup", "first_repeat", "merge_pushes", "owned_by", "routes",
-           "virtual_shards"]
+__all__ = [
+    "VIRTUAL_SHARDS",
+    "Dedup",
+    "dedup",
+    "first_repeat",
+    "merge_pushes",
+    "owned_by",
+    "routes",
+    "virtual_shards",
+]
 
 VIRTUAL_SHARDS = 1024
 _BLOCK = 256  # as in sources/dedup.py
@@ -67,8 +75,13 @@ class Dedup:
         rows = [_plain(array) for array in rows]
         starts = _addresses(rows)
         out = np.empty((len(self.inverse), dim), np.float32)
-        width_kernels("merge", dim).expand(address_of(self.inverse), len(self.inverse), self.shift,
-                                           address_of(starts), address_of(out))
+        width_kernels("merge", dim).expand(
+            address_of(self.inverse),
+            len(self.inverse),
+            self.shift,
+            address_of(starts),
+            address_of(out),
+        )
         return out
 
     def merge(self, gradients: Floats) -> list[Floats]:
@@ -77,8 +90,9 @@ class Dedup:
         The sums are the same bits for any number of groups.
         """
         if gradients.ndim != 2 or len(gradients) != len(self.inverse):
-            raise ShapeError(f"gradients have shape {gradients.shape}, "
-                             f"they must be ({len(self.inverse)}, dim)")
+            raise ShapeError(
+                f"gradients have shape {gradients.shape}, they must be ({len(self.inverse)}, dim)"
+            )
         sums = [np.empty((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
         self.merge_into(gradients, sums)
         return sums
@@ -99,17 +113,27 @@ def dedup(ids: Ids, groups: int) -> Dedup:
     """
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
-        raise ShapeError(f"a batch of {n} ids is too long for {groups} servers; "
-                         f"the limit is {(1 << shift) - 1}")
+        raise ShapeError(
+            f"a batch of {n} ids is too long for {groups} servers; the limit is {(1 << shift) - 1}"
+        )
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     index, unique, codes, hashes = _scratch_for(n, mask)
     counts = np.zeros(groups, np.int64)
     inverse = np.empty(n, np.uint32)
     kernels = static_kernels("dedup")
-    count = kernels.dedup(address_of(ids), n, index, mask, hashes, unique, codes,
-                          address_of(_route_codes(groups, shift)), address_of(counts),
-                          address_of(inverse))
+    count = kernels.dedup(
+        address_of(ids),
+        n,
+        index,
+        mask,
+        hashes,
+        unique,
+        codes,
+        address_of(_route_codes(groups, shift)),
+        address_of(counts),
+        address_of(inverse),
+    )
     ends = np.cumsum(counts)
     out, offsets = np.empty(count, np.int64), ends - counts
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
@@ -137,7 +161,7 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
     sums = np.zeros((len(joined.unique[0]), parts[0][1].shape[1]), np.float32)
     start = 0
     for ids, rows in parts:
-        _add(joined.inverse[start:start + len(ids)], joined.shift, rows, [sums])
+        _add(joined.inverse[start : start + len(ids)], joined.shift, rows, [sums])
         start += len(ids)
     if scale != 1:
         sums *= np.float32(scale)
@@ -146,8 +170,9 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, sums: Sequence[Floats]) -> None:
     rows, starts = _plain(rows), _addresses(sums)
-    width_kernels("merge", rows.shape[1]).merge(address_of(inverse), len(inverse), shift,
-                                                address_of(rows), address_of(starts))
+    width_kernels("merge", rows.shape[1]).merge(
+        address_of(inverse), len(inverse), shift, address_of(rows), address_of(starts)
+    )
 
 
 @cache
@@ -170,7 +195,11 @@ def _scratch_for(n: int, mask: int) -> list[int]:
     """Addresses of this thread's buffers: index, unique, codes, hashes. They grow and stay."""
     held = getattr(_scratch, "held", None)
     if held is None or len(held[0]) <= mask or len(held[1]) < n:
-        held = [np.empty(mask + 1, np.uint32), np.empty(mask + 1, np.int64),
-                np.empty(mask + 1, np.uint32), np.empty(_BLOCK, np.uint64)]
+        held = [
+            np.empty(mask + 1, np.uint32),
+            np.empty(mask + 1, np.int64),
+            np.empty(mask + 1, np.uint32),
+            np.empty(_BLOCK, np.uint64),
+        ]
         _scratch.held = held
     return [address_of(array) for array in held]

@@ -37,10 +37,16 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
         width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
     """
     text = RuleText(rule, l1, l2, width=width)
-    return load_text(f"dense_{rule.name}", Template(_source("dense.txt")).substitute(
-        core=text.core(), signature=", ".join(["int64"] * (5 + len(text.pointers))),
-        pointers=", ".join(text.pointers), unit_pointers=", ".join(text.unit_pointers()),
-        load_scalars=text.load_scalars()))
+    return load_text(
+        f"dense_{rule.name}",
+        Template(_source("dense.txt")).substitute(
+            core=text.core(),
+            signature=", ".join(["int64"] * (5 + len(text.pointers))),
+            pointers=", ".join(text.pointers),
+            unit_pointers=", ".join(text.unit_pointers()),
+            load_scalars=text.load_scalars(),
+        ),
+    )
 
 
 @cache
@@ -48,9 +54,16 @@ def sparse_kernels(rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool) ->
     """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`."""
     text = RuleText(rule, l1, l2, dim)
     template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
-    return load_text(f"sparse_{rule.name}_{dim}", Template(template).substitute(
-        core=text.core(), dim=dim, stride=4 * text.row_width(), fill_slots=text.fill_slots(),
-        load_scalars=text.load_scalars()))
+    return load_text(
+        f"sparse_{rule.name}_{dim}",
+        Template(template).substitute(
+            core=text.core(),
+            dim=dim,
+            stride=4 * text.row_width(),
+            fill_slots=text.fill_slots(),
+            load_scalars=text.load_scalars(),
+        ),
+    )
 
 
 def _source(name: str) -> str:

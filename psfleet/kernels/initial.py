@@ -15,28 +15,36 @@ __all__ = ["address_of", "initial_array", "initial_rows", "initializer_arguments
 _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL}
 
 
-def initial_rows(ids: NDArray[np.int64], dim: int, initializer: Initializer, seed: int,
-                 name: str) -> NDArray[np.float32]:
+def initial_rows(
+    ids: NDArray[np.int64], dim: int, initializer: Initializer, seed: int, name: str
+) -> NDArray[np.float32]:
     """The first values of rows: float32 [*ids.shape, dim].
 
     A sparse table that inserts one of these ids gives its row the same bits.
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     out = np.empty((*ids.shape, dim), np.float32)
-    static_kernels("initial").fill(address_of(ids), ids.size, dim,
-                                   *initializer_arguments(initializer, seed, name), address_of(out))
+    static_kernels("initial").fill(
+        address_of(ids),
+        ids.size,
+        dim,
+        *initializer_arguments(initializer, seed, name),
+        address_of(out),
+    )
     return out
 
 
-def initial_array(shape: tuple[int, ...], initializer: Initializer, seed: int,
-                  name: str) -> NDArray[np.float32]:
+def initial_array(
+    shape: tuple[int, ...], initializer: Initializer, seed: int, name: str
+) -> NDArray[np.float32]:
     """The first values of a dense array: one long row of id 0, float32 in `shape`."""
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
     return rows.reshape(shape)
 
 
-def initializer_arguments(initializer: Initializer, seed: int,
-                          name: str) -> tuple[int, float, float, np.uint64]:
+def initializer_arguments(
+    initializer: Initializer, seed: int, name: str
+) -> tuple[int, float, float, np.uint64]:
     """(kind, low, span, stream) as `filling.fill_row` takes them."""
     uniform = initializer.kind == "uniform"
     span = initializer.high - initializer.low if uniform else initializer.high

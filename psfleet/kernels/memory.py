@@ -13,9 +13,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
-    "helper", "kernel", "load_f32", "load_i64", "load_lane", "load_u32", "load_u64", "prefetch",
-    "prefetch_write", "read_f32", "read_i64", "read_u32", "store_f32", "store_i64", "store_lane",
-    "store_u32", "store_u64", "trailing_zeros",
+    "helper",
+    "kernel",
+    "load_f32",
+    "load_i64",
+    "load_lane",
+    "load_u32",
+    "load_u64",
+    "prefetch",
+    "prefetch_write",
+    "read_f32",
+    "read_i64",
+    "read_u32",
+    "store_f32",
+    "store_i64",
+    "store_lane",
+    "store_u32",
+    "store_u64",
+    "trailing_zeros",
 ]
 
 # numpy: no branch for a zero divisor, without which nothing vectorises. No fastmath: strict float32.
@@ -32,8 +47,12 @@ def kernel(signature):
     return njit(signature, cache=True, **OPTIONS)
 
 
-_KINDS = {"f32": (types.float32, ir.FloatType()), "u32": (types.uint32, ir.IntType(32)),
-          "u64": (types.uint64, ir.IntType(64)), "i64": (types.int64, ir.IntType(64))}
+_KINDS = {
+    "f32": (types.float32, ir.FloatType()),
+    "u32": (types.uint32, ir.IntType(32)),
+    "u64": (types.uint64, ir.IntType(64)),
+    "i64": (types.int64, ir.IntType(64)),
+}
 
 
 def _mark_apart(module, instruction, lane):
@@ -87,10 +106,13 @@ def _prefetch(write):
         def generate(context, builder, signature, arguments):
             word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
             function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.VoidType(), [pointer, word, word, word]),
-                "llvm.prefetch.p0")
-            builder.call(function, [builder.inttoptr(arguments[0], pointer), word(write),
-                                    word(3), word(1)])
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [pointer, word, word, word]),
+                "llvm.prefetch.p0",
+            )
+            builder.call(
+                function, [builder.inttoptr(arguments[0], pointer), word(write), word(3), word(1)]
+            )
             return context.get_dummy_value()
 
         return types.void(types.int64), generate
@@ -100,8 +122,12 @@ def _prefetch(write):
 
 load_f32, load_u32, load_u64, load_i64 = _load("f32"), _load("u32"), _load("u64"), _load("i64")
 read_f32, read_u32, read_i64 = _load("f32", True), _load("u32", True), _load("i64", True)
-store_f32, store_u32, store_u64, store_i64 = (_store("f32"), _store("u32"), _store("u64"),
-                                              _store("i64"))
+store_f32, store_u32, store_u64, store_i64 = (
+    _store("f32"),
+    _store("u32"),
+    _store("u64"),
+    _store("i64"),
+)
 load_lane, store_lane = _load("f32", lane=True), _store("f32", lane=True)
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)
 
@@ -113,7 +139,8 @@ def trailing_zeros(context, value):
     def generate(context, builder, signature, arguments):
         word, bit = ir.IntType(64), ir.IntType(1)
         function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(word, [word, bit]), "llvm.cttz.i64")
+            builder.module, ir.FunctionType(word, [word, bit]), "llvm.cttz.i64"
+        )
         return builder.call(function, [arguments[0], bit(1)])
 
     return types.int64(types.uint64), generate

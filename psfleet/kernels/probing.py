@@ -26,30 +26,56 @@ from psfleet.kernels.memory import (
 )
 
 __all__ = [
-    "BASE", "DEAD", "DESCRIPTOR_SIZE", "FIRST_LINES", "FREE_LINES", "FREE_ROW", "LINES", "LIVE",
-    "MARKS", "MASK", "NEXT_LINE", "NEXT_SLOT", "REMOVED", "ROWS", "SEGMENTS", "SEGMENT_COUNT",
-    "SEGMENT_FIELDS", "STRIDE", "USED", "find_fast", "find_slow", "first_line", "insert",
-    "prefetch_line", "remove",
+    "BASE",
+    "DEAD",
+    "DESCRIPTOR_SIZE",
+    "FIRST_LINES",
+    "FREE_LINES",
+    "FREE_ROW",
+    "LINES",
+    "LIVE",
+    "MARKS",
+    "MASK",
+    "NEXT_LINE",
+    "NEXT_SLOT",
+    "REMOVED",
+    "ROWS",
+    "SEGMENTS",
+    "SEGMENT_COUNT",
+    "SEGMENT_FIELDS",
+    "STRIDE",
+    "USED",
+    "find_fast",
+    "find_slow",
+    "first_line",
+    "insert",
+    "prefetch_line",
+    "remove",
 ]
 
-LINES = 0       # address of the lines' arena
-ROWS = 1        # address of the rows' arena
-SEGMENTS = 2    # address of the segments' fields
-NEXT_SLOT = 3   # the first slot that no row has had; slot 0 is none
-NEXT_LINE = 4   # the first line that no segment has had
-FREE_ROW = 5    # a slot whose row was removed (its first word names the next), or 0
-STRIDE = 6      # bytes of a row
-MARKS = 7       # address of an int64 per slot, or 0
+LINES = 0  # address of the lines' arena
+ROWS = 1  # address of the rows' arena
+SEGMENTS = 2  # address of the segments' fields
+NEXT_SLOT = 3  # the first slot that no row has had; slot 0 is none
+NEXT_LINE = 4  # the first line that no segment has had
+FREE_ROW = 5  # a slot whose row was removed (its first word names the next), or 0
+STRIDE = 6  # bytes of a row
+MARKS = 7  # address of an int64 per slot, or 0
 FREE_LINES = 8  # + k: a run of 2**k lines given up by a segment (its first word is the next), or 0
 DESCRIPTOR_SIZE = 64
 
 SEGMENT_COUNT = 256
-FIRST_LINES = 16                     # lines of a new segment; line 0 is none
-BASE, MASK, USED, LIVE = 0, 1, 2, 3  # fields of a segment: first line, lines - 1, entries, live ones
+FIRST_LINES = 16  # lines of a new segment; line 0 is none
+BASE, MASK, USED, LIVE = (
+    0,
+    1,
+    2,
+    3,
+)  # fields of a segment: first line, lines - 1, entries, live ones
 SEGMENT_FIELDS = 4
 
 DEAD = 0xFFFFFFFF
-REMOVED = -1      # in MARKS: no row has this slot
+REMOVED = -1  # in MARKS: no row has this slot
 _U = uint64
 
 
@@ -62,8 +88,10 @@ def _segment(d, hashed):
 def first_line(d, hashed):
     """Address of the line where the search for a hash begins."""
     segment = _segment(d, hashed)
-    return load_i64(d, LINES) + (load_i64(segment, BASE)
-                                 + (int64(hashed) & load_i64(segment, MASK))) * 64
+    return (
+        load_i64(d, LINES)
+        + (load_i64(segment, BASE) + (int64(hashed) & load_i64(segment, MASK))) * 64
+    )
 
 
 @helper
@@ -77,8 +105,12 @@ def prefetch_line(d, id_):
 @helper
 def find_fast(line, hashed):
     """The slot if the hash stands in this line, else 0 (or a wrong 0 for a removed entry)."""
-    hits = (_U(load_u64(line, 0) == hashed) | _U(load_u64(line, 1) == hashed) << _U(1)
-            | _U(load_u64(line, 2) == hashed) << _U(2) | _U(load_u64(line, 3) == hashed) << _U(3))
+    hits = (
+        _U(load_u64(line, 0) == hashed)
+        | _U(load_u64(line, 1) == hashed) << _U(1)
+        | _U(load_u64(line, 2) == hashed) << _U(2)
+        | _U(load_u64(line, 3) == hashed) << _U(3)
+    )
     slot = int64(0)
     if hits != _U(0):
         slot = int64(load_u32(line, 8 + trailing_zeros(hits)))

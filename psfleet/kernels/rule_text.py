@@ -65,7 +65,7 @@ class RuleText:
         self._count = str(dim or width or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
-        kept = rule.slots[:len(rule.slots) - max(rule.turns - 1, 0)]
+        kept = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in kept]
         self.prepared = rule.prepare() is not None
         self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(kept)))]
@@ -78,7 +78,9 @@ class RuleText:
     def unit_pointers(self) -> list[str]:
         """Dense: the addresses of unit `unit`, whose weights start `at` bytes behind the first."""
         steps = ["unit * 4" if single else "at" for single in self._per_unit]
-        return [f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)]
+        return [
+            f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)
+        ]
 
     def row_width(self) -> int:
         """How many float32 a sparse row has, state included."""
@@ -101,8 +103,10 @@ class RuleText:
         lines, offset = [], self._dim
         for initial, run in groupby(self._rule.slots, lambda slot: slot.initial):
             width = sum(1 if slot.per_unit else self._dim for slot in run)
-            lines.append(f"for k in range({width}):\n"
-                         f"    store_f32(row, {offset} + k, np.float32({initial!r}))")
+            lines.append(
+                f"for k in range({width}):\n"
+                f"    store_f32(row, {offset} + k, np.float32({initial!r}))"
+            )
             offset += width
         return indent("\n".join(lines), " " * 8)
 
@@ -136,18 +140,26 @@ class RuleText:
         return f"w = load_f32(p, {index})\ng = load_f32(prepared, {index})"
 
     def _arguments(self, index: str) -> str:
-        slots = [f"u{i}" if single else f"load_f32({self._place(i, index)})"
-                 for i, single in enumerate(self._per_unit)]
+        slots = [
+            f"u{i}" if single else f"load_f32({self._place(i, index)})"
+            for i, single in enumerate(self._per_unit)
+        ]
         return ", ".join(["w", "g", *slots, "h"])
 
     def _load_single(self) -> str:
         """Statements that load the values that the unit shares."""
-        return "".join(f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
-                       for i, single in enumerate(self._per_unit) if single)
+        return "".join(
+            f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
+            for i, single in enumerate(self._per_unit)
+            if single
+        )
 
     def _store_slots(self) -> str:
-        return "".join(f"store_f32({self._place(i, 'i')}, t{i})\n"
-                       for i, single in enumerate(self._per_unit) if not single)
+        return "".join(
+            f"store_f32({self._place(i, 'i')}, t{i})\n"
+            for i, single in enumerate(self._per_unit)
+            if not single
+        )
 
     def _results(self) -> str:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
@@ -164,8 +176,11 @@ class RuleText:
             return text
         text += f"\n        w, {self._results()}= {self._function}({self._arguments('i')})\n"
         text += "        store_f32(p, i, w)\n" + indent(self._store_slots(), " " * 8)
-        return text + "".join(f"    store_f32({self._place(i, '0')}, t{i})\n"
-                              for i, single in enumerate(self._per_unit) if single)
+        return text + "".join(
+            f"    store_f32({self._place(i, '0')}, t{i})\n"
+            for i, single in enumerate(self._per_unit)
+            if single
+        )
 
     def _place_prepared(self) -> str:
         return f"    prepared = lanes + {4 * PREPARED}\n" if self.prepared else ""
@@ -188,11 +203,15 @@ class RuleText:
 
         call = f"{', '.join(names)}, = {measure.__name__}("
         call += ("w, g, h" if self.prepared else self._arguments("i")) + ")"
-        adds = [f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + {name})"
-                for i, name in enumerate(names)]
+        adds = [
+            f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + {name})"
+            for i, name in enumerate(names)
+        ]
         term = "\n".join([self._load("i") + self._prepare(), call, *adds])
         totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
-        finals = "\n".join(f"s{i} += float64(load_lane(lanes, {LANES * i} + j))" for i in range(sums))
+        finals = "\n".join(
+            f"s{i} += float64(load_lane(lanes, {LANES * i} + j))" for i in range(sums)
+        )
         result = ", ".join(f"float32(s{i})" for i in range(sums))
         return f"""
 @helper

@@ -25,14 +25,24 @@ _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
 
 # What the rules may name, in float32: Python's math would answer in float64.
 _NAMES: dict[str, Any] = {
-    "math": SimpleNamespace(sqrt=np.sqrt, copysign=np.copysign,
-                            pow=lambda x, y: np.float32(_powf(float(x), float(y)))),
-    "max": np.maximum, "min": np.minimum, "abs": np.abs,
+    "math": SimpleNamespace(
+        sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
+    ),
+    "max": np.maximum,
+    "min": np.minimum,
+    "abs": np.abs,
 }
 
 
-def twin_push(rule: Rule, decay: Decay, learning_rate: float, step: int, values: list[Floats],
-              gradient: Floats, width: int) -> None:
+def twin_push(
+    rule: Rule,
+    decay: Decay,
+    learning_rate: float,
+    step: int,
+    values: list[Floats],
+    gradient: Floats,
+    width: int,
+) -> None:
     """Update `values` in place: weights [n], then each state slot [n].
 
     Args:
@@ -82,8 +92,9 @@ def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ..
         value[:] = new
 
 
-def _columns(function: Callable[..., Any], values: list[Floats], gradient: Floats,
-             h: tuple[Any, ...]) -> list[Floats]:
+def _columns(
+    function: Callable[..., Any], values: list[Floats], gradient: Floats, h: tuple[Any, ...]
+) -> list[Floats]:
     """The function of (w, g, *slots, h) for each weight: one array per result."""
     in_numpy = _in_numpy(function)
     results = [in_numpy(*at, h) for at in zip(values[0], gradient, *values[1:], strict=True)]
@@ -94,13 +105,13 @@ def _sum(terms: Floats) -> np.float32:
     """The sum in the one order that all kernels use, see rule_text."""
     total = np.float64(0)
     for start in range(0, len(terms), CHUNK):
-        chunk = terms[start:start + CHUNK]
+        chunk = terms[start : start + CHUNK]
         lanes = np.zeros(LANES, np.float32)
         for row in range(0, len(chunk), LANES):
-            part = chunk[row:row + LANES]
-            lanes[:len(part)] += part
+            part = chunk[row : row + LANES]
+            lanes[: len(part)] += part
         while len(lanes) > 16:
-            lanes = lanes[:len(lanes) // 2] + lanes[len(lanes) // 2:]
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
         for lane in lanes:
             total += np.float64(lane)
     return np.float32(total)

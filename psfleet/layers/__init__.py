@@ -7,13 +7,7 @@ A layer that has weights owns the parameters `name.w_0`, `name.b_0`. Without `na
 (`fc_0`, `fc_1`, ...) at each call; called again with the same `name` it uses the same parameters.
 """
 
-from psfleet.layers.activations import (
-    log_softmax,
-    relu,
-    sigmoid,
-    softmax,
-    tanh,
-)
+from psfleet.layers.activations import log_softmax, relu, sigmoid, softmax, tanh
 from psfleet.layers.arithmetic import (
     abs,
     clip,

@@ -24,8 +24,9 @@ def tanh(x: Variable, name: str | None = None) -> Variable:
     return apply(activation.Tanh(), x, name=name)
 
 
-def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None,
-            axis: int = -1) -> Variable:
+def softmax(
+    input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
+) -> Variable:
     """exp(x) / sum(exp(x)) along an axis."""
     return apply(activation.Softmax(axis), input, name=name)
 
@@ -36,7 +37,12 @@ def log_softmax(input: Variable, axis: int = -1, name: str | None = None) -> Var
 
 
 _BY_NAME: dict[str, Callable[..., Variable]] = {
-    "relu": relu, "sigmoid": sigmoid, "tanh": tanh, "softmax": softmax, "log_softmax": log_softmax}
+    "relu": relu,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+}
 
 
 def activate(x: Variable, act: str | None, name: str | None = None) -> Variable:

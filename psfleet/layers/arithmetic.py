@@ -9,9 +9,26 @@ from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.record import Op
 from psfleet.program.variable import Variable, apply, as_variable
 
-__all__ = ["abs", "clip", "cos_sim", "dot", "elementwise_add", "elementwise_div", "elementwise_max",
-           "elementwise_min", "elementwise_mul", "elementwise_pow", "elementwise_sub", "exp",
-           "l2_normalize", "log", "pow", "scale", "sqrt", "square"]
+__all__ = [
+    "abs",
+    "clip",
+    "cos_sim",
+    "dot",
+    "elementwise_add",
+    "elementwise_div",
+    "elementwise_max",
+    "elementwise_min",
+    "elementwise_mul",
+    "elementwise_pow",
+    "elementwise_sub",
+    "exp",
+    "l2_normalize",
+    "log",
+    "pow",
+    "scale",
+    "sqrt",
+    "square",
+]
 
 
 def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str | None) -> Variable:
@@ -19,52 +36,60 @@ def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str |
     x, y = as_variable(x), as_variable(y)
     after = x.ndim - axis - y.ndim
     if axis >= 0 and y.ndim and after < 0:
-        raise ShapeError(f"y {y.name!r} {y.shape} does not fit into x {x.name!r} {x.shape} at axis "
-                         f"{axis}")
+        raise ShapeError(
+            f"y {y.name!r} {y.shape} does not fit into x {x.name!r} {x.shape} at axis {axis}"
+        )
     if axis >= 0 and y.ndim and after > 0:
         known = [0 if extent is None else extent for extent in y.shape]
         y = apply(Reshape((*known, *(1,) * after)), y)
     return activate(apply(op, x, y, name=name if act is None else None), act, name)
 
 
-def elementwise_add(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_add(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """x + y, broadcast; `axis`: the axis of x under which y's first one stands."""
     return _elementwise(arithmetic.Add(), x, y, axis, act, name)
 
 
-def elementwise_sub(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_sub(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """x - y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Sub(), x, y, axis, act, name)
 
 
-def elementwise_mul(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_mul(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """x * y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Mul(), x, y, axis, act, name)
 
 
-def elementwise_div(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_div(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """x / y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Div(), x, y, axis, act, name)
 
 
-def elementwise_max(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_max(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """The larger of x and y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Max(), x, y, axis, act, name)
 
 
-def elementwise_min(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_min(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """The smaller of x and y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Min(), x, y, axis, act, name)
 
 
-def elementwise_pow(x: Any, y: Any, axis: int = -1, act: str | None = None,
-                    name: str | None = None) -> Variable:
+def elementwise_pow(
+    x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
+) -> Variable:
     """x ** y, broadcast as in elementwise_add."""
     return _elementwise(arithmetic.Pow(), x, y, axis, act, name)
 
@@ -99,8 +124,14 @@ def pow(x: Variable, factor: float = 1.0, name: str | None = None) -> Variable:
     return apply(arithmetic.Power(float(factor)), x, name=name)
 
 
-def scale(x: Variable, scale: float = 1.0, bias: float = 0.0, bias_after_scale: bool = True,
-          act: str | None = None, name: str | None = None) -> Variable:
+def scale(
+    x: Variable,
+    scale: float = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """scale * x + bias, or scale * (x + bias)."""
     offset = bias if bias_after_scale else scale * bias
     op = arithmetic.Scale(float(scale), float(offset))
@@ -120,8 +151,9 @@ def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
     return apply(reduce.ReduceSum((-1,), True), product, name=name)
 
 
-def l2_normalize(x: Variable, axis: int = -1, epsilon: float = 1e-12,
-                 name: str | None = None) -> Variable:
+def l2_normalize(
+    x: Variable, axis: int = -1, epsilon: float = 1e-12, name: str | None = None
+) -> Variable:
     """x / sqrt(sum(x^2) + epsilon) along an axis."""
     squares = apply(reduce.ReduceSum((axis,), True), square(x))
     return apply(arithmetic.Div(), x, sqrt(scale(squares, bias=epsilon)), name=name)

@@ -6,8 +6,13 @@ from psfleet.program.ops import loss
 from psfleet.program.ops.activation import Softmax
 from psfleet.program.variable import Variable, apply
 
-__all__ = ["cross_entropy", "log_loss", "sigmoid_cross_entropy_with_logits",
-           "softmax_with_cross_entropy", "square_error_cost"]
+__all__ = [
+    "cross_entropy",
+    "log_loss",
+    "sigmoid_cross_entropy_with_logits",
+    "softmax_with_cross_entropy",
+    "square_error_cost",
+]
 
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
@@ -15,8 +20,9 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
     return apply(loss.SquareError(), input, label)
 
 
-def cross_entropy(input: Variable, label: Variable, soft_label: bool = False,
-                  ignore_index: int = -100) -> Variable:
+def cross_entropy(
+    input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
+) -> Variable:
     """-log of the probability that `input` [..., classes] gives to the label: [..., 1].
 
     Args:
@@ -28,31 +34,52 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False,
 
 @overload
 def softmax_with_cross_entropy(
-        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
-        numeric_stable_mode: bool = True, return_softmax: Literal[False] = False,
-        axis: int = -1) -> Variable:
+    logits: Variable,
+    label: Variable,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    return_softmax: Literal[False] = False,
+    axis: int = -1,
+) -> Variable:
     """The cost alone."""
 
 
 @overload
 def softmax_with_cross_entropy(
-        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
-        numeric_stable_mode: bool = True, *, return_softmax: Literal[True],
-        axis: int = -1) -> tuple[Variable, Variable]:
+    logits: Variable,
+    label: Variable,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    *,
+    return_softmax: Literal[True],
+    axis: int = -1,
+) -> tuple[Variable, Variable]:
     """The cost and the softmax."""
 
 
 def softmax_with_cross_entropy(
-        logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
-        numeric_stable_mode: bool = True, return_softmax: bool = False,
-        axis: int = -1) -> Variable | tuple[Variable, Variable]:
+    logits: Variable,
+    label: Variable,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    return_softmax: bool = False,
+    axis: int = -1,
+) -> Variable | tuple[Variable, Variable]:
     """cross_entropy of softmax(logits), without overflow; `return_softmax`: and the softmax."""
     cost = apply(loss.SoftmaxCrossEntropy(soft_label, ignore_index, axis), logits, label)
     return (cost, apply(Softmax(axis), logits)) if return_softmax else cost
 
 
-def sigmoid_cross_entropy_with_logits(x: Variable, label: Variable, ignore_index: int = -100,
-                                      name: str | None = None, normalize: bool = False) -> Variable:
+def sigmoid_cross_entropy_with_logits(
+    x: Variable,
+    label: Variable,
+    ignore_index: int = -100,
+    name: str | None = None,
+    normalize: bool = False,
+) -> Variable:
     """The binary cross entropy of sigmoid(x), elementwise, without overflow.
 
     Args:
@@ -63,7 +90,8 @@ def sigmoid_cross_entropy_with_logits(x: Variable, label: Variable, ignore_index
     return apply(loss.SigmoidCrossEntropy(float(ignore_index), normalize), x, label, name=name)
 
 
-def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4,
-             name: str | None = None) -> Variable:
+def log_loss(
+    input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
+) -> Variable:
     """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
     return apply(loss.LogLoss(float(epsilon)), input, label, name=name)

@@ -9,14 +9,21 @@ from psfleet.program.variable import Variable, apply
 __all__ = ["accuracy", "auc"]
 
 
-def accuracy(input: Variable, label: Variable, k: int = 1, correct: Any = None,
-             total: Any = None) -> Variable:
+def accuracy(
+    input: Variable, label: Variable, k: int = 1, correct: Any = None, total: Any = None
+) -> Variable:
     """The share of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
     return apply(metric.Accuracy(k), input, label)
 
 
-def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: int = 2**12 - 1,
-        topk: int = 1, slide_steps: int = 1) -> tuple[Variable, Variable, list[Variable]]:
+def auc(
+    input: Variable,
+    label: Variable,
+    curve: str = "ROC",
+    num_thresholds: int = 2**12 - 1,
+    topk: int = 1,
+    slide_steps: int = 1,
+) -> tuple[Variable, Variable, list[Variable]]:
     """The area under the ROC curve of scores in [0, 1].
 
     Returns:
@@ -25,5 +32,8 @@ def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: in
     """
     if curve != "ROC":
         raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")
-    return (apply(metric.AreaUnderCurve(num_thresholds, True), input, label),
-            apply(metric.AreaUnderCurve(num_thresholds, False), input, label), [])
+    return (
+        apply(metric.AreaUnderCurve(num_thresholds, True), input, label),
+        apply(metric.AreaUnderCurve(num_thresholds, False), input, label),
+        [],
+    )

@@ -19,26 +19,30 @@ def _axes(dim: Dim) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-def reduce_sum(input: Variable, dim: Dim = None, keep_dim: bool = False,
-               name: str | None = None) -> Variable:
+def reduce_sum(
+    input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
+) -> Variable:
     """The sum over the axes `dim`, all if None."""
     return apply(reduce.ReduceSum(_axes(dim), keep_dim), input, name=name)
 
 
-def reduce_mean(input: Variable, dim: Dim = None, keep_dim: bool = False,
-                name: str | None = None) -> Variable:
+def reduce_mean(
+    input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
+) -> Variable:
     """The mean over the axes `dim`, all if None."""
     return apply(reduce.ReduceMean(_axes(dim), keep_dim), input, name=name)
 
 
-def reduce_max(input: Variable, dim: Dim = None, keep_dim: bool = False,
-               name: str | None = None) -> Variable:
+def reduce_max(
+    input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
+) -> Variable:
     """The largest value over the axes `dim`, all if None."""
     return apply(reduce.ReduceMax(_axes(dim), keep_dim), input, name=name)
 
 
-def reduce_min(input: Variable, dim: Dim = None, keep_dim: bool = False,
-               name: str | None = None) -> Variable:
+def reduce_min(
+    input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
+) -> Variable:
     """The smallest value over the axes `dim`, all if None."""
     return apply(reduce.ReduceMin(_axes(dim), keep_dim), input, name=name)
 

@@ -15,8 +15,21 @@ from psfleet.program.ops import manipulate
 from psfleet.program.shapes import axis_of
 from psfleet.program.variable import Variable, apply
 
-__all__ = ["cast", "concat", "expand", "flatten", "gather", "one_hot", "reshape", "slice", "split",
-           "squeeze", "stack", "transpose", "unsqueeze"]
+__all__ = [
+    "cast",
+    "concat",
+    "expand",
+    "flatten",
+    "gather",
+    "one_hot",
+    "reshape",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "transpose",
+    "unsqueeze",
+]
 
 
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
@@ -24,21 +37,27 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
     return apply(manipulate.Concat(axis), *input, name=name)
 
 
-def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1,
-          name: str | None = None) -> list[Variable]:
+def split(
+    input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
+) -> list[Variable]:
     """Parts along an axis: so many equal ones, or of the given widths (one may be -1)."""
     axis = axis_of(dim, input.shape, f"split of {input.name!r}")
     extent = input.shape[axis]
     if extent is None:
-        raise ShapeError(f"split of {input.name!r} {input.shape}: the extent of axis {axis} is "
-                         "unknown")
+        raise ShapeError(
+            f"split of {input.name!r} {input.shape}: the extent of axis {axis} is unknown"
+        )
     widths = _widths(extent, num_or_sections)
     if builtins.sum(widths) != extent or any(width < 0 for width in widths):
-        raise ShapeError(f"split of {input.name!r}: axis {axis} has extent {extent}, it cannot be "
-                         f"split into {num_or_sections}")
+        raise ShapeError(
+            f"split of {input.name!r}: axis {axis} has extent {extent}, it cannot be "
+            f"split into {num_or_sections}"
+        )
     edges = [0, *np.cumsum(widths).tolist()]
-    return [apply(manipulate.Slice((axis,), (start,), (end,)), input, name=name)
-            for start, end in pairwise(edges)]
+    return [
+        apply(manipulate.Slice((axis,), (start,), (end,)), input, name=name)
+        for start, end in pairwise(edges)
+    ]
 
 
 def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
@@ -53,8 +72,14 @@ def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
     return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
 
 
-def reshape(x: Variable, shape: Sequence[int], actual_shape: Any = None, act: str | None = None,
-            inplace: bool = False, name: str | None = None) -> Variable:
+def reshape(
+    x: Variable,
+    shape: Sequence[int],
+    actual_shape: Any = None,
+    act: str | None = None,
+    inplace: bool = False,
+    name: str | None = None,
+) -> Variable:
     """Another shape: -1 is worked out, 0 copies x's extent."""
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
@@ -77,10 +102,12 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
     """Without axes of extent 1: those named, all if none is."""
     chosen = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
-        i for i, extent in enumerate(input.shape) if extent == 1}
+        i for i, extent in enumerate(input.shape) if extent == 1
+    }
     if any(input.shape[axis] != 1 for axis in chosen):
-        raise ShapeError(f"squeeze of {input.name!r} {input.shape}: axes {sorted(chosen)} are not "
-                         "all 1")
+        raise ShapeError(
+            f"squeeze of {input.name!r} {input.shape}: axes {sorted(chosen)} are not all 1"
+        )
     return _to(input, [n for i, n in enumerate(input.shape) if i not in chosen], name)
 
 
@@ -105,8 +132,9 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
     return apply(manipulate.Transpose(tuple(perm)), x, name=name)
 
 
-def slice(input: Variable, axes: Sequence[int], starts: Sequence[int],
-          ends: Sequence[int]) -> Variable:
+def slice(
+    input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+) -> Variable:
     """input[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
     return apply(manipulate.Slice(tuple(axes), tuple(starts), tuple(ends)), input)
 

@@ -14,8 +14,13 @@ from psfleet.program.variable import Variable, apply
 __all__ = ["data", "fill_constant", "ones", "zeros"]
 
 
-def data(name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", lod_level: int = 0,
-         stop_gradient: bool = True) -> Variable:
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    dtype: DTypeLike = "float32",
+    lod_level: int = 0,
+    stop_gradient: bool = True,
+) -> Variable:
     """A variable that each run is fed.
 
     Args:
@@ -30,8 +35,9 @@ def data(name: str, shape: Sequence[int | None], dtype: DTypeLike = "float32", l
     return variable
 
 
-def fill_constant(shape: Sequence[int], dtype: DTypeLike, value: float, force_cpu: bool = False,
-                  out: Any = None) -> Variable:
+def fill_constant(
+    shape: Sequence[int], dtype: DTypeLike, value: float, force_cpu: bool = False, out: Any = None
+) -> Variable:
     """An array of one value."""
     return apply(Fill(tuple(shape), dtype_of(dtype).name, value))
 

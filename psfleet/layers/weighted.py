@@ -25,9 +25,15 @@ from psfleet.tables.entry import Entry
 __all__ = ["create_parameter", "dropout", "embedding", "fc", "layer_norm", "matmul"]
 
 
-def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 1,
-       param_attr: Any = None, bias_attr: Any = None, act: str | None = None,
-       name: str | None = None) -> Variable:
+def fc(
+    input: Variable | Sequence[Variable],
+    size: int,
+    num_flatten_dims: int = 1,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """A fully connected layer: act(sum of input_i @ w_i + b).
 
     Args:
@@ -43,8 +49,10 @@ def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 
     said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
     if not inputs or len(said) != len(inputs):
         raise ShapeError(f"fc {label!r} has {len(inputs)} inputs and {len(said)} param_attr")
-    weights = [_weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
-               for i, (x, attr) in enumerate(zip(inputs, said, strict=True))]
+    weights = [
+        _weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
+        for i, (x, attr) in enumerate(zip(inputs, said, strict=True))
+    ]
     bias = _bias(size, f"{label}.b_0", bias_attr)
     rest = [] if bias is None else [bias]
     if len(inputs) == 1:
@@ -60,8 +68,9 @@ def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 
 def _weights(x: Variable, size: int, axes: int, name: str, said: Attribute) -> Variable:
     width = size_of(x.shape[axes:])
     if width is None:
-        raise ShapeError(f"fc of {x.name!r} {x.shape}: the extents from axis {axes} on must be "
-                         "known")
+        raise ShapeError(
+            f"fc of {x.name!r} {x.shape}: the extents from axis {axes} on must be known"
+        )
     attr = attribute(said)
     if attr is None:
         raise ShapeError(f"fc of {x.name!r}: param_attr is False, but weights there must be")
@@ -75,10 +84,17 @@ def _bias(size: int, name: str, said: Attribute) -> Variable | None:
     return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
 
 
-def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
-              is_distributed: bool = False, padding_idx: int | None = None,
-              param_attr: Any = None, dtype: DTypeLike = "float32",
-              name: str | None = None, entry: Entry | None = None) -> Variable:
+def embedding(
+    input: Variable,
+    size: Sequence[int | None],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+    entry: Entry | None = None,
+) -> Variable:
     """Rows of a table by id: [*input.shape, dim].
 
     Args:
@@ -99,8 +115,16 @@ def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = Fal
     attr = attribute(param_attr)
     if attr is None:
         raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
-    parameter = make_parameter((rows, dim), f"{label}.w_0", attr, None, sparse=sparse,
-                               distributed=is_distributed, by_row=not sparse, entry=entry)
+    parameter = make_parameter(
+        (rows, dim),
+        f"{label}.w_0",
+        attr,
+        None,
+        sparse=sparse,
+        distributed=is_distributed,
+        by_row=not sparse,
+        entry=entry,
+    )
     padding = padding_idx
     if padding is not None and padding < 0 and rows > 0:
         padding += rows
@@ -114,21 +138,34 @@ def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tu
         raise ShapeError(f"embedding {label!r}: size is {tuple(size)}, it must be [rows, dim]")
     rows = shape[0]
     if rows is None and not distributed:
-        raise IdError(f"embedding {label!r}: size is {tuple(size)}; the number of rows may be left "
-                      "open with is_distributed=True only")
+        raise IdError(
+            f"embedding {label!r}: size is {tuple(size)}; the number of rows may be left "
+            "open with is_distributed=True only"
+        )
     return -1 if rows is None else rows, shape[1]
 
 
-def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False,
-           alpha: float = 1.0, name: str | None = None) -> Variable:
+def matmul(
+    x: Any,
+    y: Any,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    alpha: float = 1.0,
+    name: str | None = None,
+) -> Variable:
     """alpha * x @ y over the last two axes; leading axes broadcast."""
     out = apply(MatMul(transpose_x, transpose_y), x, y, name=name)
     return out if alpha == 1.0 else scaled(out, alpha)
 
 
-def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int | None = None,
-            name: str | None = None,
-            dropout_implementation: str = "downgrade_in_infer") -> Variable:
+def dropout(
+    x: Variable,
+    dropout_prob: float,
+    is_test: bool = False,
+    seed: int | None = None,
+    name: str | None = None,
+    dropout_implementation: str = "downgrade_in_infer",
+) -> Variable:
     """Sets values to 0 at random in training.
 
     The mask is a pure function of (seed, name, the program's step).
@@ -141,17 +178,28 @@ def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int |
             `upscale_in_train`: x * mask / (1 - p) in training, x in tests.
     """
     if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
-        raise ShapeError(f"dropout_implementation is {dropout_implementation!r}; use "
-                         "downgrade_in_infer or upscale_in_train")
+        raise ShapeError(
+            f"dropout_implementation is {dropout_implementation!r}; use "
+            "downgrade_in_infer or upscale_in_train"
+        )
     label = name or names.generate("dropout")
-    op = dropping.Dropout(label, float(dropout_prob), is_test, seed,
-                          dropout_implementation == "upscale_in_train")
+    op = dropping.Dropout(
+        label, float(dropout_prob), is_test, seed, dropout_implementation == "upscale_in_train"
+    )
     return apply(op, x, name=label)
 
 
-def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_norm_axis: int = 1,
-               epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None,
-               act: str | None = None, name: str | None = None) -> Variable:
+def layer_norm(
+    input: Variable,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """(x - mean) / sqrt(variance + epsilon) within each sample, times `name.w_0` plus `name.b_0`.
 
     Args:
@@ -160,15 +208,20 @@ def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_no
     label = name or names.generate("layer_norm")
     width = size_of(input.shape[begin_norm_axis:])
     if width is None:
-        raise ShapeError(f"layer_norm of {input.name!r} {input.shape}: the extents from axis "
-                         f"{begin_norm_axis} on must be known")
+        raise ShapeError(
+            f"layer_norm of {input.name!r} {input.shape}: the extents from axis "
+            f"{begin_norm_axis} on must be known"
+        )
     weights = []
     wanted = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
     for used, said, suffix, start in wanted:
         attr = attribute(said) if used else None
         if attr is not None:
-            weights.append(leaf(make_parameter((width,), f"{label}.{suffix}", attr,
-                                               initializer.Constant(start))))
+            weights.append(
+                leaf(
+                    make_parameter((width,), f"{label}.{suffix}", attr, initializer.Constant(start))
+                )
+            )
     has_scale = scale and attribute(param_attr) is not None
     op = LayerNorm(begin_norm_axis, epsilon, has_scale, len(weights) > has_scale)
     return activate(apply(op, input, *weights, name=label), act, label)

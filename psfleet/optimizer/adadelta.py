@@ -16,10 +16,16 @@ class Adadelta(Optimizer):
     squared updates and G of g^2.
     """
 
-    def __init__(self, learning_rate: Rate = 0.001, epsilon: float = 1e-6, rho: float = 0.95,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        epsilon: float = 1e-6,
+        rho: float = 0.95,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Adadelta(rho, epsilon)

@@ -30,17 +30,28 @@ class Adam(Optimizer):
             None: "lazy" if lazy_mode or if the parameter has rows for any id, else "full".
     """
 
-    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
-                 name: str | None = None,
-                 amsgrad: bool = False, bias_correction_step: int = 0,
-                 sparse_mode: str | None = None, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        lazy_mode: bool = False,
+        name: str | None = None,
+        amsgrad: bool = False,
+        bias_correction_step: int = 0,
+        sparse_mode: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule: Rule = (rules.AMSGrad(beta1, beta2, epsilon) if amsgrad else
-                            rules.Adam(beta1, beta2, epsilon, bias_correction_step))
+        self._rule: Rule = (
+            rules.AMSGrad(beta1, beta2, epsilon)
+            if amsgrad
+            else rules.Adam(beta1, beta2, epsilon, bias_correction_step)
+        )
         self.lazy = lazy_mode if sparse_mode is None else sparse_mode != "full"
         self.every_row = sparse_mode == "full"
         self._sparse_rule: Rule = self._rule
@@ -48,8 +59,10 @@ class Adam(Optimizer):
             raise ConfigError(f"Adam: sparse_mode is {sparse_mode!r}, use lazy, full or catch-up")
         if sparse_mode == "catch-up":
             if amsgrad or bias_correction_step:
-                raise ConfigError("Adam: sparse_mode is 'catch-up', which knows neither amsgrad nor "
-                                  "bias_correction_step")
+                raise ConfigError(
+                    "Adam: sparse_mode is 'catch-up', which knows neither amsgrad nor "
+                    "bias_correction_step"
+                )
             self._sparse_rule = rules.AdamCatchUp(beta1, beta2, epsilon)
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
@@ -69,12 +82,21 @@ class AdamW(Optimizer):
 
     _rule: rules.AdamW
 
-    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8, parameters: Iterable[Any] | None = None,
-                 weight_decay: float = 0.01, lr_ratio: Callable[[Parameter], float] | None = None,
-                 apply_decay_param_fun: Callable[[str], bool] | None = None,
-                 grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
-                 name: str | None = None, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: float = 0.01,
+        lr_ratio: Callable[[Parameter], float] | None = None,
+        apply_decay_param_fun: Callable[[str], bool] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        lazy_mode: bool = False,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.AdamW(beta1, beta2, epsilon, weight_decay)
         self._lr_ratio = lr_ratio
@@ -96,13 +118,19 @@ class AdamW(Optimizer):
 class AMSGrad(Optimizer):
     """Adam with the largest v so far in place of v."""
 
-    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, lazy_mode: bool = False,
-                 name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        lazy_mode: bool = False,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.AMSGrad(beta1, beta2, epsilon)
         self.lazy = lazy_mode
@@ -111,12 +139,18 @@ class AMSGrad(Optimizer):
 class Adamax(Optimizer):
     """u = max(|g|, beta2 * u + epsilon); w -= learning_rate / (1 - beta1^t) * m / u."""
 
-    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Adamax(beta1, beta2, epsilon)
 
@@ -124,12 +158,19 @@ class Adamax(Optimizer):
 class NAdam(Optimizer):
     """Adam with Nesterov's momentum; see psfleet.rules.nadam for the formula."""
 
-    def __init__(self, learning_rate: Rate = 0.002, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8, momentum_decay: float = 0.004,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.002,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        momentum_decay: float = 0.004,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.NAdam(beta1, beta2, epsilon, momentum_decay)
 
@@ -137,11 +178,17 @@ class NAdam(Optimizer):
 class RAdam(Optimizer):
     """Adam whose rate is rectified while v is young; see psfleet.rules.radam for the formula."""
 
-    def __init__(self, learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.RAdam(beta1, beta2, epsilon)

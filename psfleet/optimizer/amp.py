@@ -38,15 +38,22 @@ class Shortener:
         """The gradients as they are to be pushed; none if the step is skipped."""
         if self._settings.dtype == "float16":
             return self._scaled(gradients)
-        return [(seat, dataclasses.replace(gradient, precision="bfloat16"))
-                for seat, gradient in gradients]
+        return [
+            (seat, dataclasses.replace(gradient, precision="bfloat16"))
+            for seat, gradient in gradients
+        ]
 
     def _scaled(self, gradients: Sequence[tuple[Seat, Gradient]]) -> Gradients:
         summed = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
         overflow = any(overflows(gradient.values, self.scale) for _, gradient in summed)
-        sent = [] if overflow else [
-            (seat, dataclasses.replace(gradient, precision="float16", scale=self.scale))
-            for seat, gradient in summed]
+        sent = (
+            []
+            if overflow
+            else [
+                (seat, dataclasses.replace(gradient, precision="float16", scale=self.scale))
+                for seat, gradient in summed
+            ]
+        )
         if self._settings.use_dynamic_loss_scaling:
             self._adjust(overflow)
         return sent
@@ -65,7 +72,11 @@ class Shortener:
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
-        self.scale, self._good, self._bad = float(state["scale"]), int(state["good"]), int(state["bad"])
+        self.scale, self._good, self._bad = (
+            float(state["scale"]),
+            int(state["good"]),
+            int(state["bad"]),
+        )
 
 
 def _summed(seat: Seat, gradient: Gradient) -> Gradient:

@@ -42,10 +42,14 @@ class WeightAverage:
 
     def _values(self) -> list[tuple[Parameter, Floats]]:
         if self._shown:
-            raise UsageError(f"{self._name}: the averages are applied; restore() before training on")
+            raise UsageError(
+                f"{self._name}: the averages are applied; restore() before training on"
+            )
         chosen = self._parameters()
         if not chosen:
-            raise UsageError(f"{self._name}: no parameter has been updated yet; pass parameters=[...]")
+            raise UsageError(
+                f"{self._name}: no parameter has been updated yet; pass parameters=[...]"
+            )
         fetch([p for p in chosen if not p.sparse], [])
         return [(p, np.asarray(p.numpy(), np.float32)) for p in chosen]
 
@@ -97,8 +101,13 @@ class ExponentialMovingAverage(WeightAverage):
         parameters: Which to average; None: those that the program, or any optimizer, updates.
     """
 
-    def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None,
-                 parameters: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self,
+        decay: float = 0.999,
+        thres_steps: Any = None,
+        name: str | None = None,
+        parameters: Iterable[Any] | None = None,
+    ) -> None:
         if not 0 <= decay < 1:
             raise ConfigError(f"ExponentialMovingAverage: decay is {decay!r}, it must be in [0, 1)")
         super().__init__(parameters, name)
@@ -122,7 +131,9 @@ class ExponentialMovingAverage(WeightAverage):
         keep, take = np.float32(self._now), np.float32(1 - self._now)
         for parameter, value in self._values():
             before = self._ema.get(parameter.name)
-            self._ema[parameter.name] = take * value if before is None else keep * before + take * value
+            self._ema[parameter.name] = (
+                take * value if before is None else keep * before + take * value
+            )
 
     def _averages(self) -> list[tuple[Parameter, Floats]]:
         if not self._updates:
@@ -132,14 +143,20 @@ class ExponentialMovingAverage(WeightAverage):
 
     def state_dict(self) -> dict[str, Any]:
         """`name.ema` of each parameter and the number of updates."""
-        return {**{f"{name}.ema": ema.copy() for name, ema in self._ema.items()},
-                "updates": self._updates, "decay": self._now}
+        return {
+            **{f"{name}.ema": ema.copy() for name, ema in self._ema.items()},
+            "updates": self._updates,
+            "decay": self._now,
+        }
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
         self._updates, self._now = int(state_dict["updates"]), float(state_dict["decay"])
-        self._ema = {key.removesuffix(".ema"): np.array(value, np.float32)
-                     for key, value in state_dict.items() if key.endswith(".ema")}
+        self._ema = {
+            key.removesuffix(".ema"): np.array(value, np.float32)
+            for key, value in state_dict.items()
+            if key.endswith(".ema")
+        }
 
 
 class ModelAverage(WeightAverage):
@@ -155,15 +172,25 @@ class ModelAverage(WeightAverage):
         regularization: Accepted for the reference's sake: nothing is trained here.
     """
 
-    def __init__(self, average_window_rate: float, min_average_window: int = 10000,
-                 max_average_window: int = 10000, regularization: Any = None, name: str | None = None,
-                 parameters: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self,
+        average_window_rate: float,
+        min_average_window: int = 10000,
+        max_average_window: int = 10000,
+        regularization: Any = None,
+        name: str | None = None,
+        parameters: Iterable[Any] | None = None,
+    ) -> None:
         if not average_window_rate >= 0:
-            raise ConfigError(f"ModelAverage: average_window_rate is {average_window_rate!r}, "
-                              "it must be at least 0")
+            raise ConfigError(
+                f"ModelAverage: average_window_rate is {average_window_rate!r}, "
+                "it must be at least 0"
+            )
         if not 0 < min_average_window <= max_average_window:
-            raise ConfigError(f"ModelAverage: min_average_window is {min_average_window!r}, it must be "
-                              f"above 0 and at most max_average_window {max_average_window!r}")
+            raise ConfigError(
+                f"ModelAverage: min_average_window is {min_average_window!r}, it must be "
+                f"above 0 and at most max_average_window {max_average_window!r}"
+            )
         super().__init__(parameters, name)
         self._rate = average_window_rate
         self._least, self._most = min_average_window, max_average_window
@@ -176,7 +203,8 @@ class ModelAverage(WeightAverage):
         self.num_updates += 1
         self.num_accumulates += 1
         full = self.num_accumulates >= self._least and (
-            self.num_accumulates >= min(self._most, int(self.num_updates * self._rate)))
+            self.num_accumulates >= min(self._most, int(self.num_updates * self._rate))
+        )
         for parameter, value in self._values():
             sums = self._sums.setdefault(parameter.name, [np.zeros_like(value) for _ in range(3)])
             _accumulate(sums, value, self.num_updates % _SPILL == 0, full)
@@ -185,8 +213,13 @@ class ModelAverage(WeightAverage):
 
     update = step
 
-    def minimize(self, loss: Any, startup_program: Any = None, parameters: Any = None,
-                 no_grad_set: Any = None) -> None:
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Any = None,
+        no_grad_set: Any = None,
+    ) -> None:
         """As `step`, under the name that optimizers have."""
         self.step()
 
@@ -194,13 +227,19 @@ class ModelAverage(WeightAverage):
         count = self.num_accumulates + self.old_num_accumulates
         if not count:
             raise UsageError(f"{self._name}: apply() before the first step()")
-        return [(p, _total(self._sums[p.name]) / np.float32(count))
-                for p in self._parameters() if p.name in self._sums]
+        return [
+            (p, _total(self._sums[p.name]) / np.float32(count))
+            for p in self._parameters()
+            if p.name in self._sums
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """`name.sum_1` to `name.sum_3` of each parameter and the three counts."""
-        found: dict[str, Any] = {f"{name}.sum_{i}": part.copy() for name, sums in self._sums.items()
-                                 for i, part in enumerate(sums, 1)}
+        found: dict[str, Any] = {
+            f"{name}.sum_{i}": part.copy()
+            for name, sums in self._sums.items()
+            for i, part in enumerate(sums, 1)
+        }
         return found | {name: getattr(self, name) for name in _COUNTS}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -208,8 +247,10 @@ class ModelAverage(WeightAverage):
         for name in _COUNTS:
             setattr(self, name, int(state_dict[name]))
         names = [key.removesuffix(".sum_1") for key in state_dict if key.endswith(".sum_1")]
-        self._sums = {name: [np.array(state_dict[f"{name}.sum_{i}"], np.float32) for i in (1, 2, 3)]
-                      for name in names}
+        self._sums = {
+            name: [np.array(state_dict[f"{name}.sum_{i}"], np.float32) for i in (1, 2, 3)]
+            for name in names
+        }
 
 
 _SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact

@@ -60,10 +60,15 @@ class Optimizer:
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
     every_row = False  # whether those of a parameter with rows for any id do not
 
-    def __init__(self, learning_rate: Rate = 0.001, parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         owner = type(self).__name__
         unknown = sorted(set(older) - set(Older.__annotations__))
         if unknown:
@@ -72,10 +77,13 @@ class Optimizer:
             parameters, weight_decay = None, parameters
         self._name = name or owner
         self._rate = _rate(owner, learning_rate)
-        self._parameters = _listed(owner, _one(owner, "parameters", parameters, "parameter_list",
-                                               older.get("parameter_list")))
-        decay = _one(owner, "weight_decay", weight_decay, "regularization",
-                     older.get("regularization"))
+        self._parameters = _listed(
+            owner,
+            _one(owner, "parameters", parameters, "parameter_list", older.get("parameter_list")),
+        )
+        decay = _one(
+            owner, "weight_decay", weight_decay, "regularization", older.get("regularization")
+        )
         self.regularization = as_regularizer(decay, owner)
         self._grad_clip = _clip(owner, grad_clip)
         self.multi_precision = bool(older.get("multi_precision", False))
@@ -99,9 +107,13 @@ class Optimizer:
 
     def common(self) -> dict[str, Any]:
         """The arguments that every optimizer takes, to make another one like this."""
-        return {"learning_rate": self._rate, "parameters": self._parameters,
-                "weight_decay": self.regularization, "grad_clip": self._grad_clip,
-                "multi_precision": self.multi_precision}
+        return {
+            "learning_rate": self._rate,
+            "parameters": self._parameters,
+            "weight_decay": self.regularization,
+            "grad_clip": self._grad_clip,
+            "multi_precision": self.multi_precision,
+        }
 
     def rate_factor(self, parameter: Parameter) -> float:
         """What the rate is multiplied by for this parameter."""
@@ -125,25 +137,33 @@ class Optimizer:
             UsageError: A schedule decides the rate; replace it with `set_lr_scheduler`.
         """
         if isinstance(self._rate, LRScheduler):
-            raise UsageError(f"{self._name}: set_lr({value!r}) conflicts with "
-                             f"{type(self._rate).__name__}, which decides the rate; "
-                             "use set_lr_scheduler")
+            raise UsageError(
+                f"{self._name}: set_lr({value!r}) conflicts with "
+                f"{type(self._rate).__name__}, which decides the rate; "
+                "use set_lr_scheduler"
+            )
         self._rate = check_rate(self._name, value)
 
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
         """Let a schedule decide the rate from now on."""
         if not isinstance(scheduler, LRScheduler):
-            raise ConfigError(f"{self._name}: scheduler is {scheduler!r}, it must be an "
-                              "LRScheduler")
+            raise ConfigError(
+                f"{self._name}: scheduler is {scheduler!r}, it must be an LRScheduler"
+            )
         self._rate = scheduler
 
     # -- minimizing ----------------------------------------------------------------------------
 
-    def minimize(self, loss: Any, startup_program: Any = None,
-                 parameters: Iterable[Any] | None = None, no_grad_set: Iterable[Any] | None = None,
-                 grad_clip: ClipGradBase | None = None, *,
-                 parameter_list: Iterable[Any] | None = None,
-                 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Differentiate the loss and update: at once if it has a value, else in each run.
 
         Args:
@@ -163,10 +183,14 @@ class Optimizer:
         pairs = self.backward(loss, startup_program, chosen, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
-    def backward(self, loss: Any, startup_program: Any = None,
-                 parameter_list: Iterable[Any] | None = None,
-                 no_grad_set: Iterable[Any] | None = None,
-                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[tuple[Any, Any]]:
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[tuple[Any, Any]]:
         """First part of minimize: differentiate.
 
         Args:
@@ -199,8 +223,9 @@ class Optimizer:
         """
         return self.apply_optimize(None, None, params_grads)
 
-    def apply_optimize(self, loss: Any, startup_program: Any,
-                       params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def apply_optimize(
+        self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
         """As `apply_gradients`; the loss is only shown in the progress display."""
         pairs = [(p, g) for p, g in params_grads if g is not None]
         if not pairs:
@@ -211,9 +236,11 @@ class Optimizer:
         self.apply_values(pairs, loss=graph.value_of(loss))
         return []
 
-    def append_regularization_ops(self, parameters_and_grads: Sequence[tuple[Any, Any]],
-                                  regularization: WeightDecay | None = None,
-                                  ) -> list[tuple[Any, Any]]:
+    def append_regularization_ops(
+        self,
+        parameters_and_grads: Sequence[tuple[Any, Any]],
+        regularization: WeightDecay | None = None,
+    ) -> list[tuple[Any, Any]]:
         """The pairs with the regularizers' gradients added: arrays or variables.
 
         `apply_gradients` does this itself, on the servers.
@@ -228,8 +255,10 @@ class Optimizer:
     def step(self) -> None:
         """Update the parameters by the gradients that the last backward pass left in `grad`."""
         if self._parameters is None:
-            raise UsageError(f"{self._name}: step() needs to know the parameters; "
-                             "pass parameters=[...] to the optimizer")
+            raise UsageError(
+                f"{self._name}: step() needs to know the parameters; "
+                "pass parameters=[...] to the optimizer"
+            )
         pairs = [(p, p.grad) for p in self._parameters if p.trainable and p.grad is not None]
         if pairs:
             self.apply_values(pairs)
@@ -262,14 +291,17 @@ class Optimizer:
         checked = [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
         doubled = len(checked) - len({p.name for p, _ in checked})
         if doubled:
-            raise UsageError(f"{self._name}: {doubled} parameter(s) come with two gradients in "
-                             "one step")
+            raise UsageError(
+                f"{self._name}: {doubled} parameter(s) come with two gradients in one step"
+            )
         home, rate = tables(), self.get_lr()
         seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
         if self._grad_clip is not None:
             checked = self._grad_clip(checked)
-        gradients = [(seat, as_gradient(seat, self._sent(p, g), rate * self.rate_factor(p)))
-                     for seat, (p, g) in zip(seats, checked, strict=True)]
+        gradients = [
+            (seat, as_gradient(seat, self._sent(p, g), rate * self.rate_factor(p)))
+            for seat, (p, g) in zip(seats, checked, strict=True)
+        ]
         if self.shortener is not None:
             gradients = self.shortener.take(gradients)
         home.push(gradients, samples, loss)
@@ -363,8 +395,9 @@ def _clip(owner: str, value: Any) -> ClipGradBase | None:
 
 def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any:
     if value is not None and older_value is not None:
-        raise ConfigError(f"{owner}: {older}={older_value!r} repeats {name}={value!r}; give one "
-                          "of them")
+        raise ConfigError(
+            f"{owner}: {older}={older_value!r} repeats {name}={value!r}; give one of them"
+        )
     return older_value if value is None else value
 
 

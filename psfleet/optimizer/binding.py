@@ -59,8 +59,9 @@ class Seat:
     @property
     def bounded(self) -> bool:
         """Whether the parameter is an array: dense, or with a known number of rows."""
-        return not (self.parameter.sparse and (self.parameter.distributed
-                                               or self.parameter.shape[0] < 0))
+        return not (
+            self.parameter.sparse and (self.parameter.distributed or self.parameter.shape[0] < 0)
+        )
 
     def all_ids(self) -> Ids:
         """Every id of a bounded sparse table."""
@@ -107,8 +108,7 @@ class Tables:
         self._pull([], [(seat, ids)])
         return seat.rows[-1][1]
 
-    def prefetch(self, dense: Sequence[Parameter],
-                 sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
         """Bring what a step needs in one pull; with other workers about, all of it anew."""
         whole = {id(p): self._seats[id(p)] for p in dense}
         rows: list[tuple[Seat, Ids]] = []
@@ -134,11 +134,12 @@ class Tables:
             array.flags.writeable = False
         for seat, array in zip(dense, arrays, strict=False):
             seat.value = array
-        for (seat, ids), array in zip(sparse, arrays[len(dense):], strict=True):
+        for (seat, ids), array in zip(sparse, arrays[len(dense) :], strict=True):
             seat.rows.append((np.array(ids), array))
 
-    def push(self, gradients: Sequence[tuple[Seat, Gradient]], samples: int,
-             loss: float | None) -> None:
+    def push(
+        self, gradients: Sequence[tuple[Seat, Gradient]], samples: int, loss: float | None
+    ) -> None:
         """Send the gradients of one step. The runtime reports what goes wrong with them."""
         self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
         self._pushed = [seat for seat, _ in gradients]
@@ -150,7 +151,9 @@ class Tables:
     def seat(self, owner: Owner, parameter: Parameter, by_rows: bool = False) -> Seat:
         """The parameter's table under this optimizer, made if it is new."""
         if isinstance(parameter.binding, Averaged):
-            raise UsageError(f"parameter {parameter.name!r} shows its average; restore() before training on")
+            raise UsageError(
+                f"parameter {parameter.name!r} shows its average; restore() before training on"
+            )
         if isinstance(parameter.binding, Promised):
             parameter.binding = None
         seat = self._owned.get((id(owner), id(parameter)))
@@ -194,8 +197,17 @@ class Tables:
         # A second table for one name: another optimizer's, or of a parameter that came later.
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
         name = parameter.name if number == 1 else f"{parameter.name}~{number}"
-        return TableSpec(name, where.kind, tuple(shape), rule, decay, parameter.initializer,
-                         parameter.seed, where.every_row, parameter.entry)
+        return TableSpec(
+            name,
+            where.kind,
+            tuple(shape),
+            rule,
+            decay,
+            parameter.initializer,
+            parameter.seed,
+            where.every_row,
+            parameter.entry,
+        )
 
     def _preload(self, seat: Seat) -> None:
         """Give a sparse table the rows that its parameter has now."""
@@ -217,9 +229,11 @@ class Tables:
 
     def _copy_value(self, source: Seat, target: Seat) -> None:
         if not target.bounded:
-            raise UsageError(f"parameter {target.parameter.name!r} has rows for any id and is "
-                             "trained by "
-                             "two optimizers in turn; use one")
+            raise UsageError(
+                f"parameter {target.parameter.name!r} has rows for any id and is "
+                "trained by "
+                "two optimizers in turn; use one"
+            )
         value = np.array(self.value(source.parameter), np.float32)
         self.write_value(target, value)
 
@@ -245,8 +259,10 @@ class Tables:
             UsageError: The workers are cut into stages, which have different tables.
         """
         if here().processes > 1:
-            raise UsageError("optimizer state and values cannot be set from the stages of a pipeline, each "
-                             "of which knows its own tables only; use fleet.load_model")
+            raise UsageError(
+                "optimizer state and values cannot be set from the stages of a pipeline, each "
+                "of which knows its own tables only; use fleet.load_model"
+            )
         self.runtime.flush()
         if self.runtime.worker_num > 1:
             self.runtime.barrier()

@@ -40,12 +40,22 @@ class DGCMomentum(Optimizer):
         num_trainers: None: the number of workers.
     """
 
-    def __init__(self, learning_rate: Rate, momentum: float, rampup_begin_step: int,
-                 rampup_step: int = 1, sparsity: Sequence[float] = (0.999,),
-                 use_nesterov: bool = False, local_grad_clip_norm: float | None = None,
-                 num_trainers: int | None = None, weight_decay: WeightDecay | float | None = None,
-                 name: str | None = None, parameters: Iterable[Any] | None = None,
-                 grad_clip: ClipGradBase | None = None, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate,
+        momentum: float,
+        rampup_begin_step: int,
+        rampup_step: int = 1,
+        sparsity: Sequence[float] = (0.999,),
+        use_nesterov: bool = False,
+        local_grad_clip_norm: float | None = None,
+        num_trainers: int | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        name: str | None = None,
+        parameters: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         _check(rampup_begin_step, rampup_step, sparsity, num_trainers)
         self._rule = rules.DGCMomentum(momentum, rampup_begin_step, use_nesterov)
@@ -67,7 +77,9 @@ class DGCMomentum(Optimizer):
         past = self._updates - self._begin
         if past < 0:
             return 0.0
-        return self._sparsity[min(past * len(self._sparsity) // self._length, len(self._sparsity) - 1)]
+        return self._sparsity[
+            min(past * len(self._sparsity) // self._length, len(self._sparsity) - 1)
+        ]
 
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
         if self._updates < self._begin or parameter.sparse:
@@ -113,8 +125,13 @@ class DGCMomentum(Optimizer):
         super().set_state_dict(state_dict)
         for ending, kept in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
             kept.clear()
-            kept.update({key.removesuffix(ending): np.array(values, np.float32)
-                         for key, values in state_dict.items() if key.endswith(ending)})
+            kept.update(
+                {
+                    key.removesuffix(ending): np.array(values, np.float32)
+                    for key, values in state_dict.items()
+                    if key.endswith(ending)
+                }
+            )
 
     set_dict = set_state_dict
 
@@ -128,7 +145,9 @@ def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
     sizes[np.isnan(sizes)] = np.inf  # what is wrong must show, not stay behind for ever
     border = np.partition(sizes, values.size - count)[values.size - count]
     chosen = sizes > border
-    chosen[np.flatnonzero(sizes == border)[:count - int(chosen.sum())]] = True  # the first of equals
+    chosen[np.flatnonzero(sizes == border)[: count - int(chosen.sum())]] = (
+        True  # the first of equals
+    )
     shaped: NDArray[np.bool_] = chosen.reshape(values.shape)
     return shaped
 
@@ -139,6 +158,8 @@ def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | N
     if length < 1:
         raise ConfigError(f"DGCMomentum: rampup_step is {length!r}, it must be at least 1")
     if not sparsity or not all(0 <= part < 1 for part in sparsity):
-        raise ConfigError(f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)")
+        raise ConfigError(
+            f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)"
+        )
     if trainers is not None and trainers < 1:
         raise ConfigError(f"DGCMomentum: num_trainers is {trainers!r}, it must be at least 1")

@@ -34,8 +34,10 @@ class DistributedOptimizer:
 
     def __init__(self, optimizer: Any, settings: Settings | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise UsageError(f"distributed_optimizer needs a psfleet optimizer; it got {optimizer!r}"
-                             " (psfleet.torch.convert takes those of PyTorch)")
+            raise UsageError(
+                f"distributed_optimizer needs a psfleet optimizer; it got {optimizer!r}"
+                " (psfleet.torch.convert takes those of PyTorch)"
+            )
         self.settings = settings or Settings()
         self.optimizer = substitute(optimizer, self.settings)
         if self.settings.recompute is not None:
@@ -47,15 +49,22 @@ class DistributedOptimizer:
         if self.settings.amp is not None:
             self.optimizer.shorten(Shortener(self.settings.amp))
 
-    def backward(self, loss: Any, startup_program: Any = None, parameter_list: Any = None,
-                 no_grad_set: Any = None, callbacks: Any = None) -> list[tuple[Any, Any]]:
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Any = None,
+        no_grad_set: Any = None,
+        callbacks: Any = None,
+    ) -> list[tuple[Any, Any]]:
         """First part of minimize: differentiate.
 
         Returns:
             (parameter, gradient) pairs.
         """
         pairs: list[tuple[Any, Any]] = self.optimizer.backward(
-            loss, startup_program, parameter_list, no_grad_set, callbacks)
+            loss, startup_program, parameter_list, no_grad_set, callbacks
+        )
         return pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -67,9 +76,14 @@ class DistributedOptimizer:
         operations: list[Any] = self.optimizer.apply_gradients(params_grads)
         return operations
 
-    def minimize(self, losses: Any, scopes: Any = None, startup_programs: Any = None,
-                 parameter_list: Any = None,
-                 no_grad_set: Any = None) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def minimize(
+        self,
+        losses: Any,
+        scopes: Any = None,
+        startup_programs: Any = None,
+        parameter_list: Any = None,
+        no_grad_set: Any = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Differentiate the loss and update the parameters on the servers.
 
         Args:
@@ -83,8 +97,11 @@ class DistributedOptimizer:
             (optimize_ops, params_grads).
         """
         result: tuple[list[Any], list[tuple[Any, Any]]] = self.optimizer.minimize(
-            _only(losses, "losses"), _only(startup_programs, "startup_programs"), parameter_list,
-            no_grad_set)
+            _only(losses, "losses"),
+            _only(startup_programs, "startup_programs"),
+            parameter_list,
+            no_grad_set,
+        )
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -97,5 +114,7 @@ def _only(value: Any, name: str) -> Any:
     if not isinstance(value, list | tuple):
         return value
     if len(value) != 1:
-        raise UsageError(f"{name} has {len(value)} entries; one loss is minimized at a time, add them up")
+        raise UsageError(
+            f"{name} has {len(value)} entries; one loss is minimized at a time, add them up"
+        )
     return value[0]

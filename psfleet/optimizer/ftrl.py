@@ -20,11 +20,17 @@ class Ftrl(Optimizer):
 
     lazy = True
 
-    def __init__(self, learning_rate: Rate, l1: float = 0.0, l2: float = 0.0,
-                 lr_power: float = -0.5,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        lr_power: float = -0.5,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Ftrl(l1, l2, lr_power)

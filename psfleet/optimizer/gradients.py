@@ -53,8 +53,10 @@ def check_rows(parameter: Parameter, ids: Ids) -> None:
         return
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= rows:
-        raise IdError(f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
-                      f"id {low if low < 0 else high} is not one of them")
+        raise IdError(
+            f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
+            f"id {low if low < 0 else high} is not one of them"
+        )
 
 
 def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
@@ -63,11 +65,15 @@ def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
         ids = as_ids(grad.ids, f"parameter {parameter.name!r}")
         check_rows(parameter, ids)
         if grad.rows.shape[1:] != tuple(parameter.shape[1:]):
-            raise ShapeError(f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
-                             f"the gradient has rows of {grad.rows.shape[1:]}")
+            raise ShapeError(
+                f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
+                f"the gradient has rows of {grad.rows.shape[1:]}"
+            )
         return SparseGrad(ids, np.asarray(grad.rows, np.float32))
     dense = np.asarray(grad, np.float32)
     if dense.shape != tuple(parameter.shape):
-        raise ShapeError(f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "
-                         f"the gradient has {dense.shape}")
+        raise ShapeError(
+            f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "
+            f"the gradient has {dense.shape}"
+        )
     return dense

@@ -10,8 +10,17 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L1Decay, WeightDecay
 
-__all__ = ["add_update", "depended_on", "differentiate", "parameter_of", "reader", "regularized", "symbolic",
-           "training_program", "value_of"]
+__all__ = [
+    "add_update",
+    "depended_on",
+    "differentiate",
+    "parameter_of",
+    "reader",
+    "regularized",
+    "symbolic",
+    "training_program",
+    "value_of",
+]
 
 
 def parameter_of(item: Any) -> Any:
@@ -50,7 +59,9 @@ def reader(source: Any) -> Callable[[int], float]:
     from psfleet.program.variable import Variable
 
     if not isinstance(source, Variable):
-        raise ConfigError(f"thres_steps is {source!r}; it must be a number, a function or a variable")
+        raise ConfigError(
+            f"thres_steps is {source!r}; it must be a number, a function or a variable"
+        )
     if source.value is not None:
         return lambda run: float(source.numpy().reshape(-1)[0])
     program, executor = default_main_program().clone(for_test=True), Executor()
@@ -68,15 +79,19 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
     Raises:
         UsageError: Some are, some are not.
     """
-    kinds = {not isinstance(gradient, np.ndarray | SparseGrad | np.generic | float | int | list)
-             and getattr(gradient, "value", None) is None for _, gradient in pairs}
+    kinds = {
+        not isinstance(gradient, np.ndarray | SparseGrad | np.generic | float | int | list)
+        and getattr(gradient, "value", None) is None
+        for _, gradient in pairs
+    }
     if len(kinds) > 1:
         raise UsageError("params_grads mixes arrays and variables; give one kind")
     return kinds == {True}
 
 
-def differentiate(loss: Any, parameters: Sequence[Any] | None,
-                  no_grad_set: Iterable[Any] | None) -> list[tuple[Parameter, Any]]:
+def differentiate(
+    loss: Any, parameters: Sequence[Any] | None, no_grad_set: Iterable[Any] | None
+) -> list[tuple[Parameter, Any]]:
     """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
 
     Args:
@@ -92,12 +107,17 @@ def differentiate(loss: Any, parameters: Sequence[Any] | None,
     if loss.value is None:
         return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
     records = ancestors([loss])
-    found = {v.parameter.name: v.parameter for record in records
-             for v in record.inputs if v.parameter is not None and not v.stop_gradient}
+    found = {
+        v.parameter.name: v.parameter
+        for record in records
+        for v in record.inputs
+        if v.parameter is not None and not v.stop_gradient
+    }
     wanted = found if parameters is None else {name_of(item) for item in parameters}
     barred = {name_of(item) for item in no_grad_set or ()}
-    chosen = [p for name, p in found.items()
-              if name in wanted and name not in barred and p.trainable]
+    chosen = [
+        p for name, p in found.items() if name in wanted and name not in barred and p.trainable
+    ]
     fresh = any(record.context is not None for record in records)
     if fresh and all(_is_zero(p.grad) for p in chosen):  # the script has not called backward()
         loss.backward()
@@ -129,7 +149,8 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
     if wrong:
         raise UsageError(f"params_grads has {wrong[0]!r} where a parameter is expected")
     return default_main_program().add_update(
-        optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss)
+        optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss
+    )
 
 
 def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:
@@ -143,8 +164,10 @@ def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | 
     if isinstance(gradient, np.ndarray):
         return gradient + regularizer.gradient(parameter.numpy())
     if isinstance(regularizer, L1Decay):
-        raise UsageError(f"{regularizer!r}: append_regularization_ops takes arrays for L1; "
-                         "apply_gradients regularizes variables by itself")
+        raise UsageError(
+            f"{regularizer!r}: append_regularization_ops takes arrays for L1; "
+            "apply_gradients regularizes variables by itself"
+        )
     from psfleet.program.variable import leaf
 
     return gradient + leaf(parameter) * regularizer.coeff

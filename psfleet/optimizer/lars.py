@@ -26,12 +26,21 @@ class LarsMomentum(Optimizer):
 
     _rule: rules.LarsMomentum
 
-    def __init__(self, learning_rate: Rate, momentum: float, lars_coeff: float = 0.001,
-                 lars_weight_decay: float = 0.0005, parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 exclude_from_weight_decay: Sequence[str] | None = None, epsilon: float = 0.0,
-                 rescale_grad: float = 1.0, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate,
+        momentum: float,
+        lars_coeff: float = 0.001,
+        lars_weight_decay: float = 0.0005,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        epsilon: float = 0.0,
+        rescale_grad: float = 1.0,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.LarsMomentum(momentum, lars_coeff, lars_weight_decay, epsilon)
         self._excluded = tuple(exclude_from_weight_decay or ())
@@ -57,11 +66,19 @@ class Lamb(Optimizer):
 
     _rule: rules.Lamb
 
-    def __init__(self, learning_rate: Rate = 0.001, lamb_weight_decay: float = 0.01,
-                 beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6,
-                 parameters: Iterable[Any] | None = None, grad_clip: ClipGradBase | None = None,
-                 exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None,
-                 name: str | None = None, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        lamb_weight_decay: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        parameters: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.Lamb(beta1, beta2, epsilon, lamb_weight_decay)
         self._excluded = exclude_from_weight_decay_fn

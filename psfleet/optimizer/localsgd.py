@@ -83,10 +83,13 @@ class LocalRuntime:
         local = self._local.specs()
         far = [read for read in reads if read.table not in local]
         found = iter(self._fleet.pull(far) if far else [])
-        return [self._local.pull([read])[0] if read.table in local else next(found) for read in reads]
+        return [
+            self._local.pull([read])[0] if read.table in local else next(found) for read in reads
+        ]
 
-    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
-             loss: float | None = None) -> Ticket:
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Ticket:
         """See Runtime.push. Every k-th waits for all workers and averages."""
         local = self._local.specs()
         near = [_whole(gradient) for gradient in gradients if gradient.table in local]
@@ -144,7 +147,7 @@ class LocalRuntime:
         mean, at = (total / np.float32(trained)).astype(np.float32, copy=False), 0
         for key, state in zip(keys, states, strict=True):
             weights = state.values[0]
-            mean_here = mean[at:at + weights.size].reshape(weights.shape)
+            mean_here = mean[at : at + weights.size].reshape(weights.shape)
             self._local.write_table(key, TableState(state.step, [mean_here, *state.values[1:]]))
             at += weights.size
         self._since, self._unpublished = 0, True

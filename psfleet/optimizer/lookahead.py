@@ -32,10 +32,13 @@ class LookAhead(Optimizer):
         k: Updates between two looks, at least 1.
     """
 
-    def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5,
-                 name: str | None = None) -> None:
+    def __init__(
+        self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5, name: str | None = None
+    ) -> None:
         if not isinstance(inner_optimizer, Optimizer):
-            raise ConfigError(f"LookAhead: inner_optimizer is {inner_optimizer!r}, it must be an optimizer")
+            raise ConfigError(
+                f"LookAhead: inner_optimizer is {inner_optimizer!r}, it must be an optimizer"
+            )
         if not 0 <= alpha <= 1:
             raise ConfigError(f"LookAhead: alpha is {alpha!r}, it must be in [0, 1]")
         if not (isinstance(k, int) and k >= 1):
@@ -94,8 +97,9 @@ class LookAhead(Optimizer):
             slow = _joined(self._slow[seat.parameter.name], state)
             slow += self.alpha * (state.values[0] - slow)
             self._slow[seat.parameter.name] = (state.ids, slow)
-            home.runtime.write_table(seat.key, TableState(state.step, [slow, *state.values[1:]],
-                                                          state.ids))
+            home.runtime.write_table(
+                seat.key, TableState(state.step, [slow, *state.values[1:]], state.ids)
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and on worker 0 `name.slow` in the form of a state slot."""
@@ -110,9 +114,11 @@ class LookAhead(Optimizer):
         """Go on from a state made by `state_dict()`."""
         self.inner_optimizer.set_state_dict(state_dict)
         self._updates = self.inner_optimizer._updates
-        self._slow = {key.removesuffix(".slow"): (
-            state_dict.get(f"{key}_ids"), np.array(values, np.float32))
-            for key, values in state_dict.items() if key.endswith(".slow")}
+        self._slow = {
+            key.removesuffix(".slow"): (state_dict.get(f"{key}_ids"), np.array(values, np.float32))
+            for key, values in state_dict.items()
+            if key.endswith(".slow")
+        }
 
     set_dict = set_state_dict
 

@@ -26,7 +26,9 @@ class GradientMerger:
         self._steps = 0
         self._samples = 0
 
-    def take(self, pairs: Sequence[tuple[Parameter, Grad]], samples: int) -> tuple[Pairs, int] | None:
+    def take(
+        self, pairs: Sequence[tuple[Parameter, Grad]], samples: int
+    ) -> tuple[Pairs, int] | None:
         """Take one step's gradients.
 
         Returns:
@@ -34,13 +36,18 @@ class GradientMerger:
         """
         for parameter, grad in pairs:
             before = self._kept.get(id(parameter))
-            self._kept[id(parameter)] = (parameter, grad if before is None else _sum(before[1], grad))
+            self._kept[id(parameter)] = (
+                parameter,
+                grad if before is None else _sum(before[1], grad),
+            )
         self._steps += 1
         self._samples += samples
         if self._steps < self._settings.k_steps:
             return None
         factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
-        merged = [(p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()]
+        merged = [
+            (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
+        ]
         total, self._steps, self._samples = self._samples, 0, 0
         self._kept.clear()
         return merged, total
@@ -48,7 +55,8 @@ class GradientMerger:
 
 def _sum(first: Grad, second: Grad) -> Grad:
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
-        return SparseGrad(np.concatenate([first.ids, second.ids]),
-                          np.concatenate([first.rows, second.rows]))
+        return SparseGrad(
+            np.concatenate([first.ids, second.ids]), np.concatenate([first.rows, second.rows])
+        )
     total: Grad = first + second  # type: ignore[operator]  # a parameter's gradients are of one kind
     return total

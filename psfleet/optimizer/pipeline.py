@@ -10,10 +10,24 @@ from psfleet.strategy import Pipeline, resolve
 
 __all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
 
-_OWN = frozenset({
-    "__class__", "_cut", "_inner", "apply_gradients", "apply_optimize", "asked", "concurrency_list",
-    "cut_list", "minimize", "place_list", "queue_size", "sections", "start_cpu_core_id",
-    "sync_steps"})
+_OWN = frozenset(
+    {
+        "__class__",
+        "_cut",
+        "_inner",
+        "apply_gradients",
+        "apply_optimize",
+        "asked",
+        "concurrency_list",
+        "cut_list",
+        "minimize",
+        "place_list",
+        "queue_size",
+        "sections",
+        "start_cpu_core_id",
+        "sync_steps",
+    }
+)
 
 
 class PipelineOptimizer(Optimizer):
@@ -43,34 +57,62 @@ class PipelineOptimizer(Optimizer):
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
     """
 
-    def __init__(self, optimizer: Optimizer, cut_list: Sequence[Any] | None = None,
-                 place_list: Sequence[Any] | None = None,
-                 concurrency_list: Sequence[int] | None = None, queue_size: int = 30,
-                 sync_steps: int = 1, start_cpu_core_id: int = 0) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        cut_list: Sequence[Any] | None = None,
+        place_list: Sequence[Any] | None = None,
+        concurrency_list: Sequence[int] | None = None,
+        queue_size: int = 30,
+        sync_steps: int = 1,
+        start_cpu_core_id: int = 0,
+    ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"PipelineOptimizer: optimizer is {optimizer!r}, it must be an optimizer")
+            raise ConfigError(
+                f"PipelineOptimizer: optimizer is {optimizer!r}, it must be an optimizer"
+            )
         cuts = list(cut_list or ())
         count = 2 * len(cuts) - 1
         for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
             if said is not None and cuts and len(said) != count:
-                raise ConfigError(f"PipelineOptimizer: {len(cuts)} cuts make {count} sections, but "
-                                  f"{name} has {len(said)} entries")
-        for name, value, least in (("queue_size", queue_size, 1), ("sync_steps", sync_steps, 1),
-                                   ("start_cpu_core_id", start_cpu_core_id, 0),
-                                   ("concurrency_list", min(concurrency_list or [1]), 1)):
+                raise ConfigError(
+                    f"PipelineOptimizer: {len(cuts)} cuts make {count} sections, but "
+                    f"{name} has {len(said)} entries"
+                )
+        for name, value, least in (
+            ("queue_size", queue_size, 1),
+            ("sync_steps", sync_steps, 1),
+            ("start_cpu_core_id", start_cpu_core_id, 0),
+            ("concurrency_list", min(concurrency_list or [1]), 1),
+        ):
             if value < least:
-                raise ConfigError(f"PipelineOptimizer: {name} is {value}, it must be at least {least}")
-        own: dict[str, Any] = {"_inner": optimizer, "cut_list": cuts, "place_list": list(place_list or []),
-               "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
-               "queue_size": queue_size, "sync_steps": sync_steps,
-               "start_cpu_core_id": start_cpu_core_id, "sections": [], "asked": None}
+                raise ConfigError(
+                    f"PipelineOptimizer: {name} is {value}, it must be at least {least}"
+                )
+        own: dict[str, Any] = {
+            "_inner": optimizer,
+            "cut_list": cuts,
+            "place_list": list(place_list or []),
+            "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
+            "queue_size": queue_size,
+            "sync_steps": sync_steps,
+            "start_cpu_core_id": start_cpu_core_id,
+            "sections": [],
+            "asked": None,
+        }
         for attribute, own_value in own.items():
             object.__setattr__(self, attribute, own_value)
 
-    def minimize(self, loss: Any, startup_program: Any = None,
-                 parameters: Iterable[Any] | None = None, no_grad_set: Iterable[Any] | None = None,
-                 grad_clip: Any = None, *, parameter_list: Iterable[Any] | None = None,
-                 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: Any = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Cut the program and let the wrapped optimizer minimize the loss. As Optimizer.minimize.
 
         Raises:
@@ -86,14 +128,17 @@ class PipelineOptimizer(Optimizer):
         """Second part of minimize, as Optimizer.apply_gradients."""
         return self.apply_optimize(None, None, params_grads)
 
-    def apply_optimize(self, loss: Any, startup_program: Any,
-                       params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def apply_optimize(
+        self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
         """Second part of minimize: cut the program, and update at the end of each run."""
         passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
         found = passes.pop()
         if found is None or passes:
-            raise UsageError("a pipeline needs the gradients of one loss, as minimize() makes them; "
-                             "values and computed gradients cannot be cut")
+            raise UsageError(
+                "a pipeline needs the gradients of one loss, as minimize() makes them; "
+                "values and computed gradients cannot be cut"
+            )
         self._cut(found)
         operations: list[Any] = self._inner.apply_optimize(loss, startup_program, params_grads)
         return operations
@@ -107,8 +152,13 @@ class PipelineOptimizer(Optimizer):
         parts = [section.records for section in sections if section.forward]
         asked = self.asked or asked_by_launcher() or Pipeline()
         backward.pipeline = Pipelining(
-            asked.schedule, asked.stages, asked.micro_batches, asked.per_stage,
-            parts if self.cut_list else None, min(self.queue_size, asked.queue_size))
+            asked.schedule,
+            asked.stages,
+            asked.micro_batches,
+            asked.per_stage,
+            parts if self.cut_list else None,
+            min(self.queue_size, asked.queue_size),
+        )
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN:

@@ -25,8 +25,9 @@ class Placement:
     every_row: bool = False
 
 
-def place(parameter: Parameter, rule: Rule, decay: Decay, lazy: bool,
-          every_row: bool = False) -> Placement:
+def place(
+    parameter: Parameter, rule: Rule, decay: Decay, lazy: bool, every_row: bool = False
+) -> Placement:
     """The table that gives a parameter the reference's semantics.
 
     Of a distributed parameter, which has rows for any id, only rows with a gradient are visited. Any
@@ -63,8 +64,9 @@ def reach(rule: Rule) -> Reach:
         return "all"
 
 
-def _used(rule: Rule, scalar: Callable[..., tuple[float, ...]],
-          values: tuple[float, ...]) -> Iterator[tuple[int, tuple[float, ...]]]:
+def _used(
+    rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
+) -> Iterator[tuple[int, tuple[float, ...]]]:
     """Values after some updates, each with the number of the step that would follow."""
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
@@ -72,8 +74,9 @@ def _used(rule: Rule, scalar: Callable[..., tuple[float, ...]],
         yield step + 1, values
 
 
-def _numbers(rule: Rule, w: float, gradient: float, slots: Sequence[float],
-             step: int) -> tuple[float, ...]:
+def _numbers(
+    rule: Rule, w: float, gradient: float, slots: Sequence[float], step: int
+) -> tuple[float, ...]:
     """The numbers of a batch, for a unit of one weight."""
     h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
     if measure is None or combine is None:
@@ -81,8 +84,9 @@ def _numbers(rule: Rule, w: float, gradient: float, slots: Sequence[float],
     return (*h, *combine(*measure(w, gradient, *slots, h), 1.0, h))
 
 
-def _moves(rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...],
-           step: int) -> bool:
+def _moves(
+    rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...], step: int
+) -> bool:
     w, *slots = values
     after = scalar(w, 0.0, *slots, _numbers(rule, w, 0.0, slots, step))
     return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))

@@ -9,7 +9,9 @@ from psfleet.strategy import Recompute
 
 __all__ = ["RecomputeOptimizer", "recomputing"]
 
-_OWN = frozenset({"__class__", "_checkpoints", "_inner", "_set_checkpoints", "backward", "minimize"})
+_OWN = frozenset(
+    {"__class__", "_checkpoints", "_inner", "_set_checkpoints", "backward", "minimize"}
+)
 
 
 class RecomputeOptimizer(Optimizer):
@@ -23,7 +25,9 @@ class RecomputeOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"RecomputeOptimizer: optimizer is {optimizer!r}, it must be an optimizer")
+            raise ConfigError(
+                f"RecomputeOptimizer: optimizer is {optimizer!r}, it must be an optimizer"
+            )
         object.__setattr__(self, "_inner", optimizer)
         object.__setattr__(self, "_checkpoints", None)
 
@@ -36,10 +40,14 @@ class RecomputeOptimizer(Optimizer):
         """
         object.__setattr__(self, "_checkpoints", checkpoints)
 
-    def backward(self, loss: Any, startup_program: Any = None,
-                 parameter_list: Iterable[Any] | None = None,
-                 no_grad_set: Iterable[Any] | None = None,
-                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[tuple[Any, Any]]:
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[tuple[Any, Any]]:
         """As the wrapped optimizer's, with recomputing.
 
         Raises:
@@ -54,10 +62,16 @@ class RecomputeOptimizer(Optimizer):
         chosen = self._inner._parameters if parameter_list is None else list(parameter_list)
         return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
 
-    def minimize(self, loss: Any, startup_program: Any = None,
-                 parameters: Iterable[Any] | None = None, no_grad_set: Iterable[Any] | None = None,
-                 grad_clip: Any = None, *, parameter_list: Iterable[Any] | None = None,
-                 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: Any = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Differentiate with recomputing, and update in each run. Arguments as in Optimizer."""
         if grad_clip is not None:
             self._inner._grad_clip = grad_clip

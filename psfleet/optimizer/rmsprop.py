@@ -17,11 +17,18 @@ class RMSProp(Optimizer):
     `centered`: s less the square of the running mean of g.
     """
 
-    def __init__(self, learning_rate: Rate, rho: float = 0.95, epsilon: float = 1e-6,
-                 momentum: float = 0.0, centered: bool = False,
-                 parameters: Iterable[Any] | None = None,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate,
+        rho: float = 0.95,
+        epsilon: float = 1e-6,
+        momentum: float = 0.0,
+        centered: bool = False,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.RMSProp(rho, epsilon, momentum, centered)

@@ -20,12 +20,16 @@ class Rprop(Optimizer):
         etas: Factors on the rate: after a turn, and otherwise.
     """
 
-    def __init__(self, learning_rate: Rate = 0.001,
-                 learning_rate_range: tuple[float, float] = (1e-5, 50.0),
-                 parameters: Iterable[Any] | None = None,
-                 etas: tuple[float, float] = (0.5, 1.2),
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        learning_rate_range: tuple[float, float] = (1e-5, 50.0),
+        parameters: Iterable[Any] | None = None,
+        etas: tuple[float, float] = (0.5, 1.2),
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Rprop(self.get_lr(), *learning_rate_range, *etas)

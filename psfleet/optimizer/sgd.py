@@ -23,10 +23,17 @@ class Momentum(Optimizer):
     `rescale_grad` has no effect, as in the reference's CPU operator.
     """
 
-    def __init__(self, learning_rate: Rate = 0.001, momentum: float = 0.9,
-                 parameters: Iterable[Any] | None = None, use_nesterov: bool = False,
-                 weight_decay: WeightDecay | float | None = None,
-                 grad_clip: ClipGradBase | None = None, name: str | None = None,
-                 rescale_grad: float = 1.0, **older: Unpack[Older]) -> None:
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        momentum: float = 0.9,
+        parameters: Iterable[Any] | None = None,
+        use_nesterov: bool = False,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        rescale_grad: float = 1.0,
+        **older: Unpack[Older],
+    ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Momentum(momentum, use_nesterov)

@@ -43,8 +43,7 @@ class Promised:
         with self._settled([parameter]):
             return parameter.lookup(ids)
 
-    def prefetch(self, dense: Sequence[Parameter],
-                 sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
         """Make the tables and bring what the step needs."""
         with self._settled([*dense, *(p for p, _ in sparse)]):
             fetch(dense, sparse)
@@ -83,6 +82,5 @@ class Averaged:
         rows: Floats = self._average[ids]
         return rows
 
-    def prefetch(self, dense: Sequence[Parameter],
-                 sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
         """Nothing: it is all here."""

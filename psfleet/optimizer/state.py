@@ -32,22 +32,29 @@ def gather(home: Tables, seats: Sequence[Seat]) -> dict[str, Any]:
 
 def masters(home: Tables, seats: Sequence[Seat]) -> dict[str, Floats]:
     """The float32 weights of the parameters that show less precision."""
-    return {seat.parameter.name: np.array(home.value(seat.parameter)) for seat in seats
-            if seat.parameter.dtype != "float32" and seat.bounded}
+    return {
+        seat.parameter.name: np.array(home.value(seat.parameter))
+        for seat in seats
+        if seat.parameter.dtype != "float32" and seat.bounded
+    }
 
 
 def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, Any]) -> None:
     """Write the entries of `found` that belong to the seats; everything is checked first."""
-    states = [(seat, _state(owner, seat, found)) for seat in seats
-              if any(key.startswith(f"{seat.parameter.name}.") for key in found)]
+    states = [
+        (seat, _state(owner, seat, found))
+        for seat in seats
+        if any(key.startswith(f"{seat.parameter.name}.") for key in found)
+    ]
     if not states:
         return
 
     def write() -> None:
         for seat, state in states:
             master = found.get("master_weights", {}).get(seat.parameter.name)
-            state.values.insert(0, _weights(home, seat, state) if master is None
-                                else np.array(master, np.float32))
+            state.values.insert(
+                0, _weights(home, seat, state) if master is None else np.array(master, np.float32)
+            )
             home.runtime.write_table(seat.key, state)
 
     home.exclusively(write)
@@ -59,19 +66,24 @@ def _state(owner: str, seat: Seat, found: dict[str, Any]) -> TableState:
     if seat.spec.kind == "sparse":
         ids = seat.all_ids() if seat.bounded else _entry(owner, found, f"{name}.ids")
     shape = seat.spec.shape if ids is None else (len(ids), seat.spec.dim)
-    slots = [np.asarray(_entry(owner, found, f"{name}.{slot.name}"), np.float32)
-             for slot in seat.spec.rule.slots]
+    slots = [
+        np.asarray(_entry(owner, found, f"{name}.{slot.name}"), np.float32)
+        for slot in seat.spec.rule.slots
+    ]
     for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
         if values.shape != shape:
-            raise ShapeError(f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
-                             f"it must be {shape}")
+            raise ShapeError(
+                f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
+                f"it must be {shape}"
+            )
     return TableState(int(_entry(owner, found, f"{name}.step")), slots, ids)
 
 
 def _entry(owner: str, found: dict[str, Any], key: str) -> Any:
     if key not in found:
-        raise UsageError(f"{owner}: the state has no entry {key!r}; was it made by another "
-                         "optimizer?")
+        raise UsageError(
+            f"{owner}: the state has no entry {key!r}; was it made by another optimizer?"
+        )
     return found[key]
 
 

@@ -24,16 +24,24 @@ def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
     if settings.dgc is not None:
         rule = _momentum(optimizer, "dgc")
         said = settings.dgc
-        return DGCMomentum(momentum=rule.momentum, use_nesterov=rule.use_nesterov,
-                           rampup_begin_step=said.rampup_begin_step,
-                           rampup_step=said.rampup_step, sparsity=said.sparsity,
-                           **optimizer.common())
+        return DGCMomentum(
+            momentum=rule.momentum,
+            use_nesterov=rule.use_nesterov,
+            rampup_begin_step=said.rampup_begin_step,
+            rampup_step=said.rampup_step,
+            sparsity=said.sparsity,
+            **optimizer.common(),
+        )
     if settings.lars is not None:
         rule, lars = _momentum(optimizer, "lars"), settings.lars
-        return LarsMomentum(momentum=rule.momentum, lars_coeff=lars.lars_coeff,
-                            lars_weight_decay=lars.lars_weight_decay, epsilon=lars.epsilon,
-                            exclude_from_weight_decay=lars.exclude_from_weight_decay,
-                            **optimizer.common())
+        return LarsMomentum(
+            momentum=rule.momentum,
+            lars_coeff=lars.lars_coeff,
+            lars_weight_decay=lars.lars_weight_decay,
+            epsilon=lars.epsilon,
+            exclude_from_weight_decay=lars.exclude_from_weight_decay,
+            **optimizer.common(),
+        )
     if settings.lamb is not None:
         return _lamb(optimizer, settings)
     return optimizer
@@ -42,20 +50,32 @@ def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
 def _momentum(optimizer: Optimizer, switch: str) -> MomentumRule:
     rule = optimizer.rule()
     if type(optimizer) is not Momentum or not isinstance(rule, MomentumRule):
-        raise ConfigError(f"strategy {switch} needs the optimizer Momentum; "
-                          f"it is {type(optimizer).__name__}")
+        raise ConfigError(
+            f"strategy {switch} needs the optimizer Momentum; it is {type(optimizer).__name__}"
+        )
     return rule
 
 
 def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
     rule, said = optimizer.rule(), settings.lamb
     if type(optimizer) is not Adam or not isinstance(rule, AdamRule) or said is None:
-        raise ConfigError(f"strategy lamb needs the optimizer Adam; it is {type(optimizer).__name__}")
+        raise ConfigError(
+            f"strategy lamb needs the optimizer Adam; it is {type(optimizer).__name__}"
+        )
     common: dict[str, Any] = optimizer.common()
     if common.pop("weight_decay") is not None:
-        raise ConfigError("strategy lamb has its own weight decay; "
-                          "set lamb_weight_decay instead of the optimizer's")
+        raise ConfigError(
+            "strategy lamb has its own weight decay; "
+            "set lamb_weight_decay instead of the optimizer's"
+        )
     excluded = said.exclude_from_weight_decay
-    return Lamb(lamb_weight_decay=said.lamb_weight_decay, beta1=rule.beta1, beta2=rule.beta2,
-                epsilon=rule.epsilon, exclude_from_weight_decay_fn=lambda parameter: any(
-                    part in parameter.name for part in excluded), **common)
+    return Lamb(
+        lamb_weight_decay=said.lamb_weight_decay,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        epsilon=rule.epsilon,
+        exclude_from_weight_decay_fn=lambda parameter: any(
+            part in parameter.name for part in excluded
+        ),
+        **common,
+    )

@@ -42,8 +42,10 @@ def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
     wanted = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
     records = [record for record in plan.forward if record in wanted]
     if len(records) < count:
-        raise ConfigError(f"the program has {len(records)} operations, too few for {count} pieces of a "
-                          "pipeline; use fewer stages")
+        raise ConfigError(
+            f"the program has {len(records)} operations, too few for {count} pieces of a "
+            "pipeline; use fewer stages"
+        )
     edges = _edges([weight_of(record) for record in records], _crossing(records), count)
     return [records[start:end] for start, end in pairwise(edges)]
 
@@ -54,7 +56,7 @@ def _crossing(records: Sequence[Record]) -> list[int]:
     last = {v: i for i, record in enumerate(records) for v in record.inputs if v in places}
     sizes = np.zeros(len(records) + 1, np.int64)
     for variable, user in last.items():
-        sizes[places[variable] + 1:user + 1] += _size(variable)
+        sizes[places[variable] + 1 : user + 1] += _size(variable)
     return [int(size) for size in sizes]
 
 
@@ -70,8 +72,9 @@ def _edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> lis
     return _partition(total, count, sent)[1]
 
 
-def _partition(total: Floats, count: int, price: Callable[[float, int, int], float],
-               ) -> tuple[float, list[int]]:
+def _partition(
+    total: Floats, count: int, price: Callable[[float, int, int], float]
+) -> tuple[float, list[int]]:
     """The cheapest edges 0 < ... < n of `count` parts; `price(before, i, j)` adds the part [i, j)."""
     length = len(total) - 1
     best = {0: (0.0, [0])}
@@ -79,7 +82,9 @@ def _partition(total: Floats, count: int, price: Callable[[float, int, int], flo
         found: dict[int, tuple[float, list[int]]] = {}
         ends = range(part, length - (count - part) + 1) if part < count else [length]
         for j in ends:
-            offers = [(price(cost, i, j), [*edges, j]) for i, (cost, edges) in best.items() if i < j]
+            offers = [
+                (price(cost, i, j), [*edges, j]) for i, (cost, edges) in best.items() if i < j
+            ]
             found[j] = min(offers)
         best = found
     return best[length]

@@ -22,23 +22,30 @@ def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int
     if not lengths:
         if micro_batches == 1:
             return [1]
-        raise ShapeError("no feed leaves its first extent open, so the batch cannot be cut into "
-                         f"{micro_batches} micro-batches; declare data with None in front")
+        raise ShapeError(
+            "no feed leaves its first extent open, so the batch cannot be cut into "
+            f"{micro_batches} micro-batches; declare data with None in front"
+        )
     if len(set(lengths.values())) > 1:
-        raise ShapeError(f"feeds have different numbers of samples: {lengths}; a pipeline cuts all of "
-                         "them into the same micro-batches")
+        raise ShapeError(
+            f"feeds have different numbers of samples: {lengths}; a pipeline cuts all of "
+            "them into the same micro-batches"
+        )
     samples = next(iter(lengths.values()))
     count = max(min(micro_batches, samples), 1)
     least, longer = divmod(samples, count)
     return [least + (i < longer) for i in range(count)]
 
 
-def micro_feeds(feeds: Mapping[Variable, Array], sizes: Sequence[int]) -> list[dict[Variable, Array]]:
+def micro_feeds(
+    feeds: Mapping[Variable, Array], sizes: Sequence[int]
+) -> list[dict[Variable, Array]]:
     """The feeds of each micro-batch; one with a fixed first extent goes whole to all."""
     found, start = [], 0
     for size in sizes:
-        found.append({v: array[start:start + size] if _is_open(v) else array
-                      for v, array in feeds.items()})
+        found.append(
+            {v: array[start : start + size] if _is_open(v) else array for v, array in feeds.items()}
+        )
         start += size
     return found
 

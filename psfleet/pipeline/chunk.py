@@ -45,8 +45,14 @@ class ChunkRun(Run):
         gradients: After the backward: by variable of another piece, and by leaf.
     """
 
-    def __init__(self, program: Program, piece: Piece, values: dict[Variable, Array],
-                 rows: dict[str, Rows], meter: Any) -> None:
+    def __init__(
+        self,
+        program: Program,
+        piece: Piece,
+        values: dict[Variable, Array],
+        rows: dict[str, Rows],
+        meter: Any,
+    ) -> None:
         super().__init__(program, piece.plan, values, meter)
         self.arrived: dict[Variable, Gradient] = {}
         self.gradients: dict[Variable, Gradient] = {}
@@ -78,8 +84,9 @@ class ChunkRun(Run):
                 self._inputs_of(record, plan.needs[record], own, sweep)
             self.gradients.update(sweep.gradients)
 
-    def _inputs_of(self, record: Record, needs: tuple[bool, ...], own: set[Variable],
-                   sweep: Sweep) -> None:
+    def _inputs_of(
+        self, record: Record, needs: tuple[bool, ...], own: set[Variable], sweep: Sweep
+    ) -> None:
         context = self.contexts.pop(record)
         gradient = sweep.gradients.pop(record.output, None)
         if gradient is None:
@@ -105,8 +112,9 @@ class RecomputingChunkRun(ChunkRun, RecomputingRun):
     """The same with recomputing."""
 
 
-def chunk_run(program: Program, piece: Piece, values: dict[Variable, Array], rows: dict[str, Rows],
-              meter: Any) -> ChunkRun:
+def chunk_run(
+    program: Program, piece: Piece, values: dict[Variable, Array], rows: dict[str, Rows], meter: Any
+) -> ChunkRun:
     """A run of the piece, recomputing if its backward pass asks for it."""
     kind = RecomputingChunkRun if piece.plan.recomputes else ChunkRun
     return kind(program, piece, values, rows, meter)

@@ -48,8 +48,16 @@ class PipelinedRun:
         values: After `complete`: gradients of this stage's own parameters, and losses.
     """
 
-    def __init__(self, program: Program, plan: Plan, feeds: Mapping[Variable, Array], place: Place,
-                 links: Links | None, number: int, meter: Any = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        feeds: Mapping[Variable, Array],
+        place: Place,
+        links: Links | None,
+        number: int,
+        meter: Any = None,
+    ) -> None:
         self.values: Values = {}
         self._program = program
         self._plan = plan
@@ -112,8 +120,10 @@ class PipelinedRun:
             run.forward(sorted(early, key=lambda record: record.serial))
             self._given.append(run.values)
         lookups = {(p.name, ids): (p, ids) for piece in pieces for p, ids in piece.lookups}
-        whole = [(p, ids, np.concatenate([given[ids].reshape(-1) for given in self._given]))
-                 for p, ids in lookups.values()]
+        whole = [
+            (p, ids, np.concatenate([given[ids].reshape(-1) for given in self._given]))
+            for p, ids in lookups.values()
+        ]
         dense = dict.fromkeys(v for piece in pieces for v in piece.dense)
         fetch([v.parameter for v in dense if v.parameter], [(p, flat) for p, _, flat in whole])
         weights = {v: v.parameter.numpy() for v in dense if v.parameter}
@@ -127,7 +137,7 @@ class PipelinedRun:
         start = 0
         for given in self._given:
             own = given[ids]
-            part = rows[start:start + own.size]
+            part = rows[start : start + own.size]
             stand_in.add(own, part.reshape(*own.shape, part.shape[-1]))
             start += own.size
 
@@ -157,8 +167,13 @@ class PipelinedRun:
 
     def _forward(self, chunk: int, micro: int) -> None:
         piece = self._pieces[chunk]
-        run = chunk_run(self._micro_program(micro), piece, self._given[micro], self._rows,
-                        _Watch(self._meter, self._runs) if self._meter else None)
+        run = chunk_run(
+            self._micro_program(micro),
+            piece,
+            self._given[micro],
+            self._rows,
+            _Watch(self._meter, self._runs) if self._meter else None,
+        )
         self._runs[chunk, micro] = run
         for variable, maker in piece.takes.items():
             run.values[variable] = self._take("forward", variable, chunk, micro, maker)
@@ -206,8 +221,9 @@ class PipelinedRun:
     def _tag(self, way: str, variable: Variable, chunk: int, micro: int) -> str:
         return f"{self._number}/{way}/{micro}/{chunk}/{variable.name}"
 
-    def _give(self, way: str, variable: Variable, chunk: int, micro: int,
-              value: Gradient | None) -> None:
+    def _give(
+        self, way: str, variable: Variable, chunk: int, micro: int, value: Gradient | None
+    ) -> None:
         tag = self._tag(way, variable, chunk, micro)
         process = self._place.runner(self._stage_of(chunk), micro)
         if isinstance(value, np.ndarray) and not value.flags.forc:
@@ -218,8 +234,9 @@ class PipelinedRun:
         else:
             self._far().send(process, tag, pack(value))
 
-    def _take(self, way: str, variable: Variable, chunk: int, micro: int,
-              source: int) -> Gradient | None:
+    def _take(
+        self, way: str, variable: Variable, chunk: int, micro: int, source: int
+    ) -> Gradient | None:
         tag = self._tag(way, variable, chunk, micro)
         process = self._place.runner(self._stage_of(source), micro)
         if process == self._place.process:
@@ -237,8 +254,9 @@ class PipelinedRun:
         elif variable.value is not None:
             self._results[variable] = variable.value.copy()
         elif variable.record in set(self._plan.early):
-            self._results[variable] = combine(variable, [g[variable] for g in self._given],
-                                              self._shares)
+            self._results[variable] = combine(
+                variable, [g[variable] for g in self._given], self._shares
+            )
         elif variable.parameter is None:
             stage = self._stage_of(self._home(variable))
             if variable.backward_pass is None:
@@ -249,21 +267,29 @@ class PipelinedRun:
     def _home(self, variable: Variable) -> int:
         """The piece that makes a value, or where a gradient comes together."""
         leaves = [leaf for leaf, gradient in self._backward.wanted.items() if gradient is variable]
-        return next((i for i, piece in enumerate(self._pieces)
-                     if variable in piece.plan.kept or any(v in piece.owned for v in leaves)), 0)
+        return next(
+            (
+                i
+                for i, piece in enumerate(self._pieces)
+                if variable in piece.plan.kept or any(v in piece.owned for v in leaves)
+            ),
+            0,
+        )
 
     def _spread_values(self, variable: Variable, stage: int) -> Array:
         """Give all processes what the micro-batches have made, and put it together."""
         seen = self._seen.get(variable, {})
-        by_copy = self._told(f"{self._number}/values/{variable.name}", stage,
-                             [seen[micro] for micro in sorted(seen)])
+        by_copy = self._told(
+            f"{self._number}/values/{variable.name}", stage, [seen[micro] for micro in sorted(seen)]
+        )
         values = [by_copy[m % len(by_copy)][m // len(by_copy)] for m in range(len(self._sizes))]
         return combine(variable, values, self._shares)
 
     def _spread_gradient(self, variable: Variable, stage: int) -> Gradient | None:
         """Give all processes a gradient: the mean over the copies that have a part of it."""
-        by_copy = self._told(f"{self._number}/gradient/{variable.name}", stage,
-                             pack(self.values.get(variable)))
+        by_copy = self._told(
+            f"{self._number}/gradient/{variable.name}", stage, pack(self.values.get(variable))
+        )
         parts = [part for part in map(unpack, by_copy) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -276,12 +302,19 @@ class PipelinedRun:
             for process in place.others:
                 self._far().send(process, tag, mine)
         tellers = [place.runner(stage, copy) for copy in range(place.copies[stage])]
-        return [mine if process == place.process else self._far().receive(process, tag)
-                for process in tellers]
+        return [
+            mine if process == place.process else self._far().receive(process, tag)
+            for process in tellers
+        ]
 
 
-def pipelined_step(program: Program, plan: Plan, feeds: Mapping[Variable, Array],
-                   results: Sequence[Variable], meter: Any = None) -> PipelinedRun:
+def pipelined_step(
+    program: Program,
+    plan: Plan,
+    feeds: Mapping[Variable, Array],
+    results: Sequence[Variable],
+    meter: Any = None,
+) -> PipelinedRun:
     """One step as this process's stage runs it, done but for the update."""
     place = ways.here()
     wish: Pipelining = plan.backwards[0].backward.pipeline

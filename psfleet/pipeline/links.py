@@ -167,8 +167,10 @@ class Post:
         """Wait for a message and take it."""
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._boxes, self._patience):
-                raise DeadlineExceeded(f"stage {key[1]} has waited {self._patience:g} seconds for "
-                                       f"{key[2]!r} from stage {key[0]}")
+                raise DeadlineExceeded(
+                    f"stage {key[1]} has waited {self._patience:g} seconds for "
+                    f"{key[2]!r} from stage {key[0]}"
+                )
             return self._boxes.pop(key)
 
 

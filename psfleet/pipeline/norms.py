@@ -25,8 +25,10 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
     def gather(own: list[str], squares: list[float]) -> list[float]:
         place, far, tag = here(), links(), f"norm/{next_step()}"
         if max(place.copies) > 1:
-            raise ConfigError("clipping by the global norm needs whole gradients, and copies of a stage "
-                              "have parts of them; clip each gradient by its norm or use no copies")
+            raise ConfigError(
+                "clipping by the global norm needs whole gradients, and copies of a stage "
+                "have parts of them; clip each gradient by its norm or use no copies"
+            )
         mine = np.array([[places[name] for name in own], squares], np.float64)
         for process in place.others:
             far.send(process, tag, [mine])

@@ -64,8 +64,10 @@ def cut_plan(plan: Plan, parts: Sequence[Sequence[Record]]) -> list[Piece]:
     if len(plan.backwards) != 1:
         raise UsageError(f"the program has {len(plan.backwards)} losses; a pipeline works with one")
     if plan.late:
-        raise UsageError(f"{plan.late[0].output.name!r} is computed from gradients; "
-                         "a pipeline can only fetch them")
+        raise UsageError(
+            f"{plan.late[0].output.name!r} is computed from gradients; "
+            "a pipeline can only fetch them"
+        )
     [backward] = plan.backwards
     home = _homes(plan, parts)
     records = [[r for r in plan.forward if home[r] == i] for i in range(len(parts))]
@@ -83,7 +85,9 @@ def _homes(plan: Plan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
     home = {record: i for i, part in enumerate(parts) for record in part}
     for record in plan.forward:
         if record not in home:
-            home[record] = max((home[v.record] for v in record.inputs if v.record in home), default=0)
+            home[record] = max(
+                (home[v.record] for v in record.inputs if v.record in home), default=0
+            )
     return home
 
 
@@ -95,18 +99,24 @@ def _piece(plan: Plan, backward: BackwardPlan, records: list[Record]) -> Piece:
     backwards = [BackwardPlan(backward.backward, active, needs)] if active else []
     early = set(plan.early)
     known = {(parameter.name, ids) for parameter, ids in plan.lookups}
-    lookups = {(table.parameter.name, ids): (table.parameter, ids)
-               for record in records if isinstance(record.op, Embedding)
-               for ids, table in [record.inputs] if table.parameter}
+    lookups = {
+        (table.parameter.name, ids): (table.parameter, ids)
+        for record in records
+        if isinstance(record.op, Embedding)
+        for ids, table in [record.inputs]
+        if table.parameter
+    }
     return Piece(
         Plan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
         [record for record in ancestors(used) if record in early],
         [pair for key, pair in lookups.items() if key in known],
-        [v for v in plan.dense if v in used])
+        [v for v in plan.dense if v in used],
+    )
 
 
-def _connect_values(pieces: list[Piece], records: list[list[Record]],
-                    home: dict[Record, int]) -> None:
+def _connect_values(
+    pieces: list[Piece], records: list[list[Record]], home: dict[Record, int]
+) -> None:
     for user, own in enumerate(records):
         for variable in dict.fromkeys(v for record in own for v in record.inputs):
             maker = home.get(variable.record) if variable.record is not None else None

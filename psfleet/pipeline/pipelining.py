@@ -75,8 +75,10 @@ class Pipelining:
         for plan in piece.plan.backwards:
             wanted: Any = plan.backward.checkpoints
             if wanted is not None and self.schedule == "zero-bubble":
-                raise ConfigError("pipeline schedule zero-bubble and recompute contradict each other:"
-                                  " one keeps what the other drops; use 1f1b")
+                raise ConfigError(
+                    "pipeline schedule zero-bubble and recompute contradict each other:"
+                    " one keeps what the other drops; use 1f1b"
+                )
             if isinstance(wanted, Automatic) and wanted.budget is not None:
                 schedule = self.order(stages, self.micro_batches, per_stage)
                 live = live_micro_batches(schedule, stage)
@@ -94,5 +96,7 @@ class Pipelining:
 def check_share(pieces: int, stages: int) -> None:
     """Refuse a number of stages that cannot share the pieces evenly."""
     if pieces % stages:
-        raise ConfigError(f"the program is cut into {pieces} pieces, which {stages} stages cannot "
-                          "share evenly; start a number of stages that divides it")
+        raise ConfigError(
+            f"the program is cut into {pieces} pieces, which {stages} stages cannot "
+            "share evenly; start a number of stages that divides it"
+        )

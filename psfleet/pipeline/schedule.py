@@ -88,7 +88,9 @@ def check_kind(kind: str) -> Kind:
         if kind == known:
             found: Kind = known
             return found
-    raise ConfigError(f"pipeline schedule is {kind!r}; it must be one of {', '.join(get_args(Kind))}")
+    raise ConfigError(
+        f"pipeline schedule is {kind!r}; it must be one of {', '.join(get_args(Kind))}"
+    )
 
 
 def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1) -> Schedule:
@@ -103,19 +105,26 @@ def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1
         ConfigError: A number is below 1.
     """
     known = check_kind(kind)
-    for name, number in (("stages", stages), ("micro_batches", micro_batches), ("chunks", per_stage)):
+    for name, number in (
+        ("stages", stages),
+        ("micro_batches", micro_batches),
+        ("chunks", per_stage),
+    ):
         if number < 1:
             raise ConfigError(f"pipeline {name} is {number}; it must be at least 1")
     if known == "zero-bubble" and per_stage > 1 and stages > 1:
-        raise ConfigError(f"pipeline schedule zero-bubble has {per_stage} chunks per stage; "
-                          "it works with 1, interleaved with several")
+        raise ConfigError(
+            f"pipeline schedule zero-bubble has {per_stage} chunks per stage; "
+            "it works with 1, interleaved with several"
+        )
     make = _zero_bubble if known == "zero-bubble" and per_stage == 1 else _of_stage
     lists = [make(known, stage, stages, micro_batches, per_stage) for stage in range(stages)]
     return Schedule(known, tuple(map(tuple, lists)), micro_batches, stages * per_stage)
 
 
-def _of_stage(kind: Kind, stage: int, stages: int, micro_batches: int,
-              per_stage: int) -> list[Action]:
+def _of_stage(
+    kind: Kind, stage: int, stages: int, micro_batches: int, per_stage: int
+) -> list[Action]:
     groups = _groups(stages, micro_batches)
     forward, backward = _orders(stage, stages, groups, per_stage, kind == "zero-bubble")
     if kind == "gpipe":
@@ -131,7 +140,7 @@ def _of_stage(kind: Kind, stage: int, stages: int, micro_batches: int,
     mixed = forward[:ahead]
     for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
         mixed += [one_forward, one_backward]
-    return _flat(mixed + backward[len(forward) - ahead:])
+    return _flat(mixed + backward[len(forward) - ahead :])
 
 
 def _groups(stages: int, micro_batches: int) -> list[range]:
@@ -140,8 +149,9 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
     return list(starmap(range, pairwise([0, *range(first, micro_batches + 1, stages)])))
 
 
-def _orders(stage: int, stages: int, groups: list[range], per_stage: int,
-            split: bool) -> tuple[list[list[Action]], list[list[Action]]]:
+def _orders(
+    stage: int, stages: int, groups: list[range], per_stage: int, split: bool
+) -> tuple[list[list[Action]], list[list[Action]]]:
     """Forwards and backwards: each group goes through one chunk after the other."""
     forward, backward = [], []
     for group in groups:
@@ -161,8 +171,9 @@ def _flat(groups: list[list[Action]]) -> list[Action]:
     return [action for group in groups for action in group]
 
 
-def _zero_bubble(kind: Kind, stage: int, stages: int, micro_batches: int,
-                 per_stage: int) -> list[Action]:
+def _zero_bubble(
+    kind: Kind, stage: int, stages: int, micro_batches: int, per_stage: int
+) -> list[Action]:
     """1f1b in which stage s is s weight gradients behind: they are done where it would be idle.
 
     No stage keeps more micro-batches alive than the first stage of 1f1b does.

@@ -40,15 +40,19 @@ def validate(schedule: Schedule, queue_size: int = 30) -> None:
     Raises:
         ConfigError: Says what is wrong.
     """
-    works = {Work.FORWARD, *({Work.INPUT, Work.WEIGHT} if schedule.kind == "zero-bubble"
-                             else {Work.BACKWARD})}
+    works = {
+        Work.FORWARD,
+        *({Work.INPUT, Work.WEIGHT} if schedule.kind == "zero-bubble" else {Work.BACKWARD}),
+    }
     for stage, actions in enumerate(schedule.stages):
         for chunk in range(stage, schedule.chunks, len(schedule.stages)):
             for work in works:
                 order = [a.micro for a in actions if (a.chunk, a.work) == (chunk, work)]
                 if order != list(range(schedule.micro_batches)):
-                    raise ConfigError(f"stage {stage} does {work.value} of chunk {chunk} for the "
-                                      f"micro-batches {order}; it must be each once, in order")
+                    raise ConfigError(
+                        f"stage {stage} does {work.value} of chunk {chunk} for the "
+                        f"micro-batches {order}; it must be each once, in order"
+                    )
         wanted = len(works) * schedule.micro_batches * schedule.chunks // len(schedule.stages)
         if len(actions) != wanted:
             raise ConfigError(f"stage {stage} has {len(actions)} actions; it must have {wanted}")
@@ -77,8 +81,9 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
             while places[stage] < len(actions):
                 action = actions[places[stage]]
                 needs = list(schedule.needs(action))
-                if any(n not in spans for n in needs) or not _has_room(schedule, action, waiting,
-                                                                       queue_size):
+                if any(n not in spans for n in needs) or not _has_room(
+                    schedule, action, waiting, queue_size
+                ):
                     break
                 begin = max([clocks[stage], *(spans[n][1] for n in needs)])
                 spans[action] = begin, begin + price(action)
@@ -87,11 +92,16 @@ def simulate(schedule: Schedule, costs: Costs = EQUAL, queue_size: int = 30) -> 
                 _account(schedule, action, waiting)
                 places[stage] += 1
                 moved = True
-    stuck = [str(actions[place]) for actions, place in zip(schedule.stages, places, strict=True)
-             if place < len(actions)]
+    stuck = [
+        str(actions[place])
+        for actions, place in zip(schedule.stages, places, strict=True)
+        if place < len(actions)
+    ]
     if stuck:
-        raise ConfigError(f"the schedule {schedule.kind} stands still before {', '.join(stuck)} with "
-                          f"queues of {queue_size}; allow longer queues")
+        raise ConfigError(
+            f"the schedule {schedule.kind} stands still before {', '.join(stuck)} with "
+            f"queues of {queue_size}; allow longer queues"
+        )
     return Timeline(spans, tuple(busy), max(clocks))
 
 
@@ -103,8 +113,9 @@ def _next_chunk(schedule: Schedule, action: Action) -> int | None:
     return after if 0 <= after < schedule.chunks else None
 
 
-def _has_room(schedule: Schedule, action: Action, waiting: dict[tuple[Work, int], int],
-              queue_size: int) -> bool:
+def _has_room(
+    schedule: Schedule, action: Action, waiting: dict[tuple[Work, int], int], queue_size: int
+) -> bool:
     after = _next_chunk(schedule, action)
     return after is None or waiting.get((action.work, after), 0) < queue_size
 
@@ -144,5 +155,5 @@ def picture(schedule: Schedule, costs: Costs = EQUAL, width: int = 100) -> str:
             name = f"{action.work.value}{action.micro:0{size - 1}d}"
             cells[begin:end] = [name] + ["-" * size] * (end - begin - 1)
         text = " ".join(cells)
-        lines.append(f"stage {stage}  {text if len(text) <= width else text[:width - 3] + '...'}")
+        lines.append(f"stage {stage}  {text if len(text) <= width else text[: width - 3] + '...'}")
     return "\n".join(lines)

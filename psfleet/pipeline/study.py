@@ -71,8 +71,11 @@ class StudiedRun(PipelinedRun):
 
     def row_bytes(self, piece: Piece) -> int:
         """Bytes of the rows that a piece looks up, and of their ids."""
-        return sum(given[ids].size * (8 + 4 * parameter.shape[1])
-                   for parameter, ids in piece.lookups for given in self._given)
+        return sum(
+            given[ids].size * (8 + 4 * parameter.shape[1])
+            for parameter, ids in piece.lookups
+            for given in self._given
+        )
 
     def _perform(self, action: Action) -> None:
         self._chunk = action.chunk
@@ -87,8 +90,9 @@ class StudiedRun(PipelinedRun):
             held = self.measured.held
             held[action.chunk] = max(held[action.chunk], meter.peak_bytes)
 
-    def _give(self, way: str, variable: Variable, chunk: int, micro: int,
-              value: Gradient | None) -> None:
+    def _give(
+        self, way: str, variable: Variable, chunk: int, micro: int, value: Gradient | None
+    ) -> None:
         self.measured.sent[self._chunk, chunk] += _bytes(value)
         super()._give(way, variable, chunk, micro, value)
 
@@ -117,34 +121,48 @@ def report(run: StudiedRun, wish: Pipelining) -> str:
     schedule = wish.order(stages, len(run.sizes), len(run.pieces) // stages)
     timeline = simulate(schedule, lambda action: run.measured.seconds[action.chunk, action.work])
     equal = simulate(schedule, EQUAL).bubble
-    return "\n".join([
-        f"{schedule.kind} · {_count(stages, 'stage')} of each worker · "
-        f"{_count(len(run.sizes), 'micro-batch', 'es')} of {max(run.sizes):,} samples", "",
-        *_table(run, schedule), "",
-        picture(schedule), "",
-        f"bubble {timeline.bubble:.1%} of the stages' time as measured, {equal:.1%} if all pieces took "
-        f"equally long; a step takes {timeline.length * 1e3:,.1f} ms and "
-        f"{sum(timeline.busy) * 1e3:,.1f} ms of work",
-        *_recomputes(run)])
+    return "\n".join(
+        [
+            f"{schedule.kind} · {_count(stages, 'stage')} of each worker · "
+            f"{_count(len(run.sizes), 'micro-batch', 'es')} of {max(run.sizes):,} samples",
+            "",
+            *_table(run, schedule),
+            "",
+            picture(schedule),
+            "",
+            f"bubble {timeline.bubble:.1%} of the stages' time as measured, {equal:.1%} if all pieces took "
+            f"equally long; a step takes {timeline.length * 1e3:,.1f} ms and "
+            f"{sum(timeline.busy) * 1e3:,.1f} ms of work",
+            *_recomputes(run),
+        ]
+    )
 
 
 def _table(run: StudiedRun, schedule: Schedule) -> Iterator[str]:
-    yield (f"{'':<9}{'operations':>11}{'parameters':>12}{'activations':>13}{'memory':>12}"
-           f"{'to stages':>12}{'with servers':>14}  a step")
+    yield (
+        f"{'':<9}{'operations':>11}{'parameters':>12}{'activations':>13}{'memory':>12}"
+        f"{'to stages':>12}{'with servers':>14}  a step"
+    )
     for stage, actions in enumerate(schedule.stages):
         chunks = range(stage, schedule.chunks, len(schedule.stages))
         pieces = [run.pieces[chunk] for chunk in chunks]
-        weights = sum(4 * math.prod(v.parameter.shape) for piece in pieces for v in piece.dense
-                      if v.parameter)
+        weights = sum(
+            4 * math.prod(v.parameter.shape) for piece in pieces for v in piece.dense if v.parameter
+        )
         gradients = sum(_bytes(run.gradients.get(v)) for piece in pieces for v in piece.owned)
         rows = sum(run.row_bytes(piece) for piece in pieces)
         activations = _peak(actions, run.measured.held, schedule.kind == "zero-bubble")
-        sent = sum(size for (source, target), size in run.measured.sent.items()
-                   if source in chunks and schedule.stage_of(target) != stage)
-        yield (f"stage {stage:<3}{sum(len(piece.plan.forward) for piece in pieces):>11,}"
-               f"{_size(weights):>12}{_size(activations):>13}"
-               f"{_size(weights + gradients + rows + activations):>12}{_size(sent):>12}"
-               f"{_size(weights + gradients + rows):>14}")
+        sent = sum(
+            size
+            for (source, target), size in run.measured.sent.items()
+            if source in chunks and schedule.stage_of(target) != stage
+        )
+        yield (
+            f"stage {stage:<3}{sum(len(piece.plan.forward) for piece in pieces):>11,}"
+            f"{_size(weights):>12}{_size(activations):>13}"
+            f"{_size(weights + gradients + rows + activations):>12}{_size(sent):>12}"
+            f"{_size(weights + gradients + rows):>14}"
+        )
 
 
 def _peak(actions: Sequence[Action], held: Mapping[int, int], split: bool) -> int:
@@ -163,8 +181,11 @@ def _recomputes(run: StudiedRun) -> Iterator[str]:
     for number, piece in enumerate(run.pieces):
         plan: RecomputePlan | None = piece.plan.recompute
         if plan is not None:
-            dropped = [f"{s.records[0].output.name} to {s.records[-1].output.name}"
-                       for s in plan.segments if s.dropped and s.records]
+            dropped = [
+                f"{s.records[0].output.name} to {s.records[-1].output.name}"
+                for s in plan.segments
+                if s.dropped and s.records
+            ]
             yield f"recompute in piece {number}: {'; '.join(dropped) or 'nothing'}"
 
 

@@ -57,13 +57,23 @@ def attribute(said: Attribute) -> ParamAttr | None:
             return said
         case Initializer() | initializers.Start():
             return ParamAttr(initializer=said)
-    raise UsageError(f"a parameter attribute is {said!r}; it must be a ParamAttr, a name, an "
-                     "initializer or False")
+    raise UsageError(
+        f"a parameter attribute is {said!r}; it must be a ParamAttr, a name, an "
+        "initializer or False"
+    )
 
 
-def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: Any, *,
-                   sparse: bool = False, distributed: bool = False,
-                   by_row: bool = False, entry: Entry | None = None) -> Parameter:
+def make_parameter(
+    shape: tuple[int, ...],
+    name: str,
+    said: ParamAttr,
+    start: Any,
+    *,
+    sparse: bool = False,
+    distributed: bool = False,
+    by_row: bool = False,
+    entry: Entry | None = None,
+) -> Parameter:
     """The parameter `said.name or name` of the default startup program, made if it is new.
 
     Args:
@@ -80,8 +90,10 @@ def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: An
     if known is not None:
         kind = known.shape, known.sparse, known.distributed, known.entry
         if kind != (shape, sparse, distributed, entry):
-            raise ShapeError(f"parameter {name!r} exists with shape {known.shape}; here it would "
-                             f"be {shape}, or of another kind: give it another name")
+            raise ShapeError(
+                f"parameter {name!r} exists with shape {known.shape}; here it would "
+                f"be {shape}, or of another kind: give it another name"
+            )
         return known
     chosen = said.initializer if said.initializer is not None else start
     seed = default_main_program().random_seed or programs.random_seed
@@ -89,25 +101,41 @@ def make_parameter(shape: tuple[int, ...], name: str, said: ParamAttr, start: An
     if isinstance(chosen, initializers.Assign):
         value, chosen = chosen.value, None
         if value.shape != shape or sparse:
-            raise ShapeError(f"parameter {name!r} of shape {shape} cannot start as an array of "
-                             f"shape {value.shape}")
+            raise ShapeError(
+                f"parameter {name!r} of shape {shape} cannot start as an array of "
+                f"shape {value.shape}"
+            )
     elif isinstance(chosen, initializers.Start):
         seed = chosen.own_seed or seed
     resolved = initializers.resolve(chosen, shape)
     if by_row and value is None:
         value = initial_rows(np.arange(shape[0]), shape[1], resolved, seed, name)
     parameter = Parameter(
-        name, value, shape=shape, sparse=sparse, distributed=distributed,
-        initializer=resolved, seed=seed, trainable=said.trainable,
-        learning_rate=said.learning_rate, regularizer=said.regularizer, need_clip=said.need_clip,
-        entry=entry)
+        name,
+        value,
+        shape=shape,
+        sparse=sparse,
+        distributed=distributed,
+        initializer=resolved,
+        seed=seed,
+        trainable=said.trainable,
+        learning_rate=said.learning_rate,
+        regularizer=said.regularizer,
+        need_clip=said.need_clip,
+        entry=entry,
+    )
     programs.parameters[name] = parameter
     return parameter
 
 
-def create_parameter(shape: list[int] | tuple[int, ...], dtype: DTypeLike = "float32",
-                     name: str | None = None, attr: Attribute = None, is_bias: bool = False,
-                     default_initializer: Any = None) -> Variable:
+def create_parameter(
+    shape: list[int] | tuple[int, ...],
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+    attr: Attribute = None,
+    is_bias: bool = False,
+    default_initializer: Any = None,
+) -> Variable:
     """A new dense parameter, as a variable to compute with.
 
     Args:
@@ -119,8 +147,7 @@ def create_parameter(shape: list[int] | tuple[int, ...], dtype: DTypeLike = "flo
     """
     if np.dtype(dtype) != np.float32:
         raise ShapeError(f"parameters are float32; dtype is {dtype!r}")
-    start = default_initializer or (
-        initializers.Constant() if is_bias else initializers.Xavier())
+    start = default_initializer or (initializers.Constant() if is_bias else initializers.Xavier())
     said = attribute(attr) or ParamAttr()
     unique = name or said.name or names.generate("parameter") + ".w_0"
     return leaf(make_parameter(tuple(shape), unique, said, start))

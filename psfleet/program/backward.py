@@ -57,11 +57,13 @@ class Backward:
         return records, reached
 
 
-def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
-                    no_grad_set: Iterable[Any] | None = None,
-                    callbacks: Sequence[Callable[..., Any]] | None = None,
-                    checkpoints: Sequence[Variable | str] | Automatic | None = None,
-                    ) -> list[tuple[Parameter, Variable]]:
+def append_backward(
+    loss: Variable,
+    parameter_list: Sequence[Any] | None = None,
+    no_grad_set: Iterable[Any] | None = None,
+    callbacks: Sequence[Callable[..., Any]] | None = None,
+    checkpoints: Sequence[Variable | str] | Automatic | None = None,
+) -> list[tuple[Parameter, Variable]]:
     """Gradients of a loss by the parameters it depends on.
 
     Args:
@@ -84,13 +86,18 @@ def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
     if loss.value is not None:
         raise UsageError(f"{loss.name!r} has a value already; call its backward()")
     if loss.shape not in ((), (1,)):
-        raise ShapeError(f"the loss {loss.name!r} has shape {loss.shape}; it must be a single "
-                         "value, for example layers.mean of it")
+        raise ShapeError(
+            f"the loss {loss.name!r} has shape {loss.shape}; it must be a single "
+            "value, for example layers.mean of it"
+        )
     used = _parameters_of(loss)
     blocked = frozenset(_name(entry) for entry in no_grad_set or ())
     named = used if parameter_list is None else [_known_name(entry) for entry in parameter_list]
-    leaves = [used[name] for name in dict.fromkeys(named)
-              if name in used and name not in blocked and not used[name].stop_gradient]
+    leaves = [
+        used[name]
+        for name in dict.fromkeys(named)
+        if name in used and name not in blocked and not used[name].stop_gradient
+    ]
     if not leaves:
         raise UsageError(f"the loss {loss.name!r} depends on no parameter that may be updated")
     found = _make(loss, leaves, checkpoints, blocked)
@@ -101,21 +108,27 @@ def append_backward(loss: Variable, parameter_list: Sequence[Any] | None = None,
     return pairs
 
 
-def gradients(targets: Variable | Sequence[Variable],
-              inputs: Variable | Sequence[Variable]) -> list[Variable]:
+def gradients(
+    targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable]
+) -> list[Variable]:
     """Gradients of one single-valued target by leaf variables: parameters or data."""
     target = targets if isinstance(targets, Variable) else targets[0]
     leaves = [inputs] if isinstance(inputs, Variable) else list(inputs)
     for variable in leaves:
         if variable.record is not None:
-            raise UsageError(f"{variable.name!r} is computed by the program; gradients() takes "
-                             "data and parameters")
+            raise UsageError(
+                f"{variable.name!r} is computed by the program; gradients() takes "
+                "data and parameters"
+            )
     return list(_make(target, leaves, None).wanted.values())
 
 
-def _make(loss: Variable, leaves: list[Variable],
-          checkpoints: Sequence[Variable | str] | Automatic | None,
-          blocked: frozenset[str] = frozenset()) -> Backward:
+def _make(
+    loss: Variable,
+    leaves: list[Variable],
+    checkpoints: Sequence[Variable | str] | Automatic | None,
+    blocked: frozenset[str] = frozenset(),
+) -> Backward:
     program = default_main_program()
     wanted: dict[Variable, Variable] = {}
     made = Backward(loss, wanted, blocked)
@@ -151,8 +164,10 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
     for record in ancestors([loss]):
         for variable in record.inputs:
             if variable.backward_pass is not None:
-                raise UsageError(f"the loss {loss.name!r} depends on the gradient "
-                                 f"{variable.name!r}; second derivatives are not available")
+                raise UsageError(
+                    f"the loss {loss.name!r} depends on the gradient "
+                    f"{variable.name!r}; second derivatives are not available"
+                )
             if variable.parameter is not None:
                 leaf(variable.parameter)
                 found.setdefault(variable.parameter.name, variable)

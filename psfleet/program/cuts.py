@@ -70,7 +70,7 @@ def profile(run: Run) -> Costs:
         saved[i] = sum(_new_bytes(part, seen) for part in context.saved)
         last = uses.get(record.output, i)
         if record.output not in kept:
-            crossing[i + 1:last + 1] += value.nbytes
+            crossing[i + 1 : last + 1] += value.nbytes
         for variable in run.plan.releases.get(record, ()):
             run.values.pop(variable, None)
     run.values = before
@@ -130,8 +130,10 @@ def choose_cuts(costs: Costs, budget: int | None) -> tuple[list[int], list[bool]
     limit = peak_of(costs, *even_cuts(len(costs.saved))) if budget is None else budget
     found = _search(costs, max(limit, 1))
     if found is None:
-        raise UsageError(f"activations do not fit into the memory budget of {limit:,} bytes however "
-                         "they are recomputed; allow more or use smaller batches")
+        raise UsageError(
+            f"activations do not fit into the memory budget of {limit:,} bytes however "
+            "they are recomputed; allow more or use smaller batches"
+        )
     return found
 
 
@@ -154,14 +156,30 @@ def _search(costs: Costs, budget: int) -> tuple[list[int], list[bool]] | None:
             _offer(best, came, j, i, held, held + inside, best[i, held], False)
             after = held + crossing[j]
             fits = after <= LEVELS
-            _offer(best, came, j, i, held[fits], after[fits],
-                   best[i, held[fits]] + clock[j] - clock[i], True)
+            _offer(
+                best,
+                came,
+                j,
+                i,
+                held[fits],
+                after[fits],
+                best[i, held[fits]] + clock[j] - clock[i],
+                True,
+            )
     at = int(np.argmin(best[count]))
     return None if np.isinf(best[count, at]) else _walk_back(came, count, at)
 
 
-def _offer(best: NDArray[np.float64], came: Ints, j: int, i: int, held: Ints, after: Ints,
-           seconds: NDArray[np.float64], dropped: bool) -> None:
+def _offer(
+    best: NDArray[np.float64],
+    came: Ints,
+    j: int,
+    i: int,
+    held: Ints,
+    after: Ints,
+    seconds: NDArray[np.float64],
+    dropped: bool,
+) -> None:
     better = seconds < best[j, after]
     where = after[better]
     best[j, where] = seconds[better]

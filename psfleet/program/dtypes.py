@@ -10,8 +10,11 @@ from psfleet.errors import ShapeError
 __all__ = ["dtype_of", "usual_dtype"]
 
 _KINDS: dict[str, np.dtype[Any]] = {
-    "f": np.dtype(np.float32), "i": np.dtype(np.int64), "u": np.dtype(np.int64),
-    "b": np.dtype(np.bool_)}
+    "f": np.dtype(np.float32),
+    "i": np.dtype(np.int64),
+    "u": np.dtype(np.int64),
+    "b": np.dtype(np.bool_),
+}
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:

@@ -60,11 +60,18 @@ class Executor:
         self.meter: Any = None
         self._plans: OrderedDict[tuple[int, tuple[str, ...]], Plan] = OrderedDict()
 
-    def run(self, program: Program | None = None, feed: Mapping[str, Any] | None = None,
-            fetch_list: Sequence[Variable | str] | Variable | str | None = None,
-            feed_var_name: str = "feed", fetch_var_name: str = "fetch", scope: Any = None,
-            return_numpy: bool = True, use_program_cache: bool = True,
-            use_prune: bool = True) -> list[Any]:
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[Variable | str] | Variable | str | None = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Any = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        use_prune: bool = True,
+    ) -> list[Any]:
         """Run a program once; if optimizers have added updates to it, this is a training step.
 
         Args:
@@ -116,8 +123,10 @@ class Executor:
         if not program.records:
             return run
         run.forward(plan.early)
-        fetch([v.parameter for v in plan.dense if v.parameter],
-              [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+        fetch(
+            [v.parameter for v in plan.dense if v.parameter],
+            [(parameter, run.values[ids]) for parameter, ids in plan.lookups],
+        )
         run.take_parameters()
         run.main()
         run.backward()
@@ -130,8 +139,10 @@ class Executor:
             return
         for update in program.updates:
             values: list[tuple[Any, Gradient]] = [
-                (parameter, found[variable]) for parameter, variable in update.params_grads
-                if found.get(variable) is not None]
+                (parameter, found[variable])
+                for parameter, variable in update.params_grads
+                if found.get(variable) is not None
+            ]
             loss = None if update.loss is None else float(found[update.loss].item())
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
@@ -142,12 +153,18 @@ class Executor:
             for hook in program.after_step:
                 hook(program.step)
 
-    def train_from_dataset(self, program: Program | None = None,
-                           dataset: Iterable[Mapping[str, Any]] | None = None, scope: Any = None,
-                           thread: int = 0, debug: bool = False,
-                           fetch_list: Sequence[Variable | str] | None = None,
-                           fetch_info: Sequence[str] | None = None, print_period: int = 100,
-                           fetch_handler: Callable[[list[Any]], Any] | None = None) -> int:
+    def train_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Variable | str] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: Callable[[list[Any]], Any] | None = None,
+    ) -> int:
         """Run the program once for each batch of a dataset.
 
         Args:
@@ -174,9 +191,12 @@ class Executor:
                 print(f"batch {done}", *parts, flush=True)
         return done
 
-    def infer_from_dataset(self, program: Program | None = None,
-                           dataset: Iterable[Mapping[str, Any]] | None = None,
-                           **options: Any) -> int:
+    def infer_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> int:
         """As train_from_dataset, without updates."""
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)
@@ -189,8 +209,10 @@ class Executor:
 def _check_whole(program: Program) -> None:
     """Refuse to train in every stage what is meant to be trained by all of them together."""
     if program.updates and not program.for_test and here().processes > 1:
-        raise UsageError(f"the program is not cut into stages, and this is {here().name(here().process)}; "
-                         "minimize with fleet.distributed_optimizer or a PipelineOptimizer")
+        raise UsageError(
+            f"the program is not cut into stages, and this is {here().name(here().process)}; "
+            "minimize with fleet.distributed_optimizer or a PipelineOptimizer"
+        )
 
 
 def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> None:
@@ -211,8 +233,11 @@ def _shows_averages(program: Program) -> bool:
 
     In the reference such a run updates the averages, which `restore` throws away.
     """
-    return any(getattr(parameter.binding, "read_only", False)
-               for update in program.updates for parameter, _ in update.params_grads)
+    return any(
+        getattr(parameter.binding, "read_only", False)
+        for update in program.updates
+        for parameter, _ in update.params_grads
+    )
 
 
 @functools.cache

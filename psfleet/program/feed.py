@@ -14,8 +14,9 @@ from psfleet.program.variable import Variable
 __all__ = ["batch_size", "check_feed", "whole_numbers"]
 
 
-def check_feed(program: Program, needed: Sequence[Variable],
-               feed: Mapping[str, Any]) -> dict[Variable, Array]:
+def check_feed(
+    program: Program, needed: Sequence[Variable], feed: Mapping[str, Any]
+) -> dict[Variable, Array]:
     """The fed arrays by variable, each in its variable's dtype.
 
     Raises:
@@ -27,8 +28,9 @@ def check_feed(program: Program, needed: Sequence[Variable],
         variable = program.variables.get(name)
         if variable is None or not variable.is_data:
             wanted = [v.name for v in program.list_vars() if v.is_data]
-            raise UsageError(f"feed {name!r} is not data of the program; "
-                             f"it has {', '.join(wanted) or 'none'}")
+            raise UsageError(
+                f"feed {name!r} is not data of the program; it has {', '.join(wanted) or 'none'}"
+            )
     missing = [variable.name for variable in needed if variable.name not in feed]
     if missing:
         raise UsageError(f"feed {missing[0]!r} is missing; the program needs it for these results")
@@ -52,13 +54,15 @@ def _array(variable: Variable, value: Any) -> Array:
         value = value.numpy()
     array = np.asarray(value)
     if not same(array.shape, variable.shape):
-        raise ShapeError(f"feed {variable.name!r} has shape {array.shape}, "
-                         f"the program wants {variable.shape}")
+        raise ShapeError(
+            f"feed {variable.name!r} has shape {array.shape}, the program wants {variable.shape}"
+        )
     if array.dtype == variable.dtype:
         return array
     if array.dtype.kind not in "fiub":
-        raise ShapeError(f"feed {variable.name!r} has dtype {array.dtype}, "
-                         f"the program wants {variable.dtype}")
+        raise ShapeError(
+            f"feed {variable.name!r} has dtype {array.dtype}, the program wants {variable.dtype}"
+        )
     if variable.dtype.kind == "i":
         return whole_numbers(f"feed {variable.name!r}", array).astype(variable.dtype, copy=False)
     return array.astype(variable.dtype)

@@ -29,8 +29,9 @@ def ancestors(targets: "Iterable[Variable]") -> list[Record]:
 def summed(first: Gradient, second: Gradient) -> Gradient:
     """The sum of two gradients of one parameter."""
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
-        return SparseGrad(np.concatenate([first.ids, second.ids]),
-                          np.concatenate([first.rows, second.rows]))
+        return SparseGrad(
+            np.concatenate([first.ids, second.ids]), np.concatenate([first.rows, second.rows])
+        )
     total: Gradient = first + second  # type: ignore[operator]  # a variable is dense or sparse
     return total
 
@@ -46,8 +47,9 @@ class Sweep:
         self.gradients = dict(seeds)
         self._own: set[Variable] = set()  # gradients that nobody else holds: summed in place
 
-    def run(self, records: Sequence[Record], contexts: dict[Record, Context],
-            keep: bool = False) -> None:
+    def run(
+        self, records: Sequence[Record], contexts: dict[Record, Context], keep: bool = False
+    ) -> None:
         """Go back through records; a context is let go as soon as it is used, unless `keep`."""
         for record in reversed(records):
             context = contexts[record] if keep else contexts.pop(record)

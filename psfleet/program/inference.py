@@ -37,8 +37,12 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-def save_inference(path: str, feeds: Sequence[Variable | str], targets: Sequence[Variable | str],
-                   program: Program | None = None) -> None:
+def save_inference(
+    path: str,
+    feeds: Sequence[Variable | str],
+    targets: Sequence[Variable | str],
+    program: Program | None = None,
+) -> None:
     """Write what computes the targets from the feeds.
 
     Args:
@@ -55,12 +59,16 @@ def save_inference(path: str, feeds: Sequence[Variable | str], targets: Sequence
     leaves.update({v.name: v for v in wanted if v.record is None})
     missing = sorted(name for name, v in leaves.items() if v.is_data and name not in fed)
     if missing:
-        raise UsageError(f"the targets need feed {missing[0]!r}; name it among the feeded_var_names")
+        raise UsageError(
+            f"the targets need feed {missing[0]!r}; name it among the feeded_var_names"
+        )
     arrays: dict[str, NDArray[Any]] = {}
     for leaf in leaves.values():
         arrays.update(_arrays(leaf))
     document = {
-        "format": FORMAT, "feeds": fed, "targets": [target.name for target in wanted],
+        "format": FORMAT,
+        "feeds": fed,
+        "targets": [target.name for target in wanted],
         "leaves": [_leaf(leaf) for leaf in leaves.values()],
         "records": [_record(record) for record in records],
     }
@@ -100,8 +108,14 @@ class _Tables:
         self._runtime = EmbeddedRuntime()
 
     def add(self, parameter: Parameter, ids: Ids, rows: Floats) -> None:
-        spec = TableSpec(parameter.name, "sparse", (parameter.shape[1],), SGD(),
-                         initializer=parameter.initializer, seed=parameter.seed)
+        spec = TableSpec(
+            parameter.name,
+            "sparse",
+            (parameter.shape[1],),
+            SGD(),
+            initializer=parameter.initializer,
+            seed=parameter.seed,
+        )
         self._runtime.create(spec)
         self._runtime.write_table(spec.key, TableState(0, [rows], ids))
         parameter.binding = self
@@ -138,22 +152,33 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
 
 
 def _leaf(leaf: Variable) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": leaf.name, "shape": list(leaf.shape), "dtype": leaf.dtype.name,
-                             "is_data": leaf.is_data}
+    entry: dict[str, Any] = {
+        "name": leaf.name,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+        "is_data": leaf.is_data,
+    }
     parameter = leaf.parameter
     if parameter is not None:
         entry["parameter"] = {
-            "name": parameter.name, "sparse": parameter.sparse, "shape": list(parameter.shape),
-            "distributed": parameter.distributed, "seed": parameter.seed,
-            "initializer": dataclasses.asdict(parameter.initializer)}
+            "name": parameter.name,
+            "sparse": parameter.sparse,
+            "shape": list(parameter.shape),
+            "distributed": parameter.distributed,
+            "seed": parameter.seed,
+            "initializer": dataclasses.asdict(parameter.initializer),
+        }
     return entry
 
 
 def _record(record: Record) -> dict[str, Any]:
     output = record.output
-    return {"op": type(record.op).__name__, "settings": dataclasses.asdict(record.op),
-            "inputs": [variable.name for variable in record.inputs],
-            "output": {"name": output.name, "shape": list(output.shape), "dtype": output.dtype.name}}
+    return {
+        "op": type(record.op).__name__,
+        "settings": dataclasses.asdict(record.op),
+        "inputs": [variable.name for variable in record.inputs],
+        "output": {"name": output.name, "shape": list(output.shape), "dtype": output.dtype.name},
+    }
 
 
 def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _Tables) -> Variable:
@@ -163,9 +188,14 @@ def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _
     if described is None:
         variable.value = arrays.get(name)
     elif described["sparse"]:
-        parameter = Parameter(described["name"], shape=tuple(described["shape"]), sparse=True,
-                              distributed=described["distributed"], seed=described["seed"],
-                              initializer=Initializer(**described["initializer"]))
+        parameter = Parameter(
+            described["name"],
+            shape=tuple(described["shape"]),
+            sparse=True,
+            distributed=described["distributed"],
+            seed=described["seed"],
+            initializer=Initializer(**described["initializer"]),
+        )
         tables.add(parameter, arrays[f"{name}/ids"], arrays[f"{name}/rows"])
         variable.parameter = parameter
     else:
@@ -177,11 +207,14 @@ def _read_record(entry: dict[str, Any], program: Program) -> Variable:
     kind = find_op(entry["op"])
     if kind is None:
         raise ValueError(f"operation {entry['op']!r} is unknown")
-    settings = {name: tuple(value) if isinstance(value, list) else value
-                for name, value in entry["settings"].items()}
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry["settings"].items()
+    }
     described = entry["output"]
-    output = Variable(described["name"], tuple(described["shape"]), described["dtype"],
-                      stop_gradient=True)
+    output = Variable(
+        described["name"], tuple(described["shape"]), described["dtype"], stop_gradient=True
+    )
     inputs = tuple(program.variable(name) for name in entry["inputs"])
     output.record = Record(kind(**settings), inputs, output)
     return output

@@ -59,7 +59,9 @@ class Operators:
 
     def __rtruediv__(self, other: Any) -> "Variable":
         if _is_number(other):
-            return self._apply(arithmetic.Scale(float(other)), self._apply(arithmetic.Power(-1.0), self))
+            return self._apply(
+                arithmetic.Scale(float(other)), self._apply(arithmetic.Power(-1.0), self)
+            )
         return self._binary(arithmetic.Div(), other, self)
 
     def __pow__(self, other: Any) -> "Variable":

@@ -86,8 +86,11 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
     plan.forward = [record for record in before if record not in set(plan.early)]
     plan.backwards = [_backward_plan(backward) for backward in backwards]
     plan.needs = _union(plan.backwards)
-    plan.kept = {*results, *(b.loss for b in backwards),
-                 *(v for record in plan.late for v in record.inputs)}
+    plan.kept = {
+        *results,
+        *(b.loss for b in backwards),
+        *(v for record in plan.late for v in record.inputs),
+    }
     plan.releases = last_uses([*plan.early, *plan.forward], plan.kept)
     return plan
 
@@ -99,8 +102,11 @@ def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
     while True:
         records = ancestors(targets)
         used = [*targets, *(v for record in records for v in record.inputs)]
-        new = {v.backward_pass: None for v in used
-               if v.backward_pass is not None and v.backward_pass not in backwards}
+        new = {
+            v.backward_pass: None
+            for v in used
+            if v.backward_pass is not None and v.backward_pass not in backwards
+        }
         if not new:
             return records, list(backwards)
         backwards.update(new)
@@ -150,8 +156,12 @@ def _early(records: Sequence[Record]) -> tuple[list[Record], list[tuple[Paramete
 
 def _backward_plan(backward: Backward) -> BackwardPlan:
     records, reached = backward.active()
-    needs = {record: tuple((v in reached and not v.stop_gradient) or v in backward.wanted
-                           for v in record.inputs) for record in records}
+    needs = {
+        record: tuple(
+            (v in reached and not v.stop_gradient) or v in backward.wanted for v in record.inputs
+        )
+        for record in records
+    }
     return BackwardPlan(backward, records, needs)
 
 

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from psfleet.program.backward import Backward
     from psfleet.program.variable import Variable
 
-__all__ = ["Program", "Update", "default_main_program", "default_startup_program", "eager_guard",
-           "in_eager_mode", "program_guard"]
+__all__ = [
+    "Program",
+    "Update",
+    "default_main_program",
+    "default_startup_program",
+    "eager_guard",
+    "in_eager_mode",
+    "program_guard",
+]
 
 _numbers = itertools.count()
 
@@ -61,15 +68,21 @@ class Program:
     def add(self, variable: "Variable") -> None:
         """Take in a variable and the record that makes it."""
         if self.variables.get(variable.name) not in (None, variable):
-            raise UsageError(f"the program has a variable {variable.name!r} already; give this one "
-                             "another name, or build in a new program (program_guard)")
+            raise UsageError(
+                f"the program has a variable {variable.name!r} already; give this one "
+                "another name, or build in a new program (program_guard)"
+            )
         self.variables[variable.name] = variable
         if variable.record is not None:
             self.records.append(variable.record)
         self.touch()
 
-    def add_update(self, optimizer: Any, params_grads: "list[tuple[Parameter, Variable]]",
-                   loss: "Variable | None" = None) -> Update:
+    def add_update(
+        self,
+        optimizer: Any,
+        params_grads: "list[tuple[Parameter, Variable]]",
+        loss: "Variable | None" = None,
+    ) -> Update:
         """Let each run of this program end with `optimizer.apply_values`.
 
         Args:
@@ -89,10 +102,15 @@ class Program:
 
     def clone(self, for_test: bool = False) -> "Program":
         """The same records and parameters. `for_test`: dropout off, no update."""
-        return Program(list(self.records), dict(self.variables), dict(self.parameters),
-                       [] if for_test else list(self.updates),
-                       [] if for_test else list(self.after_step),
-                       self.random_seed, for_test or self.for_test)
+        return Program(
+            list(self.records),
+            dict(self.variables),
+            dict(self.parameters),
+            [] if for_test else list(self.updates),
+            [] if for_test else list(self.after_step),
+            self.random_seed,
+            for_test or self.for_test,
+        )
 
     def variable(self, name: str, what: str = "variable") -> "Variable":
         """The variable of that name.
@@ -102,15 +120,20 @@ class Program:
         """
         found = self.variables.get(name)
         if found is None:
-            raise UsageError(f"{what} {name!r} is not in the program; it has "
-                             f"{', '.join(sorted(self.variables)) or 'no variables'}")
+            raise UsageError(
+                f"{what} {name!r} is not in the program; it has "
+                f"{', '.join(sorted(self.variables)) or 'no variables'}"
+            )
         return found
 
     def all_parameters(self) -> list[Parameter]:
         """The parameters that the program's records use, in the order of their first use."""
-        found = {variable.parameter.name: variable.parameter
-                 for record in self.records for variable in record.inputs
-                 if variable.parameter is not None}
+        found = {
+            variable.parameter.name: variable.parameter
+            for record in self.records
+            for variable in record.inputs
+            if variable.parameter is not None
+        }
         return list(found.values())
 
     def list_vars(self) -> "list[Variable]":
@@ -127,8 +150,12 @@ class Program:
 
     def backwards(self) -> "list[Backward]":
         """The backward passes that the updates ask for."""
-        found = {variable.backward_pass: None for update in self.updates
-                 for _, variable in update.params_grads if variable.backward_pass is not None}
+        found = {
+            variable.backward_pass: None
+            for update in self.updates
+            for _, variable in update.params_grads
+            if variable.backward_pass is not None
+        }
         return list(found)
 
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
@@ -155,8 +182,7 @@ def default_startup_program() -> Program:
 
 
 @contextlib.contextmanager
-def program_guard(main_program: Program,
-                  startup_program: Program | None = None) -> Iterator[None]:
+def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Build into these programs inside the block."""
     global _main, _startup
     for program in (main_program, startup_program):

@@ -115,26 +115,41 @@ def _edges(plan: Plan, backward: Backward, checkpoints: Sequence[Variable]) -> l
     needed = {record.output for record in ancestors([backward.loss])}
     strange = [v.name for v in checkpoints if v not in needed]
     if strange:
-        raise UsageError(f"the loss {backward.loss.name!r} does not depend on the checkpoint "
-                         f"{strange[0]!r}")
+        raise UsageError(
+            f"the loss {backward.loss.name!r} does not depend on the checkpoint {strange[0]!r}"
+        )
     cuts = {places[v] + 1 for v in checkpoints if v in places}
     return sorted({0, *cuts, len(plan.forward)})
 
 
-def _segmented(plan: Plan, backward: BackwardPlan, parts: Sequence[list[Record]],
-               drops: Sequence[bool]) -> RecomputePlan:
+def _segmented(
+    plan: Plan, backward: BackwardPlan, parts: Sequence[list[Record]], drops: Sequence[bool]
+) -> RecomputePlan:
     home = {record: i for i, part in enumerate(parts) for record in part}
-    replays = [_replayed(part, backward) if dropped else []
-               for part, dropped in zip(parts, drops, strict=True)]
-    stay = {v for i, replay in enumerate(replays) for record in replay for v in record.inputs
-            if v.record is not None and home.get(v.record) != i}
+    replays = [
+        _replayed(part, backward) if dropped else []
+        for part, dropped in zip(parts, drops, strict=True)
+    ]
+    stay = {
+        v
+        for i, replay in enumerate(replays)
+        for record in replay
+        for v in record.inputs
+        if v.record is not None and home.get(v.record) != i
+    }
     active = set(backward.records)
     segments = []
     for part, dropped, replay in zip(parts, drops, replays, strict=True):
-        segments.append(Segment(
-            part, dropped, replay, [record for record in part if record in active],
-            [record.output for record in part if record.output in stay],
-            last_uses(replay, plan.kept | _made_elsewhere(replay))))
+        segments.append(
+            Segment(
+                part,
+                dropped,
+                replay,
+                [record for record in part if record in active],
+                [record.output for record in part if record.output in stay],
+                last_uses(replay, plan.kept | _made_elsewhere(replay)),
+            )
+        )
     return RecomputePlan(segments, stay)
 
 
@@ -187,8 +202,10 @@ def peak_activation_bytes(program: Program, feed: Mapping[str, Any]) -> int:
     kind = RecomputingRun if plan.recomputes else Run
     run = kind(program, plan, check_feed(program, plan.feeds, feed), meter)
     run.forward(plan.early)
-    fetch([v.parameter for v in plan.dense if v.parameter],
-          [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+    fetch(
+        [v.parameter for v in plan.dense if v.parameter],
+        [(parameter, run.values[ids]) for parameter, ids in plan.lookups],
+    )
     run.take_parameters()
     run.main()
     run.backward()

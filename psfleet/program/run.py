@@ -23,8 +23,9 @@ class Run:
         inputs: Feeds, constants and parameters: values that are not the run's own.
     """
 
-    def __init__(self, program: Program, plan: Plan, feeds: dict[Variable, Array],
-                 meter: Any = None) -> None:
+    def __init__(
+        self, program: Program, plan: Plan, feeds: dict[Variable, Array], meter: Any = None
+    ) -> None:
         self.program = program
         self.plan = plan
         self.meter = meter

@@ -54,15 +54,19 @@ def split(loss: Variable, cut_list: Sequence[Sequence[Variable] | Variable]) -> 
     """
     cuts = [[cut] if isinstance(cut, Variable) else list(cut) for cut in cut_list]
     if not cuts or cuts[-1] != [loss]:
-        raise UsageError(f"cut_list must end with the loss, [{loss.name!r}]; it ends with "
-                         f"{[v.name for v in cuts[-1]] if cuts else 'nothing'}")
+        raise UsageError(
+            f"cut_list must end with the loss, [{loss.name!r}]; it ends with "
+            f"{[v.name for v in cuts[-1]] if cuts else 'nothing'}"
+        )
     pieces = _pieces(loss, cuts)
     count = len(pieces)
     ends = [(_taken(pieces, i), _given(pieces, i, loss)) for i in range(count)]
     order = [(i, True, i == count - 1) for i in range(count)]
     order += [(i, False, True) for i in reversed(range(count - 1))]
-    return [Section(number, i, tuple(pieces[i]), forward, backward, *ends[i])
-            for number, (i, forward, backward) in enumerate(order)]
+    return [
+        Section(number, i, tuple(pieces[i]), forward, backward, *ends[i])
+        for number, (i, forward, backward) in enumerate(order)
+    ]
 
 
 def _pieces(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
@@ -72,12 +76,16 @@ def _pieces(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
     for number, cut in enumerate(cuts):
         strange = [v.name for v in cut if v.record not in whole]
         if strange or not cut:
-            raise UsageError(f"cut {number} has {strange[0] if strange else 'no variable'!r}, which "
-                             f"the loss {loss.name!r} is not computed by")
+            raise UsageError(
+                f"cut {number} has {strange[0] if strange else 'no variable'!r}, which "
+                f"the loss {loss.name!r} is not computed by"
+            )
         piece = [record for record in ancestors(cut) if record not in done]
         if not piece:
-            raise UsageError(f"cut {number}, {[v.name for v in cut]}, is behind an earlier cut: "
-                             "between two cuts there must be an operation")
+            raise UsageError(
+                f"cut {number}, {[v.name for v in cut]}, is behind an earlier cut: "
+                "between two cuts there must be an operation"
+            )
         done.update(piece)
         pieces.append(piece)
     return pieces
@@ -85,11 +93,15 @@ def _pieces(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
 
 def _taken(pieces: list[list[Record]], i: int) -> tuple[Variable, ...]:
     own = set(pieces[i])
-    found: dict[Any, None] = {v: None for record in pieces[i] for v in record.inputs
-                              if v.record is not None and v.record not in own}
+    found: dict[Any, None] = {
+        v: None
+        for record in pieces[i]
+        for v in record.inputs
+        if v.record is not None and v.record not in own
+    }
     return tuple(found)
 
 
 def _given(pieces: list[list[Record]], i: int, loss: Variable) -> tuple[Variable, ...]:
-    later = {v for piece in pieces[i + 1:] for record in piece for v in record.inputs} | {loss}
+    later = {v for piece in pieces[i + 1 :] for record in piece for v in record.inputs} | {loss}
     return tuple(record.output for record in pieces[i] if record.output in later)

@@ -13,8 +13,10 @@ def extents(shape: Iterable[int | None]) -> Shape:
     found: list[int | None] = []
     for extent in shape:
         if extent is not None and (int(extent) != extent or extent < -1):
-            raise ShapeError(f"shape {tuple(shape)} has the extent {extent!r}; "
-                             "it must be a whole number, or None where it is unknown")
+            raise ShapeError(
+                f"shape {tuple(shape)} has the extent {extent!r}; "
+                "it must be a whole number, or None where it is unknown"
+            )
         found.append(None if extent is None or extent == -1 else int(extent))
     return tuple(found)
 
@@ -40,7 +42,8 @@ def broadcast(first: Shape, second: Shape, what: str) -> Shape:
 def same(first: Shape, second: Shape) -> bool:
     """Whether the two can be equal at run time."""
     return len(first) == len(second) and all(
-        a is None or b is None or a == b for a, b in zip(first, second, strict=True))
+        a is None or b is None or a == b for a, b in zip(first, second, strict=True)
+    )
 
 
 def axis_of(axis: int, shape: Sequence[object], what: str) -> int:

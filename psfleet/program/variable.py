@@ -39,8 +39,16 @@ class Variable(Operators):
         grad: Concrete leaves that are no parameters: the gradient of the last backward pass.
     """
 
-    def __init__(self, name: str, shape: Shape, dtype: DTypeLike, *, stop_gradient: bool = False,
-                 value: Array | None = None, parameter: Parameter | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: DTypeLike,
+        *,
+        stop_gradient: bool = False,
+        value: Array | None = None,
+        parameter: Parameter | None = None,
+    ) -> None:
         self.name = name
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -70,8 +78,10 @@ class Variable(Operators):
         if self.parameter is not None:
             return self.parameter.numpy()
         if self.value is None:
-            raise UsageError(f"variable {self.name!r} has no value until a program runs; "
-                             "name it in the fetch_list of Executor.run")
+            raise UsageError(
+                f"variable {self.name!r} has no value until a program runs; "
+                "name it in the fetch_list of Executor.run"
+            )
         return self.value
 
     def item(self) -> Any:
@@ -109,12 +119,16 @@ class Variable(Operators):
             ShapeError: grad_tensor has another shape.
         """
         if self.value is None:
-            raise UsageError(f"variable {self.name!r} has no value; in a program let "
-                             "optimizer.minimize(loss) do the backward pass")
+            raise UsageError(
+                f"variable {self.name!r} has no value; in a program let "
+                "optimizer.minimize(loss) do the backward pass"
+            )
         seed = np.ones_like(self.value) if grad_tensor is None else as_variable(grad_tensor).numpy()
         if seed.shape != self.value.shape:
-            raise ShapeError(f"backward() of {self.name!r} with shape {self.shape}: grad_tensor has "
-                             f"shape {seed.shape}")
+            raise ShapeError(
+                f"backward() of {self.name!r} with shape {self.shape}: grad_tensor has "
+                f"shape {seed.shape}"
+            )
         sweep = Sweep({self: seed})
         records = [r for r in ancestors([self]) if not r.output.stop_gradient]
         contexts = {record: _left(record) for record in records}
@@ -148,8 +162,13 @@ class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statem
         _gradients_wanted = self._before
 
 
-def to_variable(value: ArrayLike, name: str | None = None, dtype: DTypeLike | None = None, *,
-                stop_gradient: bool = True) -> Variable:
+def to_variable(
+    value: ArrayLike,
+    name: str | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    stop_gradient: bool = True,
+) -> Variable:
     """A concrete variable: operations on it compute at once.
 
     Args:
@@ -161,8 +180,13 @@ def to_variable(value: ArrayLike, name: str | None = None, dtype: DTypeLike | No
     array = np.asarray(value)
     kind = usual_dtype(array.dtype) if dtype is None else dtype_of(dtype)
     array = array.astype(kind, copy=False)
-    return Variable(name or names.generate("constant"), array.shape, kind, value=array,
-                    stop_gradient=stop_gradient)
+    return Variable(
+        name or names.generate("constant"),
+        array.shape,
+        kind,
+        value=array,
+        stop_gradient=stop_gradient,
+    )
 
 
 def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
@@ -181,8 +205,13 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
 def _stand_in(parameter: Parameter) -> Variable:
     """A variable for a parameter, in no program yet."""
     shape = tuple(None if extent is None or extent < 0 else extent for extent in parameter.shape)
-    return Variable(parameter.name, shape, np.float32, parameter=parameter,
-                    stop_gradient=not parameter.trainable)
+    return Variable(
+        parameter.name,
+        shape,
+        np.float32,
+        parameter=parameter,
+        stop_gradient=not parameter.trainable,
+    )
 
 
 def as_variable(value: Any) -> Variable:
@@ -193,8 +222,9 @@ def as_variable(value: Any) -> Variable:
         return _stand_in(value)
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         return to_variable(np.asarray(value))
-    raise UsageError(f"a layer's input is {value!r}; it must be a variable, a parameter or an "
-                     "array")
+    raise UsageError(
+        f"a layer's input is {value!r}; it must be a variable, a parameter or an array"
+    )
 
 
 def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
@@ -230,8 +260,10 @@ def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any
         if isinstance(error, UsageError):
             raise
         shapes = ", ".join(str(np.shape(value)) for value in inputs)
-        raise ShapeError(f"{context.record.output.name}: {type(op).__name__} cannot take inputs of "
-                         f"the shapes {shapes}: {error}") from error
+        raise ShapeError(
+            f"{context.record.output.name}: {type(op).__name__} cannot take inputs of "
+            f"the shapes {shapes}: {error}"
+        ) from error
 
 
 def _compute_now(record: Record) -> None:
@@ -240,8 +272,10 @@ def _compute_now(record: Record) -> None:
         output.stop_gradient = True
     needs = tuple(not v.stop_gradient and not output.stop_gradient for v in record.inputs)
     context = Context(default_main_program(), record, needs)
-    values = [v.parameter if v.parameter is not None and v.parameter.sparse else v.numpy()
-              for v in record.inputs]
+    values = [
+        v.parameter if v.parameter is not None and v.parameter.sparse else v.numpy()
+        for v in record.inputs
+    ]
     output.value = compute(record.op, context, values, output.dtype)
     output.shape = output.value.shape
     if any(needs):
@@ -266,6 +300,8 @@ def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
 
 def _left(record: Record) -> Context:
     if record.context is None:
-        raise UsageError(f"the graph of {record.output.name!r} was used up by an earlier backward()"
-                         "; pass retain_graph=True to that one")
+        raise UsageError(
+            f"the graph of {record.output.name!r} was used up by an earlier backward()"
+            "; pass retain_graph=True to that one"
+        )
     return record.context

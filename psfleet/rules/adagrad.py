@@ -25,8 +25,14 @@ class Adagrad(Rule):
 
     def __post_init__(self) -> None:
         check_range("Adagrad", "epsilon", self.epsilon, 0, math.inf, high_open=True)
-        check_range("Adagrad", "initial_accumulator_value", self.initial_accumulator_value,
-                    0, math.inf, high_open=True)
+        check_range(
+            "Adagrad",
+            "initial_accumulator_value",
+            self.initial_accumulator_value,
+            0,
+            math.inf,
+            high_open=True,
+        )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

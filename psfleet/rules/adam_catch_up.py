@@ -63,13 +63,27 @@ class AdamCatchUp(Rule):
         check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
         check_range("Adam", "epsilon", self.epsilon, 0, math.inf)
         if self.beta1**2 >= self.beta2:
-            raise ConfigError(f"Adam: catch-up needs beta1^2 < beta2, else the drift of a row has no "
-                              f"bound; beta1 is {self.beta1!r} and beta2 is {self.beta2!r}")
+            raise ConfigError(
+                f"Adam: catch-up needs beta1^2 < beta2, else the drift of a row has no "
+                f"bound; beta1 is {self.beta1!r} and beta2 is {self.beta2!r}"
+            )
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("moment1"), Slot("moment2"), *(Slot(name, per_unit=True) for name in (
-            "last_step_high", "last_step_low", "correction1", "correction2", "last_rate")))
+        return (
+            Slot("moment1"),
+            Slot("moment2"),
+            *(
+                Slot(name, per_unit=True)
+                for name in (
+                    "last_step_high",
+                    "last_step_low",
+                    "correction1",
+                    "correction2",
+                    "last_rate",
+                )
+            ),
+        )
 
     @property
     def limit(self) -> int:
@@ -86,5 +100,16 @@ class AdamCatchUp(Rule):
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         adam = Adam(self.beta1, self.beta2, self.epsilon).scalars(learning_rate, step)
         high, low = divmod(step, _BASE)
-        return (*adam, self.epsilon, high, low, _BASE, 1.0, self.limit, 0.0,
-                1 - self.beta1**step, 1 - self.beta2**step, learning_rate)
+        return (
+            *adam,
+            self.epsilon,
+            high,
+            low,
+            _BASE,
+            1.0,
+            self.limit,
+            0.0,
+            1 - self.beta1**step,
+            1 - self.beta2**step,
+            learning_rate,
+        )

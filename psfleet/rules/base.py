@@ -105,18 +105,29 @@ class Rule:
         known = {f.name: f for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ConfigError(f"rule {cls.name!r} has no hyperparameter {unknown[0]!r}; "
-                              f"it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"rule {cls.name!r} has no hyperparameter {unknown[0]!r}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
         kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
         return cls(**{name: kinds[name](value) for name, value in values.items()})
 
 
-def check_range(owner: str, name: str, value: float, low: float, high: float, *,
-                low_open: bool = False, high_open: bool = False) -> None:
+def check_range(
+    owner: str,
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
     """Refuse a hyperparameter outside [low, high]; open ends exclude the bound itself."""
     inside = math.isfinite(value) and low <= value <= high
     inside = inside and not (low_open and value == low) and not (high_open and value == high)
     if not inside:
         left, right = "(" if low_open else "[", ")" if high_open else "]"
-        raise ConfigError(f"{owner}: {name} is {value!r}, "
-                          f"it must be in {left}{low:g}, {high:g}{right}")
+        raise ConfigError(
+            f"{owner}: {name} is {value!r}, it must be in {left}{low:g}, {high:g}{right}"
+        )

@@ -56,6 +56,7 @@ class Ftrl(Rule):
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         if learning_rate <= 0:
-            raise ConfigError(f"Ftrl divides by the learning rate, which is {learning_rate!r}; "
-                              "it must be above 0")
+            raise ConfigError(
+                f"Ftrl divides by the learning rate, which is {learning_rate!r}; it must be above 0"
+            )
         return (learning_rate, self.l1 + _TINY, 2 * (self.l2 + _TINY), 0.0, -self.lr_power)

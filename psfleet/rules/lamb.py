@@ -68,5 +68,15 @@ class Lamb(Rule):
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         root = math.sqrt(1 - self.beta2**step)
         always = 0.0 if self.weight_decay else math.inf  # norms at or below this give the ratio 1
-        return (learning_rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2,
-                self.epsilon * root, root / (1 - self.beta1**step), self.weight_decay, 1.0, always)
+        return (
+            learning_rate,
+            self.beta1,
+            1 - self.beta1,
+            self.beta2,
+            1 - self.beta2,
+            self.epsilon * root,
+            root / (1 - self.beta1**step),
+            self.weight_decay,
+            1.0,
+            always,
+        )

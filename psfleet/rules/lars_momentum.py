@@ -60,5 +60,11 @@ class LarsMomentum(Rule):
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         always = 0.0 if self.lars_weight_decay else math.inf  # norms up to this: the plain rate
-        return (learning_rate, self.momentum, self.lars_coeff, self.lars_weight_decay, self.epsilon,
-                always)
+        return (
+            learning_rate,
+            self.momentum,
+            self.lars_coeff,
+            self.lars_weight_decay,
+            self.epsilon,
+            always,
+        )

@@ -48,8 +48,15 @@ class NAdam(Rule):
         now, following = self.momentum(step), self.momentum(step + 1)
         product = self._product(step)
         rate = learning_rate * root
-        return (rate * following / (1 - product * following), rate * (1 - now) / (1 - product),
-                self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon * root)
+        return (
+            rate * following / (1 - product * following),
+            rate * (1 - now) / (1 - product),
+            self.beta1,
+            1 - self.beta1,
+            self.beta2,
+            1 - self.beta2,
+            self.epsilon * root,
+        )
 
     def momentum(self, step: int) -> float:
         """mu of a step."""

@@ -47,8 +47,20 @@ class RAdam(Rule):
         length = whole - 2 * step * power / (1 - power)
         rate, rectified, plain = learning_rate / (1 - self.beta1**step), 0.0, 1.0
         if length > 5:
-            rectified = math.sqrt((length - 4) * (length - 2) * whole * (1 - power)
-                                  / ((whole - 4) * (whole - 2) * length))
+            rectified = math.sqrt(
+                (length - 4)
+                * (length - 2)
+                * whole
+                * (1 - power)
+                / ((whole - 4) * (whole - 2) * length)
+            )
             plain = 0.0
-        return (rate * rectified, rate * plain, self.beta1, 1 - self.beta1,
-                self.beta2, 1 - self.beta2, self.epsilon)
+        return (
+            rate * rectified,
+            rate * plain,
+            self.beta1,
+            1 - self.beta1,
+            self.beta2,
+            1 - self.beta2,
+            self.epsilon,
+        )

@@ -37,8 +37,13 @@ class RowwiseAdagrad(Rule):
 
     def __post_init__(self) -> None:
         check_range("RowwiseAdagrad", "epsilon", self.epsilon, 0, math.inf)
-        check_range("RowwiseAdagrad", "initial_accumulator_value",
-                    self.initial_accumulator_value, 0, math.inf)
+        check_range(
+            "RowwiseAdagrad",
+            "initial_accumulator_value",
+            self.initial_accumulator_value,
+            0,
+            math.inf,
+        )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

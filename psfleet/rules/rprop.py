@@ -13,8 +13,11 @@ __all__ = ["Rprop"]
 def rprop(w, g, before, rate, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     product = g * before
     g = h[4] if product < h[4] else g
-    rate = min(rate * h[1], h[3]) if product > h[4] else (
-        max(rate * h[0], h[2]) if product < h[4] else rate)
+    rate = (
+        min(rate * h[1], h[3])
+        if product > h[4]
+        else (max(rate * h[0], h[2]) if product < h[4] else rate)
+    )
     return w - (rate if g > h[4] else (-rate if g < h[4] else h[4])), g, rate
 
 

@@ -14,8 +14,27 @@ from psfleet.errors import PsfleetError
 from psfleet.runtime import Gradient, Read
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["Answer", "Call", "Close", "Create", "Event", "Expire", "Instruction", "Join", "Journal",
-           "Leave", "Mode", "Outcome", "Pull", "Push", "Record", "Refuse", "Serve", "State", "Write"]
+__all__ = [
+    "Answer",
+    "Call",
+    "Close",
+    "Create",
+    "Event",
+    "Expire",
+    "Instruction",
+    "Join",
+    "Journal",
+    "Leave",
+    "Mode",
+    "Outcome",
+    "Pull",
+    "Push",
+    "Record",
+    "Refuse",
+    "Serve",
+    "State",
+    "Write",
+]
 
 Call = Hashable
 Mode = Literal["sync", "async"]

@@ -35,8 +35,7 @@ def dense_ranges(spec: TableSpec, servers: int) -> list[tuple[int, int]]:
     return [dense_range(spec, server, servers) for server in range(servers)]
 
 
-def deal_elements(positions: NDArray[np.int64],
-                  ranges: Sequence[tuple[int, int]]) -> list[slice]:
+def deal_elements(positions: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> list[slice]:
     """Which of the ascending positions in a flattened array lie in each range."""
     ends = np.searchsorted(positions, ranges)
     return [slice(int(low), int(high)) for low, high in ends]

@@ -42,8 +42,10 @@ class Rounds:
         if push.sequence <= self.closed or push.worker in self.held:
             return False
         if push.sequence != self.closed + 1:
-            raise Gap(f"worker {push.worker} pushed round {push.sequence}, "
-                      f"but round {self.closed + 1} is open")
+            raise Gap(
+                f"worker {push.worker} pushed round {push.sequence}, "
+                f"but round {self.closed + 1} is open"
+            )
         return True
 
     def hold(self, push: Push) -> None:
@@ -64,8 +66,10 @@ class Rounds:
             ProtocolError: A push of the worker is held and may not be committed.
         """
         if worker in self.held:
-            raise ProtocolError(f"worker {worker} rests before its push of round "
-                                f"{self.closed + 1} is committed; flush first")
+            raise ProtocolError(
+                f"worker {worker} rests before its push of round "
+                f"{self.closed + 1} is committed; flush first"
+            )
         return number > self.rests.get(worker, 0)
 
     def rest(self, worker: int, number: int) -> None:
@@ -89,13 +93,19 @@ class Rounds:
 
     def members(self) -> list[int]:
         """Seats whose pushes make up the open round, in order."""
-        return [seat for seat in range(self.seats)
-                if seat in self.held or not (seat in self.resting or seat in self.left)]
+        return [
+            seat
+            for seat in range(self.seats)
+            if seat in self.held or not (seat in self.resting or seat in self.left)
+        ]
 
     def awaited(self) -> list[int]:
         """Members that have not committed the open round."""
-        return [seat for seat in self.members()
-                if seat not in self.held or self.committed.get(seat, 0) <= self.closed]
+        return [
+            seat
+            for seat in self.members()
+            if seat not in self.held or self.committed.get(seat, 0) <= self.closed
+        ]
 
     def is_complete(self) -> bool:
         """Whether every member has committed the open round."""

@@ -111,8 +111,10 @@ class Shard:
     def _dense(self, spec: TableSpec, value: Floats) -> DenseTable:
         low, high = dense_range(spec, self.index, self.servers)
         if value.shape != (high - low,):
-            raise ShapeError(f"table {spec.name!r}: server {self.index} holds {high - low} values, "
-                             f"the first value has {value.shape}")
+            raise ShapeError(
+                f"table {spec.name!r}: server {self.index} holds {high - low} values, "
+                f"the first value has {value.shape}"
+            )
         return DenseTable(spec, value)
 
     def table(self, key: int) -> Table:
@@ -171,15 +173,20 @@ class Shard:
 
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         if not 0 <= event.worker < self.workers:
-            raise ConfigError(f"worker {event.worker} wants to join, "
-                              f"but the fleet has workers 0 to {self.workers - 1}")
+            raise ConfigError(
+                f"worker {event.worker} wants to join, "
+                f"but the fleet has workers 0 to {self.workers - 1}"
+            )
         if self.mode not in (None, event.mode):
-            raise ConfigError(f"worker {event.worker} asks for mode {event.mode!r}, "
-                              f"but the fleet runs in mode {self.mode!r}")
+            raise ConfigError(
+                f"worker {event.worker} asks for mode {event.mode!r}, "
+                f"but the fleet runs in mode {self.mode!r}"
+            )
         known = self.lives.get(event.worker, -1)
         if event.incarnation < known:
-            raise Fenced(f"life {event.incarnation} of worker {event.worker} is over; "
-                         f"life {known} has begun")
+            raise Fenced(
+                f"life {event.incarnation} of worker {event.worker} is over; life {known} has begun"
+            )
         if event.incarnation > known:
             self._record(event)
             self.mode = event.mode
@@ -237,8 +244,10 @@ class Shard:
     def _check_state(self, state: State) -> None:
         table = self.table(state.table)
         if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
-            raise ShapeError(f"table {table.spec.name!r}: this server holds {table.count} values, "
-                             f"the state has {state.values.shape[1]}")
+            raise ShapeError(
+                f"table {table.spec.name!r}: this server holds {table.count} values, "
+                f"the state has {state.values.shape[1]}"
+            )
 
     def _restore(self, state: State) -> None:
         table = self.table(state.table)
@@ -263,8 +272,10 @@ class Shard:
         if pull is None:
             return []
         waiting = ", ".join(f"worker {seat}" for seat in self.rounds.awaited())
-        return [Refuse(call, DeadlineExceeded(
-            f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"))]
+        error = DeadlineExceeded(
+            f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"
+        )
+        return [Refuse(call, error)]
 
     # -- the journal ---------------------------------------------------------------------------
 
@@ -286,7 +297,8 @@ class Shard:
                 if number != self.rounds.closed + 1 or members != tuple(sorted(self.rounds.held)):
                     raise ProtocolError(
                         f"round {number} closes with the pushes of workers {list(members)}, but round "
-                        f"{self.rounds.closed + 1} holds those of {sorted(self.rounds.held)}")
+                        f"{self.rounds.closed + 1} holds those of {sorted(self.rounds.held)}"
+                    )
                 self._apply(self.rounds.close())
             case _:
                 for instruction in self.handle(record, None):
@@ -297,7 +309,9 @@ class Shard:
         """Refuse a caller whose life has not begun here, or is over."""
         known = self.lives.get(worker)
         if known is None or incarnation > known:
-            raise NotReady(f"life {incarnation} of worker {worker} has not joined server {self.index}")
+            raise NotReady(
+                f"life {incarnation} of worker {worker} has not joined server {self.index}"
+            )
         if incarnation < known:
             raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
 
@@ -308,12 +322,16 @@ class Shard:
             if gradient.ids is not None:
                 check_elements(table.spec, gradient.values, gradient.ids, table.count)
             elif shape != (table.count,):
-                raise ShapeError(f"table {name!r}: server {self.index} holds {table.count} values, "
-                                 f"the gradient has shape {shape}")
+                raise ShapeError(
+                    f"table {name!r}: server {self.index} holds {table.count} values, "
+                    f"the gradient has shape {shape}"
+                )
         elif gradient.ids is None or shape != (len(gradient.ids), table.spec.dim):
-            raise ShapeError(f"table {name!r} has rows of {table.spec.dim}, "
-                             f"the gradient has shape {shape} and "
-                             f"{'no' if gradient.ids is None else len(gradient.ids)} ids")
+            raise ShapeError(
+                f"table {name!r} has rows of {table.spec.dim}, "
+                f"the gradient has shape {shape} and "
+                f"{'no' if gradient.ids is None else len(gradient.ids)} ids"
+            )
 
     def _check_room(self, parts: Sequence[Gradient] | Sequence[State]) -> None:
         """Refuse rows for which a table has no room beside those of the pushes that are held."""
@@ -330,8 +348,10 @@ class Shard:
     def _next_in_sequence(self, push: Push) -> bool:
         last = self.sequences[push.worker]
         if push.sequence > last + 1:
-            raise Gap(f"worker {push.worker} sent push {push.sequence}, "
-                      f"but push {last + 1} has not arrived")
+            raise Gap(
+                f"worker {push.worker} sent push {push.sequence}, "
+                f"but push {last + 1} has not arrived"
+            )
         return push.sequence > last
 
     def _advance(self) -> list[Instruction]:
@@ -356,13 +376,18 @@ class Shard:
     def _update(self, table: Table, gradients: list[Gradient], scale: float) -> None:
         rate = gradients[0].learning_rate
         if isinstance(table, DenseTable):
-            table.push(_mean((_whole(gradient, table.count) for gradient in gradients), scale), rate)
+            table.push(
+                _mean((_whole(gradient, table.count) for gradient in gradients), scale), rate
+            )
         elif len(gradients) == 1 and scale == 1.0:
             assert gradients[0].ids is not None
             table.push(gradients[0].ids, gradients[0].values, rate)
         else:
-            parts = [(gradient.ids, gradient.values) for gradient in gradients
-                     if gradient.ids is not None]
+            parts = [
+                (gradient.ids, gradient.values)
+                for gradient in gradients
+                if gradient.ids is not None
+            ]
             ids, rows = merge_pushes(parts, scale)
             table.push(ids, rows, rate)
 

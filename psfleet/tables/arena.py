@@ -11,7 +11,7 @@ __all__ = ["Arena"]
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20
-_SMALL = 4 << 20   # below this much use nothing is made in advance
+_SMALL = 4 << 20  # below this much use nothing is made in advance
 _AHEAD = 64 << 20  # and never more than this
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -31,8 +31,10 @@ class Arena:
         try:
             self._map = mmap.mmap(-1, size, flags=flags)
         except (OSError, OverflowError) as error:
-            raise UsageError(f"cannot reserve {size} bytes of address space for a table ({error}); "
-                             "give it fewer rows or raise the limit (ulimit -v)") from error
+            raise UsageError(
+                f"cannot reserve {size} bytes of address space for a table ({error}); "
+                "give it fewer rows or raise the limit (ulimit -v)"
+            ) from error
         self.size = size
         self._made = 0
         self._maker: threading.Thread | None = None
@@ -56,6 +58,10 @@ class Arena:
         busy = self._maker is not None and self._maker.is_alive()
         if used < _SMALL or used + ahead // 2 < self._made or busy:
             return
-        self._maker = threading.Thread(target=self.populate, name="psfleet-pages", daemon=True,
-                                       args=(max(used, self._made), used + ahead))
+        self._maker = threading.Thread(
+            target=self.populate,
+            name="psfleet-pages",
+            daemon=True,
+            args=(max(used, self._made), used + ahead),
+        )
         self._maker.start()

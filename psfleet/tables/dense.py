@@ -33,8 +33,10 @@ class DenseTable:
         self.step = 0
         self._weights = np.array(value, np.float32)
         self._width = self._unit_width()
-        self._slots = [np.full(self._slot_size(slot.per_unit), slot.initial, np.float32)
-                       for slot in spec.rule.slots]
+        self._slots = [
+            np.full(self._slot_size(slot.per_unit), slot.initial, np.float32)
+            for slot in spec.rule.slots
+        ]
         constant = self._width if spec.rule.unit == "row" and self._width <= MAX_DIM else 0
         self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2), constant)
         self._scratch = scratch_for(spec.rule, self._width)
@@ -63,15 +65,23 @@ class DenseTable:
             learning_rate: Of this push.
         """
         if gradient.shape != self._weights.shape or gradient.dtype != np.float32:
-            raise ShapeError(f"table {self.spec.name!r}: the gradient is {gradient.dtype} "
-                             f"{gradient.shape}, it must be float32 {self._weights.shape}")
+            raise ShapeError(
+                f"table {self.spec.name!r}: the gradient is {gradient.dtype} "
+                f"{gradient.shape}, it must be float32 {self._weights.shape}"
+            )
         gradient = np.ascontiguousarray(gradient)
         with self._lock:
             scalars = scalars_of(self.spec.rule, self.spec.decay, learning_rate, self.step + 1)
             self.step += 1
             units = self.count // self._width if self._width else 0
-            self._kernels.push(units, self._width, address_of(scalars), address_of(gradient),
-                               address_of(self._scratch), *self._places())
+            self._kernels.push(
+                units,
+                self._width,
+                address_of(scalars),
+                address_of(gradient),
+                address_of(self._scratch),
+                *self._places(),
+            )
 
     def state(self) -> list[Floats]:
         """Copies of the weights and then of each state slot, float32 [m] each.
@@ -85,13 +95,15 @@ class DenseTable:
         """Set weights, state and step from what `state` gave."""
         shapes = [value.shape for value in values]
         if shapes != [self._weights.shape] * (1 + len(self._slots)):
-            raise ShapeError(f"table {self.spec.name!r}: its state is {1 + len(self._slots)} arrays of "
-                             f"{self._weights.shape}, not {shapes}")
+            raise ShapeError(
+                f"table {self.spec.name!r}: its state is {1 + len(self._slots)} arrays of "
+                f"{self._weights.shape}, not {shapes}"
+            )
         with self._lock:
             self.step = step
             self._weights[:] = values[0]
             for slot, value in zip(self._slots, values[1:], strict=True):
-                slot[:] = value[::self.count // max(len(slot), 1) or 1]
+                slot[:] = value[:: self.count // max(len(slot), 1) or 1]
 
     def _unit_width(self) -> int:
         """How many weights one update spans, see Rule.unit."""
@@ -101,7 +113,9 @@ class DenseTable:
         for extent in self.spec.shape[1:]:
             width *= extent
         if width and self.count % width:
-            raise ShapeError(f"table {self.spec.name!r}: {self.count} values are no whole rows of {width}")
+            raise ShapeError(
+                f"table {self.spec.name!r}: {self.count} values are no whole rows of {width}"
+            )
         return width
 
     def _slot_size(self, per_unit: bool) -> int:

@@ -22,8 +22,10 @@ class ProbabilityEntry:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise ConfigError(f"the probability of an entry is {self.probability}; "
-                              "it must be above 0 and at most 1")
+            raise ConfigError(
+                f"the probability of an entry is {self.probability}; "
+                "it must be above 0 and at most 1"
+            )
 
     @property
     def kind(self) -> str:
@@ -47,6 +49,7 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     if not kind:
         return None
     if kind != "probability" or set(values) != {"probability"}:
-        raise ConfigError(f"entry {kind!r} with {sorted(values)} is unknown; "
-                          "use probability with ['probability']")
+        raise ConfigError(
+            f"entry {kind!r} with {sorted(values)} is unknown; use probability with ['probability']"
+        )
     return ProbabilityEntry(values["probability"])

@@ -53,15 +53,23 @@ class Index:
         first = FIRST_LINES * (SEGMENT_COUNT + 1)
         # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: at most 9/4 per row.
         self.max_rows, (self._lines, self._rows, *mark_arenas) = _reserve(
-            max_rows, lambda rows: [(first + rows * 9 // 4 + SEGMENT_COUNT * 8) * 64,
-                                    (rows + 1) * width * 4, *([(rows + 1) * 8] if marks else [])])
+            max_rows,
+            lambda rows: [
+                (first + rows * 9 // 4 + SEGMENT_COUNT * 8) * 64,
+                (rows + 1) * width * 4,
+                *([(rows + 1) * 8] if marks else []),
+            ],
+        )
         self._marks = mark_arenas[0] if marks else None
         self._segments = np.zeros((SEGMENT_COUNT, SEGMENT_FIELDS), np.int64)
         self._segments[:, BASE] = np.arange(1, SEGMENT_COUNT + 1) * FIRST_LINES
         self._segments[:, MASK] = FIRST_LINES - 1
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
-        self._d[[LINES, ROWS, SEGMENTS]] = (self._lines.address, self._rows.address,
-                                            address_of(self._segments))
+        self._d[[LINES, ROWS, SEGMENTS]] = (
+            self._lines.address,
+            self._rows.address,
+            address_of(self._segments),
+        )
         self._d[[NEXT_SLOT, NEXT_LINE, STRIDE]] = 1, first, width * 4
         self._d[MARKS] = self._marks.address if self._marks else 0
         self.address = address_of(self._d)
@@ -74,7 +82,9 @@ class Index:
     def bytes(self) -> int:
         """Memory in use by rows and index."""
         used = int(self._d[NEXT_SLOT])
-        return int(self._d[NEXT_LINE]) * 64 + used * self._width * 4 + (used * 8 if self._marks else 0)
+        return (
+            int(self._d[NEXT_LINE]) * 64 + used * self._width * 4 + (used * 8 if self._marks else 0)
+        )
 
     @property
     def spare(self) -> int:
@@ -95,7 +105,9 @@ class Index:
     def locate(self, ids: Ids, *, add: bool) -> tuple[NDArray[np.int64], int]:
         """The slot of each id and how many were unknown: those get slot 0, or are added if `add`."""
         slots = np.empty(len(ids), np.int64)
-        unknown = self._kernels.locate(self.address, address_of(ids), len(ids), address_of(slots), add)
+        unknown = self._kernels.locate(
+            self.address, address_of(ids), len(ids), address_of(slots), add
+        )
         return slots, int(unknown)
 
     def remove(self, ids: Ids) -> int:
@@ -112,13 +124,16 @@ class Index:
     def gather(self, slots: NDArray[np.int64]) -> Floats:
         """Whole rows: float32 [n, width]."""
         out = np.empty((len(slots), self._width), np.float32)
-        self._kernels.gather(self.address, address_of(slots), len(slots), self._width, address_of(out))
+        self._kernels.gather(
+            self.address, address_of(slots), len(slots), self._width, address_of(out)
+        )
         return out
 
     def scatter(self, slots: NDArray[np.int64], rows: Floats) -> None:
         """Set whole rows."""
-        self._kernels.scatter(self.address, address_of(slots), len(slots), self._width,
-                              address_of(rows))
+        self._kernels.scatter(
+            self.address, address_of(slots), len(slots), self._width, address_of(rows)
+        )
 
 
 def _reserve(rows: int, sizes: Callable[[int], list[int]]) -> tuple[int, list[Arena]]:

@@ -33,9 +33,12 @@ class SparseTable:
         rule, decay = spec.rule, spec.decay
         self.spec = spec
         self.step = 0
-        self._index = Index(RuleText(rule, False, False, spec.dim).row_width(), max_rows,
-                            marks=spec.every_row)
-        self._kernels = sparse_kernels(rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row)
+        self._index = Index(
+            RuleText(rule, False, False, spec.dim).row_width(), max_rows, marks=spec.every_row
+        )
+        self._kernels = sparse_kernels(
+            rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row
+        )
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(128, np.int64)
         self._scratch = scratch_for(rule, spec.dim)
@@ -62,8 +65,14 @@ class SparseTable:
         if not out.flags.c_contiguous:
             raise ShapeError(f"table {self.spec.name!r}: the rows of `out` must lie side by side")
         with self._lock:
-            self._kernels.pull(self._index.address, address_of(ids), len(ids), address_of(out),
-                               *self._initial, address_of(self._ring))
+            self._kernels.pull(
+                self._index.address,
+                address_of(ids),
+                len(ids),
+                address_of(out),
+                *self._initial,
+                address_of(self._ring),
+            )
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
@@ -86,13 +95,28 @@ class SparseTable:
             scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
             turn = self.step % rule.turns if rule.turns else 0
             self.step += 1
-            self._kernels.push(self._index.address, address_of(ids), len(ids), address_of(gradients),
-                               address_of(scalars), turn, self.step, *self._initial,
-                               address_of(self._ring), address_of(self._scratch))
+            self._kernels.push(
+                self._index.address,
+                address_of(ids),
+                len(ids),
+                address_of(gradients),
+                address_of(scalars),
+                turn,
+                self.step,
+                *self._initial,
+                address_of(self._ring),
+                address_of(self._scratch),
+            )
             self._index.keep_ahead()
             if self.spec.every_row:
-                self._kernels.rest(self._index.address, address_of(scalars), turn, self.step,
-                                   address_of(self._zeros), address_of(self._scratch))
+                self._kernels.rest(
+                    self._index.address,
+                    address_of(scalars),
+                    turn,
+                    self.step,
+                    address_of(self._zeros),
+                    address_of(self._scratch),
+                )
 
     def check_room(self, parts: Sequence[Ids]) -> None:
         """Refuse ids that the table cannot all take; each counts once, known ones not at all.
@@ -127,7 +151,7 @@ class SparseTable:
         with self._lock:
             if self._entries is None or len(self._entries[0]) != len(self._index):
                 self._entries = self._index.entries()
-            ids, slots = (array[offset:offset + limit] for array in self._entries)
+            ids, slots = (array[offset : offset + limit] for array in self._entries)
             rows = self._index.gather(slots)
         return ids.copy(), self._spread(rows)
 
@@ -135,8 +159,10 @@ class SparseTable:
         """Set rows from what `state` gave, adding unknown ids and leaving other rows alone."""
         width = self.spec.dim * (1 + len(self.spec.rule.slots))
         if rows.shape != (len(ids), width) or rows.dtype != np.float32:
-            raise ShapeError(f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
-                             f"be float32 {(len(ids), width)}")
+            raise ShapeError(
+                f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
+                f"be float32 {(len(ids), width)}"
+            )
         ids, rows = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(self._packed(rows))
         with self._lock:
             self._check_room([ids])
@@ -149,11 +175,14 @@ class SparseTable:
 
     def _checked(self, ids: Ids, rows: Floats) -> Ids:
         if ids.ndim != 1 or ids.dtype != np.int64:
-            raise ShapeError(f"table {self.spec.name!r}: ids are {ids.dtype} {ids.shape}, "
-                             "they must be int64 [n]")
+            raise ShapeError(
+                f"table {self.spec.name!r}: ids are {ids.dtype} {ids.shape}, they must be int64 [n]"
+            )
         if rows.shape != (len(ids), self.spec.dim) or rows.dtype != np.float32:
-            raise ShapeError(f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
-                             f"be float32 {(len(ids), self.spec.dim)}")
+            raise ShapeError(
+                f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
+                f"be float32 {(len(ids), self.spec.dim)}"
+            )
         return np.ascontiguousarray(ids)
 
     def _admitted(self, entry: Entry, ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
@@ -173,8 +202,10 @@ class SparseTable:
             return
         _, unknown = self._index.locate(np.unique(np.concatenate(parts)), add=False)
         if unknown > room:
-            raise UsageError(f"table {self.spec.name!r} is full: it holds {len(self._index)} rows of "
-                             f"at most {self._index.max_rows} and was asked to add {unknown}")
+            raise UsageError(
+                f"table {self.spec.name!r} is full: it holds {len(self._index)} rows of "
+                f"at most {self._index.max_rows} and was asked to add {unknown}"
+            )
 
     def _columns(self) -> list[tuple[int, int]]:
         """(start, width) of weights and each slot within a stored row."""
@@ -189,12 +220,14 @@ class SparseTable:
         dim = self.spec.dim
         if all(width == dim for _, width in self._columns()):
             return rows
-        parts = [np.broadcast_to(rows[:, start:start + width], (len(rows), dim))
-                 for start, width in self._columns()]
+        parts = [
+            np.broadcast_to(rows[:, start : start + width], (len(rows), dim))
+            for start, width in self._columns()
+        ]
         return np.concatenate(parts, axis=1)
 
     def _packed(self, rows: Floats) -> Floats:
         """The opposite of `_spread`."""
         dim = self.spec.dim
-        parts = [rows[:, i * dim:i * dim + width] for i, (_, width) in enumerate(self._columns())]
+        parts = [rows[:, i * dim : i * dim + width] for i, (_, width) in enumerate(self._columns())]
         return np.concatenate(parts, axis=1)

@@ -37,7 +37,9 @@ class Initializer:
 
     def __post_init__(self) -> None:
         if self.kind not in ("uniform", "normal", "constant"):
-            raise ConfigError(f"initializer {self.kind!r} is unknown; use uniform, normal or constant")
+            raise ConfigError(
+                f"initializer {self.kind!r} is unknown; use uniform, normal or constant"
+            )
 
 
 @dataclass(frozen=True, slots=True)

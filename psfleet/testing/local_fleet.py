@@ -45,10 +45,15 @@ class LocalFleet:
         restarts: How often a server was started again.
     """
 
-    def __init__(self, servers: int = 2, workers: int = 2,
-                 transport: Literal["unix", "tcp"] = "unix", start_within: float = 120.0,
-                 durability: str = "none",
-                 crashes: Mapping[int, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        servers: int = 2,
+        workers: int = 2,
+        transport: Literal["unix", "tcp"] = "unix",
+        start_within: float = 120.0,
+        durability: str = "none",
+        crashes: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
         self.servers = servers
         self.workers = workers
         self.transport = transport
@@ -71,8 +76,12 @@ class LocalFleet:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -89,8 +98,9 @@ class LocalFleet:
 
     def environment(self, worker: int) -> Environment:
         """What the environment of that worker's process would say."""
-        return Environment("worker", worker, self.endpoints, self.workers,
-                           durability=self.durability)
+        return Environment(
+            "worker", worker, self.endpoints, self.workers, durability=self.durability
+        )
 
     def connect(self, worker: int, mode: str) -> Runtime:
         """The runtime of one worker; several may live in this process, each with its own thread."""
@@ -132,29 +142,52 @@ class LocalFleet:
     def _spawn(self, index: int) -> "subprocess.Popen[bytes]":
         asked = self.endpoints or [
             f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
-            for number in range(self.servers)]
-        command = [sys.executable, "-m", "psfleet_server", "--index", str(index),
-                   "--servers", ",".join(asked), "--workers", str(self.workers),
-                   "--ready-file", str(self._ready_file(index))]
+            for number in range(self.servers)
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "psfleet_server",
+            "--index",
+            str(index),
+            "--servers",
+            ",".join(asked),
+            "--workers",
+            str(self.workers),
+            "--ready-file",
+            str(self._ready_file(index)),
+        ]
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        settled = {"PYTHONPATH": path, "PSFLEET_DURABILITY": self.durability,
-                   "PSFLEET_LOG_FOLDER": str(self._folder)}
+        settled = {
+            "PYTHONPATH": path,
+            "PSFLEET_DURABILITY": self.durability,
+            "PSFLEET_LOG_FOLDER": str(self._folder),
+        }
         if crashes := self._crashes.get(index):
             settled["PSFLEET_CRASH"] = crashes.pop(0)
         with (self._folder / f"serverlog.{index}").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    env={**os.environ, **settled})
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **settled},
+            )
 
     def _endpoint(self, index: int) -> str:
         """Where the server listens, once it says so."""
         deadline = time.monotonic() + self.start_within
         while not self._ready_file(index).exists():
             if self.processes[index].poll() is not None:
-                raise ServerUnavailable(f"server {index} ended with code "
-                                        f"{self.processes[index].returncode}: {self.log(index)}")
+                raise ServerUnavailable(
+                    f"server {index} ended with code "
+                    f"{self.processes[index].returncode}: {self.log(index)}"
+                )
             if time.monotonic() > deadline:
-                raise ServerUnavailable(f"server {index} is not ready after {self.start_within:g} "
-                                        f"seconds: {self.log(index)}")
+                raise ServerUnavailable(
+                    f"server {index} is not ready after {self.start_within:g} "
+                    f"seconds: {self.log(index)}"
+                )
             time.sleep(_LOOK)
         endpoint: str = json.loads(self._ready_file(index).read_text())["endpoint"]
         return endpoint

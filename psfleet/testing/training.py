@@ -33,8 +33,14 @@ class Training:
     @property
     def sparse(self) -> TableSpec:
         """Any 64-bit id."""
-        return TableSpec("training/sparse", "sparse", (self.dim,), make_rule("adagrad", {}),
-                         initializer=Initializer("uniform", -0.1, 0.1), seed=7)
+        return TableSpec(
+            "training/sparse",
+            "sparse",
+            (self.dim,),
+            make_rule("adagrad", {}),
+            initializer=Initializer("uniform", -0.1, 0.1),
+            seed=7,
+        )
 
     def run(self, runtime: Runtime) -> None:
         """One worker's part."""
@@ -50,10 +56,16 @@ class Training:
         weights, rows = runtime.pull([Read(self.dense.key), Read(self.sparse.key, ids)])
         slope = dice.standard_normal(self.shape, np.float32)
         noise = dice.standard_normal(rows.shape, np.float32)
-        runtime.push([
-            Gradient(self.dense.key, weights * np.float32(0.1) + slope, None, 0.01),
-            Gradient(self.sparse.key, (rows + noise).reshape(-1, self.dim), ids.reshape(-1), 0.05),
-        ], samples=len(ids), loss=float(np.square(rows).mean()))
+        runtime.push(
+            [
+                Gradient(self.dense.key, weights * np.float32(0.1) + slope, None, 0.01),
+                Gradient(
+                    self.sparse.key, (rows + noise).reshape(-1, self.dim), ids.reshape(-1), 0.05
+                ),
+            ],
+            samples=len(ids),
+            loss=float(np.square(rows).mean()),
+        )
 
     def result(self, runtime: Runtime) -> list[TableState]:
         """Both tables, optimizer state included."""

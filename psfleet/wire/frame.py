@@ -55,10 +55,11 @@ def reserve(header: Header, length: int) -> tuple[bytes, NDArray[np.uint8]]:
     """
     head = _head(header, length)
     message = _new_bytes(None, len(head) + length)
-    whole = np.ctypeslib.as_array((ctypes.c_uint8 * len(message)).from_address(
-        id(message) + _BYTES_HEAD))
-    whole[:len(head)] = np.frombuffer(head, np.uint8)
-    return message, whole[len(head):]
+    whole = np.ctypeslib.as_array(
+        (ctypes.c_uint8 * len(message)).from_address(id(message) + _BYTES_HEAD)
+    )
+    whole[: len(head)] = np.frombuffer(head, np.uint8)
+    return message, whole[len(head) :]
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
@@ -89,8 +90,10 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 def _head(header: Header, length: int) -> bytes:
     """Everything of a message that comes before a payload of `length` bytes."""
     if length > MAX_MESSAGE:
-        raise FrameError(f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
-                         "use more servers or smaller batches")
+        raise FrameError(
+            f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
+            "use more servers or smaller batches"
+        )
     head = _field(_HEADER, header.SerializeToString())
     payload = bytes([_PAYLOAD << 3 | _BYTES]) + _varint(length)
     return head + _padding(len(head) + len(payload)) + payload
@@ -133,8 +136,9 @@ def _extent(view: memoryview, at: int, kind: int) -> tuple[int, int]:
     else:
         raise FrameError(f"the frame has a field of wire type {kind} at byte {at}")
     if length > len(view) - at:
-        raise FrameError(f"the frame announces a field of {length} bytes, "
-                         f"but only {len(view) - at} follow")
+        raise FrameError(
+            f"the frame announces a field of {length} bytes, but only {len(view) - at} follow"
+        )
     return at, at + length
 
 

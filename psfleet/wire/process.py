@@ -39,8 +39,11 @@ def prepare() -> None:
 
 def _malloc_is_settled() -> bool:
     """True if the user tunes malloc, or has put another in its place."""
-    chosen = [name for name in os.environ
-              if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
+    chosen = [
+        name
+        for name in os.environ
+        if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
+    ]
     return bool(chosen) or not sys.platform.startswith("linux")
 
 

@@ -26,9 +26,23 @@ from psfleet.wire import frame
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 
-__all__ = ["PRECISIONS", "Bytes", "Piece", "State", "gradient_bytes", "message", "read_exchange",
-           "read_gradients", "read_reads", "read_states", "read_values", "write_gradient",
-           "write_read", "write_state", "write_values"]
+__all__ = [
+    "PRECISIONS",
+    "Bytes",
+    "Piece",
+    "State",
+    "gradient_bytes",
+    "message",
+    "read_exchange",
+    "read_gradients",
+    "read_reads",
+    "read_states",
+    "read_values",
+    "write_gradient",
+    "write_read",
+    "write_state",
+    "write_values",
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -44,10 +58,14 @@ STATE = frame_pb2.CONTENT_STATE
 ELEMENTS = frame_pb2.CONTENT_ELEMENTS
 _GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
 PRECISIONS: dict[Precision, frame_pb2.Precision] = {
-    "float32": frame_pb2.PRECISION_FLOAT32, "bfloat16": frame_pb2.PRECISION_BFLOAT16,
-    "float16": frame_pb2.PRECISION_FLOAT16}
+    "float32": frame_pb2.PRECISION_FLOAT32,
+    "bfloat16": frame_pb2.PRECISION_BFLOAT16,
+    "float16": frame_pb2.PRECISION_FLOAT16,
+}
 _HALVES: dict[int, Half] = {
-    frame_pb2.PRECISION_BFLOAT16: "bfloat16", frame_pb2.PRECISION_FLOAT16: "float16"}
+    frame_pb2.PRECISION_BFLOAT16: "bfloat16",
+    frame_pb2.PRECISION_FLOAT16: "float16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +102,12 @@ def write_gradient(gradient: Gradient) -> Piece:
     """
     values, ids = gradient.values, gradient.ids
     content = VALUES if ids is None else ELEMENTS if values.ndim == 1 else ID_ROWS
-    segment = Segment(table=gradient.table, content=content, count=len(values),
-                      learning_rate=gradient.learning_rate)
+    segment = Segment(
+        table=gradient.table,
+        content=content,
+        count=len(values),
+        learning_rate=gradient.learning_rate,
+    )
     if ids is None:
         return Piece(segment, (values,))
     return Piece(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
@@ -132,8 +154,9 @@ def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
     return total
 
 
-def read_exchange(header: Header, payload: Bytes,
-                  spec_of: SpecOf) -> tuple[tuple[Gradient, ...], tuple[Read, ...]]:
+def read_exchange(
+    header: Header, payload: Bytes, spec_of: SpecOf
+) -> tuple[tuple[Gradient, ...], tuple[Read, ...]]:
     """The gradients of a push and what the pull after it asks for."""
     gradients, reads = [], []
     for segment, spec, cursor in _segments(header, payload, spec_of):
@@ -194,30 +217,37 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
         ids = cursor.positions(segment.count)
     else:
         _expect(segment, spec, VALUES)
-    return Gradient(segment.table, _gradient_values(segment, spec, cursor, shape), ids,
-                    segment.learning_rate)
+    return Gradient(
+        segment.table, _gradient_values(segment, spec, cursor, shape), ids, segment.learning_rate
+    )
 
 
-def _gradient_values(segment: Segment, spec: TableSpec, cursor: "_Cursor",
-                     shape: tuple[int, ...]) -> Floats:
+def _gradient_values(
+    segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
+) -> Floats:
     if segment.precision == frame_pb2.PRECISION_FLOAT32:
         return cursor.floats(*shape)
     half, scale = _HALVES.get(segment.precision), segment.scale or 1.0
     if half is None:
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
     if not 2.0**-126 <= scale < 2.0**127:
-        raise FrameError(f"table {spec.name!r}: the scale of a gradient is {segment.scale}; "
-                         "it must be between 2^-126 and 2^127")
+        raise FrameError(
+            f"table {spec.name!r}: the scale of a gradient is {segment.scale}; "
+            "it must be between 2^-126 and 2^127"
+        )
     return decode(cursor.halves(*shape), half, scale)
 
 
 def _check_answer(reads: Iterable[Read], spec_of: SpecOf) -> None:
     """Refuse a pull whose rows would not fit into a message."""
-    answer = sum(read.ids.size * spec_of(read.table).dim * 4 for read in reads
-                 if read.ids is not None)
+    answer = sum(
+        read.ids.size * spec_of(read.table).dim * 4 for read in reads if read.ids is not None
+    )
     if answer > frame.MAX_MESSAGE:
-        raise FrameError(f"the pull asks for {answer} bytes of rows, the limit of a message is "
-                         f"{frame.MAX_MESSAGE}; pull fewer ids at a time")
+        raise FrameError(
+            f"the pull asks for {answer} bytes of rows, the limit of a message is "
+            f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
+        )
 
 
 class _Cursor:
@@ -252,8 +282,10 @@ class _Cursor:
         count = math.prod(shape)
         left = len(self._payload) - self._at
         if count * dtype.itemsize > left:
-            raise FrameError(f"a segment announces {count * dtype.itemsize} bytes, "
-                             f"but the payload has {left} left")
+            raise FrameError(
+                f"a segment announces {count * dtype.itemsize} bytes, "
+                f"but the payload has {left} left"
+            )
         array = np.frombuffer(self._payload, dtype, count, self._at)
         self._at += array.nbytes
         return np.require(array, requirements="A").reshape(tuple(shape))
@@ -262,12 +294,14 @@ class _Cursor:
         """Refuse bytes that belong to no segment."""
         self._at += -self._at % frame.ALIGNMENT
         if self._at < len(self._payload) and not self._placed:
-            raise FrameError(f"the segments take {self._at} bytes of a payload of "
-                             f"{len(self._payload)}")
+            raise FrameError(
+                f"the segments take {self._at} bytes of a payload of {len(self._payload)}"
+            )
 
 
-def _segments(header: Header, payload: Bytes,
-              spec_of: SpecOf) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
+def _segments(
+    header: Header, payload: Bytes, spec_of: SpecOf
+) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
     cursor = _Cursor(payload, header.HasField("lane"))
     seen: set[int] = set()
     for segment in header.segments:
@@ -281,5 +315,7 @@ def _segments(header: Header, payload: Bytes,
 
 def _expect(segment: Segment, spec: TableSpec, content: Content) -> None:
     if segment.content != content:
-        raise FrameError(f"table {spec.name!r} is {spec.kind}; its segment has content "
-                         f"{segment.content}, expected {Content.Name(content)}")
+        raise FrameError(
+            f"table {spec.name!r} is {spec.kind}; its segment has content "
+            f"{segment.content}, expected {Content.Name(content)}"
+        )

@@ -80,9 +80,10 @@ class SharedMemory:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if not FIRST <= offset <= len(self) - size:
-            raise FrameError(f"{size} bytes at {offset} lie outside of the {len(self)} bytes of "
-                             "shared memory")
-        return self._bytes[offset:offset + size].view(dtype).reshape(tuple(shape))
+            raise FrameError(
+                f"{size} bytes at {offset} lie outside of the {len(self)} bytes of shared memory"
+            )
+        return self._bytes[offset : offset + size].view(dtype).reshape(tuple(shape))
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, Offer] | None":
@@ -160,15 +161,19 @@ def _is_ours(descriptor: int, size: int) -> bool:
     """Whether it is memory of this user, of that size, that cannot shrink."""
     status = os.fstat(descriptor)
     seals = fcntl.fcntl(descriptor, _GET_SEALS)  # fails for anything but memory
-    return (status.st_uid == os.geteuid() and status.st_size == size > FIRST
-            and seals & _SEALS == _SEALS)
+    return (
+        status.st_uid == os.geteuid()
+        and status.st_size == size > FIRST
+        and seals & _SEALS == _SEALS
+    )
 
 
 def _available() -> int:
     """Bytes of memory that could be had without swapping; 0 if the kernel does not say."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
-        return next((int(line.split()[1]) << 10 for line in lines
-                     if line.startswith("MemAvailable:")), 0)
+        return next(
+            (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
+        )
     return 0
 
 

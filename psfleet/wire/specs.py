@@ -34,11 +34,21 @@ def read_mode(mode: int) -> Mode:
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
     """The message that defines a table."""
     return shard_pb2.TableSpec(
-        name=spec.name, kind=spec.kind, shape=spec.shape, rule=spec.rule.name,
-        hyperparameters=spec.rule.hyperparameters(), l1=spec.decay.l1, l2=spec.decay.l2,
-        initializer=spec.initializer.kind, low=spec.initializer.low, high=spec.initializer.high,
-        seed=spec.seed, every_row=spec.every_row, entry=spec.entry.kind if spec.entry else "",
-        entry_values=spec.entry.values() if spec.entry else {})
+        name=spec.name,
+        kind=spec.kind,
+        shape=spec.shape,
+        rule=spec.rule.name,
+        hyperparameters=spec.rule.hyperparameters(),
+        l1=spec.decay.l1,
+        l2=spec.decay.l2,
+        initializer=spec.initializer.kind,
+        low=spec.initializer.low,
+        high=spec.initializer.high,
+        seed=spec.seed,
+        every_row=spec.every_row,
+        entry=spec.entry.kind if spec.entry else "",
+        entry_values=spec.entry.values() if spec.entry else {},
+    )
 
 
 def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
@@ -50,15 +60,18 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     kind: Any = message.kind
     initializer: Any = message.initializer  # checked by Initializer
     if kind not in ("dense", "sparse"):
-        raise ConfigError(f"table {message.name!r}: kind is {kind!r}; "
-                          "it must be dense or sparse")
+        raise ConfigError(f"table {message.name!r}: kind is {kind!r}; it must be dense or sparse")
     spec = TableSpec(
-        name=message.name, kind=kind, shape=tuple(message.shape),
+        name=message.name,
+        kind=kind,
+        shape=tuple(message.shape),
         rule=make_rule(message.rule, dict(message.hyperparameters)),
         decay=Decay(message.l1, message.l2),
         initializer=Initializer(initializer, message.low, message.high),
-        seed=message.seed, every_row=message.every_row,
-        entry=make_entry(message.entry, dict(message.entry_values)))
+        seed=message.seed,
+        every_row=message.every_row,
+        entry=make_entry(message.entry, dict(message.entry_values)),
+    )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")
     return spec

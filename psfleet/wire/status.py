@@ -85,5 +85,8 @@ def error_of(error: grpc.RpcError, server: str) -> PsfleetError:
         return _CLASSES[str(name)](details)
     code = error.code()
     cls = _FOREIGN.get(code, PsfleetError)
-    return cls(f"{server} does not answer: {code.name}, {details}" if cls is not PsfleetError
-               else f"{server} failed: {code.name}, {details}")
+    return cls(
+        f"{server} does not answer: {code.name}, {details}"
+        if cls is not PsfleetError
+        else f"{server} failed: {code.name}, {details}"
+    )

@@ -11,14 +11,21 @@ from psfleet_server.process import serve
 
 __all__ = ["main"]
 
-_OPTIONS = {"index": "PSFLEET_RANK", "servers": "PSFLEET_SERVERS", "workers": "PSFLEET_WORKERS",
-            "ready_file": "PSFLEET_READY_FILE"}
+_OPTIONS = {
+    "index": "PSFLEET_RANK",
+    "servers": "PSFLEET_SERVERS",
+    "workers": "PSFLEET_WORKERS",
+    "ready_file": "PSFLEET_READY_FILE",
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--index", help="This server's place in --servers, from 0.")
-@click.option("--servers", help="Endpoints of all servers, comma-separated: unix:/path or "
-                                "host:port; port 0 takes a free one.")
+@click.option(
+    "--servers",
+    help="Endpoints of all servers, comma-separated: unix:/path or "
+    "host:port; port 0 takes a free one.",
+)
 @click.option("--workers", help="How many workers will come.")
 @click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
 @click.option("--load", type=click.Path(), help="Start from this checkpoint.")

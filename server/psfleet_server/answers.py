@@ -25,8 +25,12 @@ class Places:
     offsets: tuple[int, ...]
 
 
-def lay_out(header: Header, reads: Sequence[Read], shape_of: Callable[[Read], tuple[int, ...]],
-            places: Places | None) -> tuple[bytes, list[Floats]]:
+def lay_out(
+    header: Header,
+    reads: Sequence[Read],
+    shape_of: Callable[[Read], tuple[int, ...]],
+    places: Places | None,
+) -> tuple[bytes, list[Floats]]:
     """The message that answers the reads, and an array for the values of each.
 
     Args:
@@ -40,8 +44,10 @@ def lay_out(header: Header, reads: Sequence[Read], shape_of: Callable[[Read], tu
     shapes = [shape_of(read) for read in reads]
     if places is not None:
         header.lane.SetInParent()
-        out: list[Floats] = [places.memory.array(offset, shape, np.float32)
-                             for offset, shape in zip(places.offsets, shapes, strict=True)]
+        out: list[Floats] = [
+            places.memory.array(offset, shape, np.float32)
+            for offset, shape in zip(places.offsets, shapes, strict=True)
+        ]
         return frame.encode(header), out
     for read, shape in zip(reads, shapes, strict=True):
         content = segments.VALUES if read.ids is None else segments.ROWS
@@ -52,6 +58,8 @@ def lay_out(header: Header, reads: Sequence[Read], shape_of: Callable[[Read], tu
     values = payload.view(np.float32)
     ends = np.cumsum(even, dtype=np.int64)
     for end, size, padded in zip(ends, sizes, even, strict=True):
-        values[end - padded + size:end] = 0
-    return message, [values[end - padded:end - padded + size].reshape(shape)
-                     for end, padded, size, shape in zip(ends, even, sizes, shapes, strict=True)]
+        values[end - padded + size : end] = 0
+    return message, [
+        values[end - padded : end - padded + size].reshape(shape)
+        for end, padded, size, shape in zip(ends, even, sizes, shapes, strict=True)
+    ]

@@ -29,7 +29,10 @@ __all__ = ["Arrival", "Coordinator", "Decision", "Left", "Met", "Registered", "R
 Array = NDArray[Any]
 
 REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add, "max": np.maximum, "min": np.minimum}
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -120,8 +123,10 @@ class Coordinator:
             Fenced: A later process has taken the seat.
         """
         if workers != len(self.seats):
-            raise ConfigError(f"worker {worker} believes in {workers} workers, "
-                              f"the servers were started for {len(self.seats)}")
+            raise ConfigError(
+                f"worker {worker} believes in {workers} workers, "
+                f"the servers were started for {len(self.seats)}"
+            )
         seat = self._seat(worker)
         if boot in seat.earlier:
             raise Fenced(f"a later process has taken the seat of worker {worker}")
@@ -136,8 +141,10 @@ class Coordinator:
             if arrival.number == seat.met:
                 return [Release(call, self._result)]
             if arrival.number != seat.met + 1:
-                raise Gap(f"worker {arrival.worker} comes to meeting {arrival.number}, "
-                          f"its last one was {seat.met}")
+                raise Gap(
+                    f"worker {arrival.worker} comes to meeting {arrival.number}, "
+                    f"its last one was {seat.met}"
+                )
             self._check(arrival)
         except PsfleetError as error:
             return [Refuse(call, error)]
@@ -178,15 +185,22 @@ class Coordinator:
             if call in calls:
                 calls.remove(call)
                 waited = ", ".join(f"worker {index}" for index in self._missing())
-                return [Refuse(call, DeadlineExceeded(
-                    f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
-                    f"did not end in time: it waits for {waited}"))]
+                return [
+                    Refuse(
+                        call,
+                        DeadlineExceeded(
+                            f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
+                            f"did not end in time: it waits for {waited}"
+                        ),
+                    )
+                ]
         return []
 
     def _seat(self, worker: int) -> _Seat:
         if worker >= len(self.seats):
-            raise ConfigError(f"worker {worker} is unknown; "
-                              f"the fleet has workers 0 to {len(self.seats) - 1}")
+            raise ConfigError(
+                f"worker {worker} is unknown; the fleet has workers 0 to {len(self.seats) - 1}"
+            )
         return self.seats[worker]
 
     def _admit(self, worker: int, incarnation: int) -> _Seat:
@@ -194,8 +208,9 @@ class Coordinator:
         if incarnation > seat.incarnation or seat.incarnation == 0:
             raise NotReady(f"life {incarnation} of worker {worker} has not registered")
         if incarnation < seat.incarnation:
-            raise Fenced(f"life {incarnation} of worker {worker} is over; "
-                         f"life {seat.incarnation} has begun")
+            raise Fenced(
+                f"life {incarnation} of worker {worker} is over; life {seat.incarnation} has begun"
+            )
         return seat
 
     def _check(self, arrival: Arrival) -> None:
@@ -205,12 +220,17 @@ class Coordinator:
             if other.kind == arrival.kind:
                 continue
             cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
-            raise cls(f"worker {arrival.worker} comes to {_words(arrival)}, "
-                      f"but worker {other.worker} is at {_words(other)}")
+            raise cls(
+                f"worker {arrival.worker} comes to {_words(arrival)}, "
+                f"but worker {other.worker} is at {_words(other)}"
+            )
 
     def _missing(self) -> list[int]:
-        return [index for index, seat in enumerate(self.seats)
-                if not seat.left and index not in self._waiting]
+        return [
+            index
+            for index, seat in enumerate(self.seats)
+            if not seat.left and index not in self._waiting
+        ]
 
     def _complete(self) -> list[Release | Refuse]:
         if not self._waiting or self._missing():

@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ProtocolError, PsfleetError
 from psfleet.runtime import Read
-from psfleet.shard.events import (
-    Answer,
-    Call,
-    Event,
-    Expire,
-    Instruction,
-    Push,
-    Refuse,
-    Serve,
-)
+from psfleet.shard.events import Answer, Call, Event, Expire, Instruction, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
@@ -100,8 +91,10 @@ class Host:
             ProtocolError: In sync mode, where a pull has to wait until every server holds the push.
         """
         if self.shard.mode == "sync":
-            raise ProtocolError("the fleet runs in mode 'sync', in which a pull cannot travel with "
-                                "the push before it; push first, then pull")
+            raise ProtocolError(
+                "the fleet runs in mode 'sync', in which a pull cannot travel with "
+                "the push before it; push first, then pull"
+            )
         answer = self.ask(push)
         assert answer.outcome is not None
         return self.answer(Header(outcome=OUTCOMES[answer.outcome]), reads, places)
@@ -115,8 +108,9 @@ class Host:
             self.bytes_out += sum(values.nbytes for values in out)
         return message
 
-    def meet(self, step: Callable[[Coordinator], Sequence[Release | Refuse]],
-             reply: Reply | None = None) -> None:
+    def meet(
+        self, step: Callable[[Coordinator], Sequence[Release | Refuse]], reply: Reply | None = None
+    ) -> None:
         """Take a step of the coordinator; `reply` waits for it unless it is answered."""
         assert self.coordinator is not None
         coordinator = self.coordinator
@@ -132,12 +126,20 @@ class Host:
         with self.lock:
             shard, counters = self.shard, self.shard.counters
             return shard_pb2.StatusReply(
-                server=shard.index, tables=[_table_status(t) for t in shard.tables.values()],
-                pushes=counters.pushes, repeats=counters.repeats,
-                bytes_in=self.bytes_in, bytes_out=self.bytes_out,
-                samples=counters.samples, losses=counters.losses, round=shard.rounds.closed,
-                cpu_seconds=usage.ru_utime + usage.ru_stime, resident_bytes=_resident(),
-                workers=len(set(shard.lives) - shard.rounds.left), pid=os.getpid())
+                server=shard.index,
+                tables=[_table_status(t) for t in shard.tables.values()],
+                pushes=counters.pushes,
+                repeats=counters.repeats,
+                bytes_in=self.bytes_in,
+                bytes_out=self.bytes_out,
+                samples=counters.samples,
+                losses=counters.losses,
+                round=shard.rounds.closed,
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                resident_bytes=_resident(),
+                workers=len(set(shard.lives) - shard.rounds.left),
+                pid=os.getpid(),
+            )
 
     def _expire(self, reply: Reply) -> None:
         self._perform(self._take(Expire(), reply))
@@ -186,8 +188,9 @@ def _reduced(value: NDArray[Any]) -> bytes:
 
 def _table_status(table: Any) -> shard_pb2.TableStatus:
     count = table.count if isinstance(table, DenseTable) else len(table)
-    return shard_pb2.TableStatus(name=table.spec.name, kind=table.spec.kind, count=count,
-                                 bytes=table.bytes, step=table.step)
+    return shard_pb2.TableStatus(
+        name=table.spec.name, kind=table.spec.kind, count=count, bytes=table.bytes, step=table.step
+    )
 
 
 def _resident() -> int:

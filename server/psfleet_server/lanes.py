@@ -79,11 +79,15 @@ class Lanes:
         with self._lock:
             shared = self._shared.get(header.worker)
             if shared is None or shared.generation != header.lane.generation:
-                raise LaneLost(f"worker {header.worker} shares no memory of generation "
-                               f"{header.lane.generation:#x} with this server; send the tensors")
+                raise LaneLost(
+                    f"worker {header.worker} shares no memory of generation "
+                    f"{header.lane.generation:#x} with this server; send the tensors"
+                )
             if header.lane.turn <= shared.turn:
-                raise LaneLost(f"call {header.lane.turn} in the memory of worker {header.worker} "
-                               f"comes after call {shared.turn}; send the tensors")
+                raise LaneLost(
+                    f"call {header.lane.turn} in the memory of worker {header.worker} "
+                    f"comes after call {shared.turn}; send the tensors"
+                )
             shared.turn = header.lane.turn
             return shared.memory
 

@@ -47,8 +47,10 @@ def _claim_socket(endpoint: str) -> None:
     """Remove a dead server's socket; refuse a living one's."""
     path = endpoint.removeprefix("unix:")
     if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"the socket path {path!r} has {len(os.fsencode(path))} bytes; "
-                          f"the limit is {_LONGEST_PATH}, choose a shorter folder")
+        raise ConfigError(
+            f"the socket path {path!r} has {len(os.fsencode(path))} bytes; "
+            f"the limit is {_LONGEST_PATH}, choose a shorter folder"
+        )
     if not os.path.isdir(os.path.dirname(path)):
         raise ConfigError(f"cannot listen on {endpoint!r}: its folder does not exist")
     if not os.path.exists(path):
@@ -74,5 +76,6 @@ def _try_port(endpoint: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {endpoint!r}: {error.strerror}; "
-                          "choose another address or port 0") from None
+        raise ConfigError(
+            f"cannot listen on {endpoint!r}: {error.strerror}; choose another address or port 0"
+        ) from None

@@ -49,8 +49,14 @@ class Log:
         crashes: For tests.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], *, fsync: bool = False,
-                 crashes: Crashes | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        fsync: bool = False,
+        crashes: Crashes | None = None,
+    ) -> None:
         self.path = path
         self._fsync = fsync
         self._crashes = crashes
@@ -58,8 +64,10 @@ class Log:
             _create(path, header)
         found = read_header(path)
         if found != dict(header):
-            raise LogError(f"log {str(path)!r} is of {found}, this server is {dict(header)}; "
-                           "use another folder")
+            raise LogError(
+                f"log {str(path)!r} is of {found}, this server is {dict(header)}; "
+                "use another folder"
+            )
         self.torn = 0
         self._end, self._chain = 0, 0
         self._file = os.open(path, os.O_RDWR)
@@ -115,8 +123,9 @@ class Log:
         except OSError as error:
             os.ftruncate(self._file, self._end)
             os.lseek(self._file, self._end, os.SEEK_SET)
-            raise LogError(f"log {str(self.path)!r} cannot be written: {error.strerror}; make room "
-                           "for it") from None
+            raise LogError(
+                f"log {str(self.path)!r} cannot be written: {error.strerror}; make room for it"
+            ) from None
         self._end, self._chain = self._end + _HEAD + length, chain
         self.reach("appended")
 
@@ -135,8 +144,11 @@ class Log:
                 os.fdatasync(self._file)
             except OSError as error:
                 # What the disk holds now is unknown, and a second try would not tell.
-                print(f"log {str(self.path)!r} cannot be made durable: {error.strerror}",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"log {str(self.path)!r} cannot be made durable: {error.strerror}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 os._exit(1)
             self._synced = reached
 
@@ -175,7 +187,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
         while size - end >= _HEAD:
             head = file.read(_HEAD)
             length, crc, kind = _FIELDS.unpack_from(head)
-            chain = zlib.crc32(head[:_FIELDS.size], chain)
+            chain = zlib.crc32(head[: _FIELDS.size], chain)
             if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
                 if _is_zero(file, head):
                     return
@@ -220,8 +232,9 @@ def _create(path: Path, header: Mapping[str, Any]) -> None:
         os.fsync(folder)
         os.close(folder)
     except OSError as error:
-        raise LogError(f"log {str(path)!r} cannot be made: {error.strerror}; choose another "
-                       "folder") from None
+        raise LogError(
+            f"log {str(path)!r} cannot be made: {error.strerror}; choose another folder"
+        ) from None
 
 
 def _flat(part: Part) -> memoryview:
@@ -251,5 +264,7 @@ def _is_zero(file: Any, head: bytes) -> bool:
 
 
 def _damaged(path: Path, at: int) -> LogError:
-    return LogError(f"log {str(path)!r} is damaged at byte {at}; restore the file, or start the job "
-                    "anew from a checkpoint")
+    return LogError(
+        f"log {str(path)!r} is damaged at byte {at}; restore the file, or start the job "
+        "anew from a checkpoint"
+    )

@@ -142,8 +142,11 @@ class Deadlines:
 def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler whose behavior answers its Reply now or later, from any thread."""
 
-    def handle(request: bytes, context: grpc.ServicerContext,
-               send_response_callback: Callable[[bytes | None], None]) -> None:
+    def handle(
+        request: bytes,
+        context: grpc.ServicerContext,
+        send_response_callback: Callable[[bytes | None], None],
+    ) -> None:
         reply = Reply(context, send_response_callback)
         try:
             behavior(request, reply)

@@ -43,8 +43,10 @@ class Server:
 
     def __init__(self, environment: Environment, load_path: str | None = None) -> None:
         if environment.role != "server":
-            raise ConfigError(f"the role is {environment.role!r}; a server process needs the role "
-                              "server (PSFLEET_ROLE)")
+            raise ConfigError(
+                f"the role is {environment.role!r}; a server process needs the role "
+                "server (PSFLEET_ROLE)"
+            )
         self.environment = environment
         self.endpoint = environment.servers[environment.rank]
         self.recovered = 0
@@ -134,14 +136,17 @@ def warm_up() -> None:
 def _announce(server: Server) -> None:
     """Say that the server is ready: one line, and the ready file, which appears whole."""
     environment = server.environment
-    print(f"server {environment.rank} of {len(environment.servers)} ready at {server.endpoint} "
-          f"(process {os.getpid()})"
-          + (f", back after {server.recovered} records of its log" if server.recovered else ""),
-          flush=True)
+    print(
+        f"server {environment.rank} of {len(environment.servers)} ready at {server.endpoint} "
+        f"(process {os.getpid()})"
+        + (f", back after {server.recovered} records of its log" if server.recovered else ""),
+        flush=True,
+    )
     if environment.ready_file:
         temporary = Path(f"{environment.ready_file}.{os.getpid()}")
-        temporary.write_text(json.dumps({
-            "index": environment.rank, "endpoint": server.endpoint, "pid": os.getpid()}))
+        temporary.write_text(
+            json.dumps({"index": environment.rank, "endpoint": server.endpoint, "pid": os.getpid()})
+        )
         temporary.rename(environment.ready_file)
 
 

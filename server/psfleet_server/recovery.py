@@ -41,8 +41,13 @@ def open_log(environment: Environment) -> Log | None:
     """The log that the environment asks for; None: nothing is kept."""
     if environment.durability == "none":
         return None
-    header = {"job": environment.job, "server": environment.rank,
-              "servers": len(environment.servers), "workers": environment.workers, "block": BLOCK}
+    header = {
+        "job": environment.job,
+        "server": environment.rank,
+        "servers": len(environment.servers),
+        "workers": environment.workers,
+        "block": BLOCK,
+    }
     path = Path(environment.log_folder) / f"server.{environment.rank}.log"
     return Log(path, header, fsync=environment.durability == "log+fsync", crashes=Crashes.wanted())
 
@@ -95,8 +100,10 @@ class Keeper:
             except (PsfleetError, ValueError, KeyError) as error:
                 if isinstance(error, UsageError) and kind in (_PUSH, _CLOSE):
                     continue  # a table was full; the worker was told
-                raise LogError(f"record {count} of log {str(self.log.path)!r} cannot be taken: "
-                               f"{error}; start the job anew from a checkpoint") from None
+                raise LogError(
+                    f"record {count} of log {str(self.log.path)!r} cannot be taken: "
+                    f"{error}; start the job anew from a checkpoint"
+                ) from None
         return count
 
     def _keep(self, record: Record) -> None:
@@ -110,18 +117,40 @@ def encode(record: Record) -> tuple[int, list[Part]]:
     """The kind and the body of a record of a shard."""
     match record:
         case Create(spec, value, maker):
-            return _CREATE, [_bytes(shard_pb2.CreateTableRequest(
-                spec=write_spec(spec), value=value.tobytes(), worker=maker or 0,
-                incarnation=int(maker is not None)))]
+            return _CREATE, [
+                _bytes(
+                    shard_pb2.CreateTableRequest(
+                        spec=write_spec(spec),
+                        value=value.tobytes(),
+                        worker=maker or 0,
+                        incarnation=int(maker is not None),
+                    )
+                )
+            ]
         case Join(worker, incarnation, mode):
-            return _JOIN, [_bytes(shard_pb2.JoinRequest(
-                worker=worker, incarnation=incarnation, mode=write_mode(mode)))]
+            return _JOIN, [
+                _bytes(
+                    shard_pb2.JoinRequest(
+                        worker=worker, incarnation=incarnation, mode=write_mode(mode)
+                    )
+                )
+            ]
         case Leave(worker, incarnation, last, rest):
-            return _LEAVE, [_bytes(shard_pb2.LeaveRequest(
-                worker=worker, incarnation=incarnation, last=last, rest=rest))]
+            return _LEAVE, [
+                _bytes(
+                    shard_pb2.LeaveRequest(
+                        worker=worker, incarnation=incarnation, last=last, rest=rest
+                    )
+                )
+            ]
         case Push():
-            header = Header(worker=record.worker, incarnation=record.incarnation,
-                            sequence=record.sequence, samples=record.samples, loss=record.loss)
+            header = Header(
+                worker=record.worker,
+                incarnation=record.incarnation,
+                sequence=record.sequence,
+                samples=record.samples,
+                loss=record.loss,
+            )
             return _PUSH, _framed(header, map(segments.write_gradient, record.gradients))
         case Write(states, worker, incarnation, number):
             header = Header(worker=worker, incarnation=incarnation, sequence=number)
@@ -156,8 +185,11 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
     asked: Any
     if kind == _CREATE:
         asked = shard_pb2.CreateTableRequest.FromString(bytes(body))
-        return Create(read_spec(asked.spec), np.frombuffer(asked.value, "<f4"),
-                      asked.worker if asked.incarnation else None)
+        return Create(
+            read_spec(asked.spec),
+            np.frombuffer(asked.value, "<f4"),
+            asked.worker if asked.incarnation else None,
+        )
     if kind == _JOIN:
         asked = shard_pb2.JoinRequest.FromString(bytes(body))
         return Join(asked.worker, asked.incarnation, read_mode(asked.mode))
@@ -188,11 +220,11 @@ def _decode_decision(kind: int, body: memoryview) -> Decision:
         asked = shard_pb2.LeaveRequest.FromString(bytes(body))
         return Left(asked.worker, asked.incarnation)
     (length,) = _LENGTH.unpack_from(body)
-    said = json.loads(bytes(body[_LENGTH.size:_LENGTH.size + length]))
+    said = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
     value = None
     if said["value"] is not None:
         dtype, shape = said["value"]
-        value = np.frombuffer(bytes(body[_LENGTH.size + length:]), dtype).reshape(shape)
+        value = np.frombuffer(bytes(body[_LENGTH.size + length :]), dtype).reshape(shape)
     return Met(dict(said["numbers"]), value)
 
 
@@ -210,7 +242,7 @@ def _split(body: memoryview) -> tuple[bytes, memoryview]:
     """The header and the payload of what `_framed` made."""
     (length,) = _LENGTH.unpack_from(body)
     end = _LENGTH.size + length
-    return bytes(body[_LENGTH.size:end]), body[end + -length % ALIGNMENT:]
+    return bytes(body[_LENGTH.size : end]), body[end + -length % ALIGNMENT :]
 
 
 def _states(key: int, table: Any) -> Iterator[State]:

@@ -33,17 +33,36 @@ _PAGE = 256 << 20  # bytes of an answer to ReadState
 def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers."""
     shard, coordinator = _Shard(host), _Coordinator(host)
-    found = [grpc.method_handlers_generic_handler("psfleet.v1.Shard", {
-        "Push": immediate(shard.push), "Pull": parkable(shard.pull),
-        "Exchange": immediate(shard.exchange), "Attach": immediate(shard.attach),
-        "Join": immediate(shard.join), "Leave": immediate(shard.leave),
-        "CreateTable": immediate(shard.create_table), "ReadState": immediate(shard.read_state),
-        "WriteState": immediate(shard.write_state), "Save": immediate(shard.save),
-        "Load": immediate(shard.load), "Status": immediate(shard.status)})]
+    found = [
+        grpc.method_handlers_generic_handler(
+            "psfleet.v1.Shard",
+            {
+                "Push": immediate(shard.push),
+                "Pull": parkable(shard.pull),
+                "Exchange": immediate(shard.exchange),
+                "Attach": immediate(shard.attach),
+                "Join": immediate(shard.join),
+                "Leave": immediate(shard.leave),
+                "CreateTable": immediate(shard.create_table),
+                "ReadState": immediate(shard.read_state),
+                "WriteState": immediate(shard.write_state),
+                "Save": immediate(shard.save),
+                "Load": immediate(shard.load),
+                "Status": immediate(shard.status),
+            },
+        )
+    ]
     if host.coordinator is not None:
-        found.append(grpc.method_handlers_generic_handler("psfleet.v1.Coordinator", {
-            "Register": immediate(coordinator.register), "Barrier": parkable(coordinator.barrier),
-            "AllReduce": parkable(coordinator.all_reduce)}))
+        found.append(
+            grpc.method_handlers_generic_handler(
+                "psfleet.v1.Coordinator",
+                {
+                    "Register": immediate(coordinator.register),
+                    "Barrier": parkable(coordinator.barrier),
+                    "AllReduce": parkable(coordinator.all_reduce),
+                },
+            )
+        )
     return found
 
 
@@ -79,8 +98,7 @@ class _Shard:
         with self._host.lock:
             self._host.shard.admit(asked.worker, asked.incarnation)
         offer = Offer(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
-        shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation,
-                                         offer)
+        shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
         return _bytes(shard_pb2.AttachReply(attached=shared))
 
     def _open(self, request: bytes) -> tuple[Header, segments.Bytes, SharedMemory | None]:
@@ -96,16 +114,18 @@ class _Shard:
         loss = header.loss if header.HasField("loss") else None
         if header.HasField("lane"):
             self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
-        return Push(header.worker, header.incarnation, header.sequence, gradients, header.samples,
-                    loss)
+        return Push(
+            header.worker, header.incarnation, header.sequence, gradients, header.samples, loss
+        )
 
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
         answer = self._host.ask(Join(asked.worker, asked.incarnation, read_mode(asked.mode)))
         self._host.lanes.drop(asked.worker, before=asked.incarnation)
         shard = self._host.shard
-        return _bytes(shard_pb2.JoinReply(server=shard.index, servers=shard.servers,
-                                          sequence=answer.number))
+        return _bytes(
+            shard_pb2.JoinReply(server=shard.index, servers=shard.servers, sequence=answer.number)
+        )
 
     def leave(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LeaveRequest, request)
@@ -122,8 +142,10 @@ class _Shard:
         asked = _parse(shard_pb2.CreateTableRequest, request)
         spec = read_spec(asked.spec)
         if len(asked.value) % 4:
-            raise FrameError(f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
-                             "no whole number of float32")
+            raise FrameError(
+                f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
+                "no whole number of float32"
+            )
         value = np.frombuffer(asked.value, "<f4")
         with self._host.changing():
             self._refuse_if_awaited(spec, len(value))
@@ -148,7 +170,7 @@ class _Shard:
             limit = min(asked.limit, _page(table.spec))
             if isinstance(table, DenseTable):
                 end = asked.offset + limit
-                values = np.stack([plane[asked.offset:end] for plane in table.state()])
+                values = np.stack([plane[asked.offset : end] for plane in table.state()])
                 state = State(asked.table, table.step, values)
             else:
                 ids, rows = table.state(asked.offset, limit)
@@ -167,15 +189,23 @@ class _Shard:
             try:
                 file = write_shard(asked.path, self._host.shard)
             except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"server {self._host.shard.index} cannot write to "
-                                      f"{asked.path!r}: {error}") from None
+                raise CheckpointError(
+                    f"server {self._host.shard.index} cannot write to {asked.path!r}: {error}"
+                ) from None
         tables = []
         for table in list(self._host.shard.tables.values()):
             low, high = file.ranges.get(table.spec.name, (0, 0))
-            tables.append(shard_pb2.SavedTable(spec=write_spec(table.spec), low=low, high=high,
-                                               step=file.steps[table.spec.name]))
-        return _bytes(shard_pb2.SaveReply(file=file.file, sha256=file.sha256, bytes=file.bytes,
-                                          tables=tables))
+            tables.append(
+                shard_pb2.SavedTable(
+                    spec=write_spec(table.spec),
+                    low=low,
+                    high=high,
+                    step=file.steps[table.spec.name],
+                )
+            )
+        return _bytes(
+            shard_pb2.SaveReply(file=file.file, sha256=file.sha256, bytes=file.bytes, tables=tables)
+        )
 
     def load(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LoadRequest, request)
@@ -197,8 +227,14 @@ def _places(header: Header, memory: SharedMemory | None) -> Places | None:
     """Where the values of the header's reads go."""
     if memory is None:
         return None
-    return Places(memory, tuple(segment.answer for segment in header.segments
-                                if segment.content in (segments.IDS, segments.WHOLE)))
+    return Places(
+        memory,
+        tuple(
+            segment.answer
+            for segment in header.segments
+            if segment.content in (segments.IDS, segments.WHOLE)
+        ),
+    )
 
 
 def _kept(gradient: Gradient) -> Gradient:
@@ -240,8 +276,10 @@ def _array(asked: Any) -> Any:
     for extent in asked.shape:
         count *= extent
     if count * dtype.itemsize != len(asked.value):
-        raise FrameError(f"an all_reduce of shape {tuple(asked.shape)} announces "
-                         f"{count * dtype.itemsize} bytes and brings {len(asked.value)}")
+        raise FrameError(
+            f"an all_reduce of shape {tuple(asked.shape)} announces "
+            f"{count * dtype.itemsize} bytes and brings {len(asked.value)}"
+        )
     return np.frombuffer(asked.value, dtype).reshape(tuple(asked.shape))
 
 
@@ -253,10 +291,16 @@ def _page(spec: TableSpec) -> int:
 
 def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
     """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
-    if gradient.ids is None or spec.kind == "dense" or (place := first_repeat(gradient.ids)) is None:
+    if (
+        gradient.ids is None
+        or spec.kind == "dense"
+        or (place := first_repeat(gradient.ids)) is None
+    ):
         return
-    raise IdError(f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
-                  "before the push")
+    raise IdError(
+        f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
+        "before the push"
+    )
 
 
 def _parse(kind: Any, request: bytes) -> Any:

@@ -17,8 +17,21 @@ def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
     """The lines of the report: without DGC and with it."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--runs", "1", *options, "--json", str(folder / "figures.json")],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=170, check=False)
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--runs",
+            "1",
+            *options,
+            "--json",
+            str(folder / "figures.json"),
+        ],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads((folder / "figures.json").read_text())["rows"]
     return found

@@ -18,10 +18,20 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
     """What the script writes as JSON; it must also print a table."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / script), *COMMON, *options,
-         "--json", str(folder / "figures.json")],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=170,
-        check=False)
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / script),
+            *COMMON,
+            *options,
+            "--json",
+            str(folder / "figures.json"),
+        ],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
     assert figures["title"] in done.stdout
@@ -29,11 +39,14 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize(("script", "options", "lines"), [
-    ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 2),
-    ("w2_dense.py", ["--steps", "1"], 4),
-    ("w3_ctr.py", ["--steps", "1"], 2),
-])
+@pytest.mark.parametrize(
+    ("script", "options", "lines"),
+    [
+        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 2),
+        ("w2_dense.py", ["--steps", "1"], 4),
+        ("w3_ctr.py", ["--steps", "1"], 2),
+    ],
+)
 def test_workloads(script: str, options: list[str], lines: int, tmp_path: Path) -> None:
     """A workload reports CPU and wall of each psfleet contender, and names who was left out."""
     figures = run(script, *options, folder=tmp_path)

@@ -39,9 +39,18 @@ def trained(servers: int) -> list[Shard]:
         for shard in shards:
             low, high = dense_range(DENSE, shard.index, servers)
             mine = owned_by(ids, shard.index, servers)
-            shard.handle(Push(0, 1, sequence, (
-                Gradient(DENSE.key, dense[low:high], None, 0.1),
-                Gradient(SPARSE.key, rows[mine], ids[mine], 0.1))), "push")
+            shard.handle(
+                Push(
+                    0,
+                    1,
+                    sequence,
+                    (
+                        Gradient(DENSE.key, dense[low:high], None, 0.1),
+                        Gradient(SPARSE.key, rows[mine], ids[mine], 0.1),
+                    ),
+                ),
+                "push",
+            )
     return shards
 
 
@@ -81,7 +90,9 @@ def test_saving_again_replaces_the_checkpoint(tmp_path: Path) -> None:
         save_fleet(str(tmp_path / "model"), trained(servers))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "manifest.json", "shard-0-of-1.safetensors"]
+        "manifest.json",
+        "shard-0-of-1.safetensors",
+    ]
 
 
 def test_other_folder_is_not_overwritten(tmp_path: Path) -> None:
@@ -97,8 +108,10 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     save_fleet(str(tmp_path / "model"), trained(1))
     file = tmp_path / "model" / "shard-0-of-1.safetensors"
     good = file.read_bytes()
-    damaged = [good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1:]
-               for at in range(0, len(good), len(good) // 50)]
+    damaged = [
+        good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :]
+        for at in range(0, len(good), len(good) // 50)
+    ]
     damaged += [good[:length] for length in range(0, len(good), len(good) // 20)]
     for content_ in damaged:
         file.write_bytes(content_)

@@ -17,8 +17,9 @@ from psfleet_worker.runtime import ClusterRuntime
 TRAINING = Training()
 
 
-def train(fleet: LocalFleet, meddle: Callable[[int], Any] = lambda worker: None,
-          ) -> list[TableState]:
+def train(
+    fleet: LocalFleet, meddle: Callable[[int], Any] = lambda worker: None
+) -> list[TableState]:
     """Train with every worker of the fleet as a thread; the tables that worker 0 then reads."""
     result: list[TableState] = []
 
@@ -43,17 +44,21 @@ def expected() -> list[TableState]:
         return train(fleet)
 
 
-@pytest.mark.parametrize(("servers", "transport"), [(1, "tcp"), (2, "unix"), (3, "tcp"), (3, "unix")])
-def test_any_fleet_gives_the_same_bits(expected: list[TableState], servers: int,
-                                       transport: Literal["unix", "tcp"]) -> None:
+@pytest.mark.parametrize(
+    ("servers", "transport"), [(1, "tcp"), (2, "unix"), (3, "tcp"), (3, "unix")]
+)
+def test_any_fleet_gives_the_same_bits(
+    expected: list[TableState], servers: int, transport: Literal["unix", "tcp"]
+) -> None:
     """1, 2 and 3 servers over unix sockets and TCP end with the same weights and optimizer state."""
     with LocalFleet(servers, 2, transport) as fleet:
         same_bits(train(fleet), expected)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_lost_and_repeated_messages_do_not_change_a_bit(expected: list[TableState],
-                                                        servers: int) -> None:
+def test_lost_and_repeated_messages_do_not_change_a_bit(
+    expected: list[TableState], servers: int
+) -> None:
     """With 5 % of answers lost and 5 % of requests repeated the result is that without faults."""
     faults = [Faults(seed=worker, drop=0.05, duplicate=0.05) for worker in range(2)]
     with LocalFleet(servers, 2) as fleet:
@@ -96,7 +101,7 @@ def _averaged(fleet: LocalFleet) -> np.ndarray[Any, Any]:
         runtime.create(spec, np.ones(spec.shape, np.float32))
         for step in range(5):
             samples = np.random.default_rng(step).standard_normal((8, *spec.shape), np.float32)
-            mine = samples[worker::fleet.workers]
+            mine = samples[worker :: fleet.workers]
             runtime.push([Gradient(spec.key, mine.mean(0), None, 0.01)])
         runtime.barrier()
         if worker == 0:

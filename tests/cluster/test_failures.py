@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet.environment import Environment
-from psfleet.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    Fenced,
-    ProtocolError,
-    ServerUnavailable,
-)
+from psfleet.errors import ConfigError, DeadlineExceeded, Fenced, ProtocolError, ServerUnavailable
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
 from psfleet.tables.spec import TableSpec

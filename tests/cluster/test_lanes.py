@@ -51,8 +51,12 @@ def train(runtime: ClusterRuntime, steps: int = 6) -> list[TableState]:
     for step in range(steps):
         ids = rng.integers(0, 40 * (step + 1), 300)
         rows, whole = runtime.pull([Read(ROWS.key, ids), Read(WHOLE.key)])
-        runtime.push([Gradient(ROWS.key, rows * 2 + step, ids, 0.1),
-                      Gradient(WHOLE.key, whole - np.float32(rows.mean()), None, 0.1)])
+        runtime.push(
+            [
+                Gradient(ROWS.key, rows * 2 + step, ids, 0.1),
+                Gradient(WHOLE.key, whole - np.float32(rows.mean()), None, 0.1),
+            ]
+        )
     runtime.flush()
     return [runtime.read_table(ROWS.key), runtime.read_table(WHOLE.key)]
 
@@ -131,6 +135,7 @@ def test_no_exchange_in_sync_mode(server: Server) -> None:
     """In sync mode a pull must not come before every server holds the push; the server refuses."""
     from psfleet.wire import frame
     from psfleet.wire.v1.frame_pb2 import Header
+
     runtime = connect(server, "sync")
     client = runtime._fleet.clients[0]
     header = Header(worker=0, incarnation=runtime._fleet.incarnation, sequence=1)
@@ -144,6 +149,7 @@ def test_no_exchange_in_sync_mode(server: Server) -> None:
 def test_a_call_is_taken_once(server: Server) -> None:
     """A call that comes again names places that may be another's by then; it is refused."""
     from psfleet.wire.v1.frame_pb2 import Header
+
     runtime = connect(server)
     runtime.create(ROWS)
     runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
@@ -180,8 +186,12 @@ def test_a_worker_that_is_killed_leaves_nothing(server: Server) -> None:
     """The server lets go of a killed worker's memory at once, and no file system has it."""
     before = set(os.listdir("/dev/shm"))
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    with subprocess.Popen([sys.executable, "-c", WORKER, server.endpoint], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, server.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"shared\n"
         assert len(server.host.lanes) == 1

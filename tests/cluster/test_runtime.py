@@ -70,7 +70,9 @@ def test_rows_come_in_the_shape_of_the_ids(alone: ClusterRuntime) -> None:
     rows, none = alone.pull([Read(spec.key, ids), Read(spec.key, np.zeros(0, np.int64))])
     assert rows.shape == (2, 3, 3)
     assert none.shape == (0, 3)
-    np.testing.assert_array_equal(rows, initial_rows(ids, 3, spec.initializer, spec.seed, spec.name))
+    np.testing.assert_array_equal(
+        rows, initial_rows(ids, 3, spec.initializer, spec.seed, spec.name)
+    )
 
 
 def test_pulling_makes_no_rows(alone: ClusterRuntime) -> None:
@@ -78,7 +80,9 @@ def test_pulling_makes_no_rows(alone: ClusterRuntime) -> None:
     spec = sparse("no rows")
     alone.create(spec)
     alone.pull([Read(spec.key, np.arange(100))])
-    assert sum(t["count"] for s in alone.stats() for t in s["tables"] if t["name"] == "no rows") == 0
+    assert (
+        sum(t["count"] for s in alone.stats() for t in s["tables"] if t["name"] == "no rows") == 0
+    )
 
 
 def test_gradients_of_a_repeated_id_are_summed(alone: ClusterRuntime) -> None:
@@ -87,7 +91,7 @@ def test_gradients_of_a_repeated_id_are_summed(alone: ClusterRuntime) -> None:
     alone.create(spec)
     ids = np.array([7, 8, 7, 7])
     alone.push([Gradient(spec.key, np.ones((4, 3), np.float32), ids, 1.0)]).wait(30)
-    rows, = alone.pull([Read(spec.key, np.array([7, 8, 9]))])
+    (rows,) = alone.pull([Read(spec.key, np.array([7, 8, 9]))])
     np.testing.assert_array_equal(rows[:, 0], [-3, -1, 0])
 
 
@@ -171,8 +175,10 @@ def test_state_is_written_and_read(alone: ClusterRuntime) -> None:
     same_bits(after[:1], before[:1])
     kept = np.isin(after[1].ids, before[1].ids)  # type: ignore[arg-type]
     assert after[1].ids is not None
-    same_bits([TableState(after[1].step, [v[kept] for v in after[1].values], after[1].ids[kept])],
-              before[1:])
+    same_bits(
+        [TableState(after[1].step, [v[kept] for v in after[1].values], after[1].ids[kept])],
+        before[1:],
+    )
 
 
 def test_reductions_of_one_worker_are_its_array(alone: ClusterRuntime) -> None:
@@ -192,10 +198,16 @@ def test_reductions_of_one_worker_are_its_array(alone: ClusterRuntime) -> None:
 
 def test_reductions_go_in_worker_order() -> None:
     """sum, max and min over 3 workers; the sum is added in worker order, to the bit."""
-    values = [np.array([1e8, 1.0], np.float32), np.array([-1e8, 5.0], np.float32),
-              np.array([1.0, 3.0], np.float32)]
-    wanted = {"sum": (values[0] + values[1]) + values[2], "max": np.array([1e8, 5.0], np.float32),
-              "min": np.array([-1e8, 1.0], np.float32)}
+    values = [
+        np.array([1e8, 1.0], np.float32),
+        np.array([-1e8, 5.0], np.float32),
+        np.array([1.0, 3.0], np.float32),
+    ]
+    wanted = {
+        "sum": (values[0] + values[1]) + values[2],
+        "max": np.array([1e8, 5.0], np.float32),
+        "min": np.array([-1e8, 1.0], np.float32),
+    }
 
     def work(runtime: ClusterRuntime) -> None:
         for mode, want in wanted.items():

@@ -38,9 +38,12 @@ def gradients(worker: int, step: int, kind: Kind) -> list[Gradient]:
     positions = np.flatnonzero(rng.random(SIZE) < (0.01 if by_elements else 2)).astype(np.int64)
     ids = rng.integers(-20, 20, 30)
     scale = 1.0 if precision == "float32" else 1024.0
-    return [Gradient(DENSE.key, values[positions], positions if by_elements else None, 0.1,
-                     precision, scale),
-            Gradient(ROWS.key, rng.normal(size=(30, 5)).astype(np.float32), ids, 0.1, precision, scale)]
+    return [
+        Gradient(
+            DENSE.key, values[positions], positions if by_elements else None, 0.1, precision, scale
+        ),
+        Gradient(ROWS.key, rng.normal(size=(30, 5)).astype(np.float32), ids, 0.1, precision, scale),
+    ]
 
 
 def train(runtime: Runtime, kind: Kind, steps: int = 6) -> list[TableState]:
@@ -102,8 +105,9 @@ def test_missing_elements_are_zero() -> None:
 def test_16_bits_are_rounded_after_the_sum() -> None:
     """Rows of a repeated id are summed in float32 and rounded once: what cancels leaves the rest."""
     runtime = EmbeddedRuntime()
-    spec = TableSpec("sum", "sparse", (1,), make_rule("sgd", {}),
-                     initializer=Initializer("constant", 0.0))
+    spec = TableSpec(
+        "sum", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    )
     runtime.create(spec)
     values = np.array([[1 + 2.0**-9], [-1]], np.float32)
     assert rounded(values, "bfloat16").sum() == 0
@@ -112,13 +116,20 @@ def test_16_bits_are_rounded_after_the_sum() -> None:
 
 
 BAD: dict[str, tuple[type[Exception], str, Gradient]] = {
-    "descending": (IdError, "ascend", Gradient(DENSE.key, np.ones(2, np.float32), np.array([5, 4]))),
+    "descending": (
+        IdError,
+        "ascend",
+        Gradient(DENSE.key, np.ones(2, np.float32), np.array([5, 4])),
+    ),
     "twice": (IdError, "ascend", Gradient(DENSE.key, np.ones(2, np.float32), np.array([5, 5]))),
     "beyond": (IdError, str(SIZE), Gradient(DENSE.key, np.ones(1, np.float32), np.array([SIZE]))),
     "negative": (IdError, "-1", Gradient(DENSE.key, np.ones(1, np.float32), np.array([-1]))),
     "lengths": (ShapeError, "positions", Gradient(DENSE.key, np.ones(3, np.float32), np.arange(2))),
-    "precision": (ConfigError, "int8", Gradient(DENSE.key, np.ones(SIZE, np.float32),
-                                                precision="int8")),  # type: ignore[arg-type]
+    "precision": (
+        ConfigError,
+        "int8",
+        Gradient(DENSE.key, np.ones(SIZE, np.float32), precision="int8"),  # type: ignore[arg-type]
+    ),
     "scale": (ConfigError, "0.0", Gradient(DENSE.key, np.ones(SIZE, np.float32), scale=0.0)),
 }
 

@@ -17,8 +17,11 @@ def file(folder: Path, name: str, text: str | bytes) -> Path:
 
 def test_ratings(tmp_path: Path) -> None:
     """Columns are found by name; a byte order mark, quotes, spaces and empty lines do no harm."""
-    path = file(tmp_path, "ratings.csv", "\ufeffmovieId,\"userId\",rating,timestamp\r\n"
-                                         "31,1,2.5,1260759144\r\n\r\n 32 ,\"2\", 4,x\r\n")
+    path = file(
+        tmp_path,
+        "ratings.csv",
+        '\ufeffmovieId,"userId",rating,timestamp\r\n31,1,2.5,1260759144\r\n\r\n 32 ,"2", 4,x\r\n',
+    )
     found = read_ratings(path)
     assert found.users.tolist() == [1, 2]
     assert found.items.tolist() == [31, 32]
@@ -26,20 +29,28 @@ def test_ratings(tmp_path: Path) -> None:
     assert found.values.dtype == np.float32
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("userId,movieId,rating\n" + "1,2,3\n" * 15 + "1,2,x\n",
-     r"ratings.csv line 17: rating 'x' is not a number"),
-    ("userId,movieId,rating\n1,2,nan\n", "line 2: rating 'nan' is not a finite number"),
-    ("userId,movieId,rating\n1.5,2,3\n", "line 2: userId '1.5' is not a whole number"),
-    ("userId,movieId,rating\n1,99999999999999999999,3\n", "line 2: movieId '9{20}' is beyond"),
-    ("userId,movieId,rating\n1,2,3\n1,2\n", r"line 3: has 2 field\(s\), the header has 3"),
-    ("userId,movieId,rating\n1,\"2,3\n", "line 2: is no CSV"),
-    ("user,movieId,rating\n1,2,3\n", "line 1: the header 'user,movieId,rating' has no column 'userId'"),
-    ("userId,movieId,rating\n", "has no rating"),
-    ("", "has no rating"),
-    (b"userId,movieId,rating\n1,2,\xff\n", "line 2: rating '.' is not a number"),
-    (b"userId,movieId,rating\n1,2,\x00\n", "line 2"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "userId,movieId,rating\n" + "1,2,3\n" * 15 + "1,2,x\n",
+            r"ratings.csv line 17: rating 'x' is not a number",
+        ),
+        ("userId,movieId,rating\n1,2,nan\n", "line 2: rating 'nan' is not a finite number"),
+        ("userId,movieId,rating\n1.5,2,3\n", "line 2: userId '1.5' is not a whole number"),
+        ("userId,movieId,rating\n1,99999999999999999999,3\n", "line 2: movieId '9{20}' is beyond"),
+        ("userId,movieId,rating\n1,2,3\n1,2\n", r"line 3: has 2 field\(s\), the header has 3"),
+        ('userId,movieId,rating\n1,"2,3\n', "line 2: is no CSV"),
+        (
+            "user,movieId,rating\n1,2,3\n",
+            "line 1: the header 'user,movieId,rating' has no column 'userId'",
+        ),
+        ("userId,movieId,rating\n", "has no rating"),
+        ("", "has no rating"),
+        (b"userId,movieId,rating\n1,2,\xff\n", "line 2: rating '.' is not a number"),
+        (b"userId,movieId,rating\n1,2,\x00\n", "line 2"),
+    ],
+)
 def test_what_is_no_rating(tmp_path: Path, text: str | bytes, words: str) -> None:
     """One sentence with file, line and what is there."""
     with pytest.raises(UsageError, match=words) as caught:
@@ -49,7 +60,9 @@ def test_what_is_no_rating(tmp_path: Path, text: str | bytes, words: str) -> Non
 
 def test_samples(tmp_path: Path) -> None:
     """Samples of different lengths, comments and empty lines; shorter ones are filled up."""
-    found = read_libsvm(file(tmp_path, "a.libsvm", "# head\n5 0:1 944:0.5\n\n-1 # none\n+2.5 7:-1e2\n"))
+    found = read_libsvm(
+        file(tmp_path, "a.libsvm", "# head\n5 0:1 944:0.5\n\n-1 # none\n+2.5 7:-1e2\n")
+    )
     assert found.labels.tolist() == [5, -1, 2.5]
     assert found.starts.tolist() == [0, 2, 2, 3]
     ids, values = found.padded()
@@ -57,16 +70,19 @@ def test_samples(tmp_path: Path) -> None:
     assert values.tolist() == [[1, 0.5], [0, 0], [-100, 0]]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("1 0:1\nlate 0:1\n", "a.libsvm line 2: label 'late' is not a number"),
-    ("1 0:1\n1 7\n", "line 2: feature '7' is not index:value"),
-    ("1 a:1\n", "line 1: index 'a' is not a whole number"),
-    ("1 -3:1\n", "line 1: index -3 is negative"),
-    ("1 3:\n", "line 1: value of index 3 '' is not a number"),
-    ("1 3:inf\n", "line 1: value of index 3 'inf' is not a finite number"),
-    ("1 3:1 4:1 3:2\n", "line 1: index 3 comes twice"),
-    ("\n# nothing\n", "has no sample"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 0:1\nlate 0:1\n", "a.libsvm line 2: label 'late' is not a number"),
+        ("1 0:1\n1 7\n", "line 2: feature '7' is not index:value"),
+        ("1 a:1\n", "line 1: index 'a' is not a whole number"),
+        ("1 -3:1\n", "line 1: index -3 is negative"),
+        ("1 3:\n", "line 1: value of index 3 '' is not a number"),
+        ("1 3:inf\n", "line 1: value of index 3 'inf' is not a finite number"),
+        ("1 3:1 4:1 3:2\n", "line 1: index 3 comes twice"),
+        ("\n# nothing\n", "has no sample"),
+    ],
+)
 def test_what_is_no_sample(tmp_path: Path, text: str, words: str) -> None:
     """One sentence with file, line and what is there."""
     with pytest.raises(UsageError, match=words):

@@ -18,8 +18,14 @@ WAYS = {"embedded": [sys.executable], "async": [*LAUNCH, "--async"], "sync": [*L
 def run(way: str, script: str, folder: Path, *arguments: str) -> str:
     """What the example prints."""
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    done = subprocess.run([*WAYS[way], *logs, str(EXAMPLES / script), *arguments], text=True,
-                          capture_output=True, cwd=folder, timeout=150, check=False)
+    done = subprocess.run(
+        [*WAYS[way], *logs, str(EXAMPLES / script), *arguments],
+        text=True,
+        capture_output=True,
+        cwd=folder,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -62,8 +68,14 @@ def test_numpy_client_is_short() -> None:
 
 def test_flights_says_no_to_a_month_it_must_not_train_on(tmp_path: Path) -> None:
     """November cannot be trained on by mistake."""
-    done = subprocess.run([sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"],
-                          text=True, capture_output=True, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "flights.py"), "--train-to", "11"],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert "invalid choice: 11" in done.stderr
 

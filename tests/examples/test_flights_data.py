@@ -25,7 +25,10 @@ def test_every_flight_is_there(flights: Flights) -> None:
 def test_the_months_of_the_split(flights: Flights) -> None:
     """January to September, October, and November with December are told apart by month alone."""
     assert [len(flights.rows(months)) for months in (range(1, 10), [10], [11, 12])] == [
-        244_737, 28_618, 53_991]
+        244_737,
+        28_618,
+        53_991,
+    ]
 
 
 def test_nothing_is_read_that_departure_brings() -> None:
@@ -37,6 +40,7 @@ def test_nothing_is_read_that_departure_brings() -> None:
 
 def test_numbers_and_ids_do_not_depend_on_what_happened(flights: Flights) -> None:
     """With every delay replaced, ids and numbers are the same bits: only the label changes."""
+
     def all_late(name: str, names: Sequence[str]) -> flights_data.Columns:
         columns = flights_data.read_package(name, names)
         if "arr_delay" in columns:
@@ -82,7 +86,7 @@ def test_ranks_are_bounded_and_know_only_the_training_months(flights: Flights) -
     both = np.concatenate([known, 10 * known + 5])
     ranked = flights_data.ranks(both, known)
     assert np.abs(ranked).max() <= np.float32(1.7)
-    assert ranked[:len(known)].tobytes() == flights_data.ranks(known, known).tobytes()
+    assert ranked[: len(known)].tobytes() == flights_data.ranks(known, known).tobytes()
     assert not flights_data.ranks(np.full((2, 14), np.nan, np.float32), known).any()
 
 
@@ -97,6 +101,7 @@ def test_weather_of_one_flight(flights: Flights) -> None:
 
 def test_a_cache_is_filled_once_and_read_back(tmp_path: Path, flights: Flights) -> None:
     """The second load reads the file that the first has written."""
+
     def refuse(name: str, names: Sequence[str]) -> flights_data.Columns:
         raise AssertionError(f"{name} was read although the cache was full")
 

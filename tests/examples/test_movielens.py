@@ -26,23 +26,45 @@ def write(folder: Path, ending: str) -> Path:
         lines = [f"{u},{f},{r},0" for u, f, r in zip(users, films, ratings, strict=True)]
         path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]))
     else:
-        path.write_text("\n".join(f"{r} {u}:1 {60 + f}:1" for u, f, r
-                                  in zip(users, films, ratings, strict=True)))
+        path.write_text(
+            "\n".join(
+                f"{r} {u}:1 {60 + f}:1" for u, f, r in zip(users, films, ratings, strict=True)
+            )
+        )
     return path
 
 
 def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
-    return subprocess.run([*WAYS[way], *logs, str(EXAMPLE), *arguments], text=True, cwd=folder,
-                          capture_output=True, timeout=150, check=False)
+    return subprocess.run(
+        [*WAYS[way], *logs, str(EXAMPLE), *arguments],
+        text=True,
+        cwd=folder,
+        capture_output=True,
+        timeout=150,
+        check=False,
+    )
 
 
-@pytest.mark.parametrize(("way", "ending"), [
-    ("embedded", "csv"), ("embedded", "libsvm"), ("async", "csv"), ("sync", "libsvm")])
+@pytest.mark.parametrize(
+    ("way", "ending"),
+    [("embedded", "csv"), ("embedded", "libsvm"), ("async", "csv"), ("sync", "libsvm")],
+)
 def test_it_learns(way: str, ending: str, tmp_path: Path) -> None:
     """The error on ratings that it has not seen is under 0.55 of the mean's; the model is saved."""
-    done = run(way, tmp_path, str(write(tmp_path, ending)), "--epochs", "20", "--batch", "64",
-               "--rate", "0.01", "--out", str(tmp_path / "model"))
+    done = run(
+        way,
+        tmp_path,
+        str(write(tmp_path, ending)),
+        "--epochs",
+        "20",
+        "--batch",
+        "64",
+        "--rate",
+        "0.01",
+        "--out",
+        str(tmp_path / "model"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"test RMSE ([\d.]+)   of the mean ([\d.]+)", done.stdout)
     assert found, done.stdout

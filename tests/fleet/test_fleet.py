@@ -50,25 +50,43 @@ def test_file_shards_partition_the_files(files: int, workers: int) -> None:
 
 def test_reference_names_of_the_environment_are_understood() -> None:
     """TRAINING_ROLE and PADDLE_* describe the same fleet as PSFLEET_*, which win where both are set."""
-    reference = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2",
-                 "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80"}
-    own = {"PSFLEET_ROLE": "worker", "PSFLEET_RANK": "1", "PSFLEET_WORKERS": "2",
-           "PSFLEET_SERVERS": "10.0.0.1:80,10.0.0.2:80"}
+    reference = {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80",
+    }
+    own = {
+        "PSFLEET_ROLE": "worker",
+        "PSFLEET_RANK": "1",
+        "PSFLEET_WORKERS": "2",
+        "PSFLEET_SERVERS": "10.0.0.1:80,10.0.0.2:80",
+    }
     assert read_environment(reference) == read_environment(own)
     assert read_environment({**reference, "PSFLEET_RANK": "0"}).rank == 0
-    server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "PADDLE_PORT": "80",
-              "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80"}
+    server = {
+        "TRAINING_ROLE": "PSERVER",
+        "POD_IP": "10.0.0.2",
+        "PADDLE_PORT": "80",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80",
+    }
     assert (read_environment(server).role, read_environment(server).rank) == ("server", 1)
 
 
-@pytest.mark.parametrize(("variables", "word"), [
-    ({"PSFLEET_ROLE": "boss"}, "boss"),
-    ({"PSFLEET_ROLE": "worker"}, "PSFLEET_SERVERS"),
-    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "nowhere"}, "nowhere"),
-    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "one"}, "one"),
-    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "1"}, "workers 0 to 0"),
-    ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "0"}, "is 0"),
-])
+@pytest.mark.parametrize(
+    ("variables", "word"),
+    [
+        ({"PSFLEET_ROLE": "boss"}, "boss"),
+        ({"PSFLEET_ROLE": "worker"}, "PSFLEET_SERVERS"),
+        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "nowhere"}, "nowhere"),
+        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "one"}, "one"),
+        (
+            {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "1"},
+            "workers 0 to 0",
+        ),
+        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "0"}, "is 0"),
+    ],
+)
 def test_bad_environment_is_one_clear_sentence(variables: dict[str, str], word: str) -> None:
     """A wrong variable is quoted."""
     with pytest.raises(ConfigError, match=word):
@@ -83,15 +101,18 @@ def test_launcher_has_the_last_word_on_the_mode() -> None:
     assert resolve(script, '{"consistency": {"mode": "sync"}}').consistency.mode == "sync"
 
 
-@pytest.mark.parametrize("make", [
-    lambda: resolve(None, '{"consistency": {"mode": "sometimes"}}'),
-    lambda: resolve(None, "sync"),
-    lambda: resolve(None, '{"speed": 1}'),
-    lambda: setattr(DistributedStrategy(), "a_synk", True),
-    lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 4}), ""),
-    lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
-    lambda: Fleet().run_server(),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: resolve(None, '{"consistency": {"mode": "sometimes"}}'),
+        lambda: resolve(None, "sync"),
+        lambda: resolve(None, '{"speed": 1}'),
+        lambda: setattr(DistributedStrategy(), "a_synk", True),
+        lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 4}), ""),
+        lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
+        lambda: Fleet().run_server(),
+    ],
+)
 def test_bad_settings_are_refused(make: object) -> None:
     """Unknown or contradictory settings raise ConfigError."""
     with pytest.raises(ConfigError):

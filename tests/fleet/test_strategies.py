@@ -36,9 +36,23 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         if (name, servers, workers) not in known:
             folder = tmp_path_factory.mktemp("run")
             (folder / "strategy.toml").write_text(STRATEGIES[name])
-            command = [sys.executable, "-m", "psfleet_launch", "--servers", str(servers), "--workers",
-                       str(workers), "--sync", "--strategy", str(folder / "strategy.toml"),
-                       "--log-dir", str(folder), "--no-progress", str(SCRIPT), str(folder / "out.npz")]
+            command = [
+                sys.executable,
+                "-m",
+                "psfleet_launch",
+                "--servers",
+                str(servers),
+                "--workers",
+                str(workers),
+                "--sync",
+                "--strategy",
+                str(folder / "strategy.toml"),
+                "--log-dir",
+                str(folder),
+                "--no-progress",
+                str(SCRIPT),
+                str(folder / "out.npz"),
+            ]
             done = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             with np.load(folder / "out.npz") as arrays:
@@ -75,7 +89,13 @@ def test_the_page_names_every_setting() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "strategies.md").read_text()
     hints = typing.get_type_hints(Settings)
     for part in dataclasses.fields(Settings):
-        kinds = [kind for kind in (hints[part.name], *typing.get_args(hints[part.name]))
-                 if dataclasses.is_dataclass(kind)]
-        for name in (part.name, *(field.name for kind in kinds for field in dataclasses.fields(kind))):
+        kinds = [
+            kind
+            for kind in (hints[part.name], *typing.get_args(hints[part.name]))
+            if dataclasses.is_dataclass(kind)
+        ]
+        for name in (
+            part.name,
+            *(field.name for kind in kinds for field in dataclasses.fields(kind)),
+        ):
             assert f"`{name}`" in page, f"{part.name} {name}"

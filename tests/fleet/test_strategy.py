@@ -48,16 +48,19 @@ def test_strategy_file(tmp_path: Path) -> None:
     assert settings.lamb.lamb_weight_decay == 0.1
 
 
-@pytest.mark.parametrize(("text", "word"), [
-    ("[consistency]\nmode = 'often'\n", "often"),
-    ("[consistency]\nspeed = 1\n", "speed"),
-    ("[turbo]\n", "turbo"),
-    ("gradient_merge = 3\n", "3"),
-    ("[gradient_merge]\nk_steps = 0\n", "0"),
-    ("[gradient_merge]\nk_steps = 'two'\n", "two"),
-    ("[lars]\n[lamb]\n", "contradict"),
-    ("[lars\n", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[consistency]\nmode = 'often'\n", "often"),
+        ("[consistency]\nspeed = 1\n", "speed"),
+        ("[turbo]\n", "turbo"),
+        ("gradient_merge = 3\n", "3"),
+        ("[gradient_merge]\nk_steps = 0\n", "0"),
+        ("[gradient_merge]\nk_steps = 'two'\n", "two"),
+        ("[lars]\n[lamb]\n", "contradict"),
+        ("[lars\n", "cannot be read"),
+    ],
+)
 def test_bad_files_are_one_clear_sentence(tmp_path: Path, text: str, word: str) -> None:
     """Unknown, ill-typed or contradictory settings are refused, the value quoted."""
     file = tmp_path / "strategy.toml"
@@ -68,8 +71,10 @@ def test_bad_files_are_one_clear_sentence(tmp_path: Path, text: str, word: str) 
 
 def test_gradient_merge_pushes_the_mean_of_k_steps() -> None:
     """Four steps with k_steps 2 are two updates by the means, dense and sparse alike."""
-    dense, rows = Parameter("w", np.zeros(3)), Parameter("rows", shape=(-1, 2), sparse=True,
-                                                         distributed=True)
+    dense, rows = (
+        Parameter("w", np.zeros(3)),
+        Parameter("rows", shape=(-1, 2), sparse=True, distributed=True),
+    )
     first = rows.lookup(np.array([5]))
     merged = distributed(optimizer.SGD(1.0), gradient_merge={"k_steps": 2})
     for value in (1.0, 3.0, 5.0, 7.0):
@@ -80,11 +85,14 @@ def test_gradient_merge_pushes_the_mean_of_k_steps() -> None:
     assert merged.state_dict()["w.step"] == 2
 
 
-@pytest.mark.parametrize(("part", "inner", "kind"), [
-    ("dgc", lambda: optimizer.Momentum(0.1), optimizer.DGCMomentum),
-    ("lars", lambda: optimizer.Momentum(0.1), optimizer.LarsMomentum),
-    ("lamb", lambda: optimizer.Adam(0.1), optimizer.Lamb),
-])
+@pytest.mark.parametrize(
+    ("part", "inner", "kind"),
+    [
+        ("dgc", lambda: optimizer.Momentum(0.1), optimizer.DGCMomentum),
+        ("lars", lambda: optimizer.Momentum(0.1), optimizer.LarsMomentum),
+        ("lamb", lambda: optimizer.Adam(0.1), optimizer.Lamb),
+    ],
+)
 def test_switches_replace_the_optimizer(part: str, inner: object, kind: type) -> None:
     """dgc, lars and lamb train with their optimizer, at the same rate."""
     made = distributed(inner(), **{part: {}})  # type: ignore[operator]

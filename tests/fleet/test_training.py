@@ -24,10 +24,18 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     def run(*options: str) -> Weights:
         if options not in known:
             folder = tmp_path_factory.mktemp("run")
-            command = [sys.executable] if not options else [
-                *LAUNCH, *options, "--log-dir", str(folder), "--no-progress"]
-            done = subprocess.run([*command, str(SCRIPT), str(folder / "out.npz")], text=True,
-                                  capture_output=True, timeout=120, check=False)
+            command = (
+                [sys.executable]
+                if not options
+                else [*LAUNCH, *options, "--log-dir", str(folder), "--no-progress"]
+            )
+            done = subprocess.run(
+                [*command, str(SCRIPT), str(folder / "out.npz")],
+                text=True,
+                capture_output=True,
+                timeout=120,
+                check=False,
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             with np.load(folder / "out.npz") as arrays:
                 known[options] = dict(arrays)
@@ -46,8 +54,11 @@ def assert_same_bits(first: Weights, second: Weights) -> None:
         assert value.tobytes() == second[name].tobytes(), name
 
 
-@pytest.mark.parametrize("more", [(), ("--tcp",), ("--async",), ("--server-script",)],
-                         ids=lambda m: m[0] if m else "unix")
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--tcp",), ("--async",), ("--server-script",)],
+    ids=lambda m: m[0] if m else "unix",
+)
 def test_embedded_equals_one_server_and_one_worker(train: Train, more: tuple[str, ...]) -> None:
     """`python script.py` and a cluster of one and one give the same bits, in every transport and mode."""
     assert_same_bits(train(), train(*cluster(1, 1, *more)))

@@ -14,16 +14,14 @@ import psfleet.fluid as paddle
 
 def test_asgd() -> None:
     """paddle.optimizer.ASGD."""
-    inp = paddle.uniform(min=-0.1, max=0.1, shape=[10, 10], dtype='float32')
+    inp = paddle.uniform(min=-0.1, max=0.1, shape=[10, 10], dtype="float32")
     linear = paddle.nn.Linear(10, 10)
     inp = paddle.to_tensor(inp)
     out = linear(inp)
     loss = paddle.mean(out)
     asgd = paddle.optimizer.ASGD(
-        learning_rate=0.001,
-        batch_num=10,
-        parameters=linear.parameters(),
-        weight_decay=0.01)
+        learning_rate=0.001, batch_num=10, parameters=linear.parameters(), weight_decay=0.01
+    )
     out.backward()
     before = linear.weight.numpy().copy()
     asgd.step()
@@ -36,9 +34,7 @@ def test_clear_grad() -> None:
     a = paddle.arange(26, dtype="float32").reshape([2, 13])
     linear = paddle.nn.Linear(13, 5)
     # This can be any optimizer supported by dygraph.
-    adam = paddle.optimizer.Adam(
-        learning_rate=0.01,
-        parameters=linear.parameters())
+    adam = paddle.optimizer.Adam(learning_rate=0.01, parameters=linear.parameters())
     out = linear(a)
     out.backward()
     adam.step()
@@ -57,7 +53,7 @@ def test_get_lr(capsys: pytest.CaptureFixture[str]) -> None:
         input = paddle.randint(low=0, high=5, shape=[5])
         out = emb(input)
         out.backward()
-        print(f"Learning rate of step{batch}: {adam.get_lr()}") # 0.01
+        print(f"Learning rate of step{batch}: {adam.get_lr()}")  # 0.01
         adam.step()
     assert capsys.readouterr().out.count(": 0.01\n") == 10
 
@@ -68,7 +64,7 @@ def test_get_lr(capsys: pytest.CaptureFixture[str]) -> None:
         input = paddle.randint(low=0, high=5, shape=[5])
         out = emb(input)
         out.backward()
-        print(f"Learning rate of step{batch}: {adam.get_lr()}") # 0.5->0.05...
+        print(f"Learning rate of step{batch}: {adam.get_lr()}")  # 0.5->0.05...
         adam.step()
         scheduler.step()
     assert capsys.readouterr().out.splitlines()[2] == "Learning rate of step2: 0.05"
@@ -78,7 +74,7 @@ def test_get_lr(capsys: pytest.CaptureFixture[str]) -> None:
     main_prog = paddle.static.Program()
     start_prog = paddle.static.Program()
     with paddle.static.program_guard(main_prog, start_prog):
-        x = paddle.static.data(name='x', shape=[None, 10])
+        x = paddle.static.data(name="x", shape=[None, 10])
         z = paddle.static.nn.fc(x, 100)
         loss = paddle.mean(z)
         scheduler = paddle.optimizer.lr.StepDecay(learning_rate=0.5, step_size=2, gamma=0.1)
@@ -88,8 +84,8 @@ def test_get_lr(capsys: pytest.CaptureFixture[str]) -> None:
     exe = paddle.static.Executor()
     exe.run(start_prog)
     for batch in range(10):
-        print(f"Learning rate of step{batch}: {adam.get_lr()}") # 0.5->0.05->0.005...
-        out = exe.run(main_prog, feed={'x': np.random.randn(3, 10).astype('float32')})
+        print(f"Learning rate of step{batch}: {adam.get_lr()}")  # 0.5->0.05->0.005...
+        out = exe.run(main_prog, feed={"x": np.random.randn(3, 10).astype("float32")})
         scheduler.step()
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].endswith(": 0.5")
@@ -107,9 +103,8 @@ def test_minimize() -> None:
     beta2 = paddle.to_tensor([0.99], dtype="float32")
 
     adam = paddle.optimizer.Adam(
-        learning_rate=0.1,
-        parameters=linear.parameters(),
-        weight_decay=0.01)
+        learning_rate=0.1, parameters=linear.parameters(), weight_decay=0.01
+    )
     loss.backward()
     adam.minimize(loss)
     adam.clear_grad()
@@ -138,7 +133,9 @@ def test_set_lr_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     adam = paddle.optimizer.Adam(0.1, parameters=linear.parameters())
 
     # set learning rate manually by class LRScheduler
-    scheduler = paddle.optimizer.lr.MultiStepDecay(learning_rate=0.5, milestones=[2, 4, 6], gamma=0.8)
+    scheduler = paddle.optimizer.lr.MultiStepDecay(
+        learning_rate=0.5, milestones=[2, 4, 6], gamma=0.8
+    )
     adam.set_lr_scheduler(scheduler)
     lr = adam.get_lr()
     print(f"current lr is {lr}")
@@ -160,11 +157,8 @@ def test_set_state_dict() -> None:
     layer_state_dict = emb.state_dict()
     paddle.save(layer_state_dict, "emb.pdparams")
 
-    scheduler = paddle.optimizer.lr.NoamDecay(
-        d_model=0.01, warmup_steps=100, verbose=True)
-    adam = paddle.optimizer.Adam(
-        learning_rate=scheduler,
-        parameters=emb.parameters())
+    scheduler = paddle.optimizer.lr.NoamDecay(d_model=0.01, warmup_steps=100, verbose=True)
+    adam = paddle.optimizer.Adam(learning_rate=scheduler, parameters=emb.parameters())
     opt_state_dict = adam.state_dict()
     paddle.save(opt_state_dict, "adam.pdopt")
 
@@ -186,9 +180,7 @@ def test_step() -> None:
     a = paddle.arange(26, dtype="float32").reshape([2, 13])
     linear = paddle.nn.Linear(13, 5)
     # This can be any optimizer supported by dygraph.
-    adam = paddle.optimizer.Adam(
-        learning_rate=0.01,
-        parameters=linear.parameters())
+    adam = paddle.optimizer.Adam(learning_rate=0.01, parameters=linear.parameters())
     out = linear(a)
     out.backward()
     before = linear.weight.numpy().copy()

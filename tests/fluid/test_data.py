@@ -54,7 +54,9 @@ def test_files_are_read_in_batches(slots: tuple[Any, Path]) -> None:
     dataset.set_batch_size(2)
     batches = list(dataset)
     assert [len(batch["x"]) for batch in batches] == [2, 2, 1]
-    np.testing.assert_array_equal(batches[1]["y"], np.array([[2.5, -1e-3], [3.5, -1e-3]], np.float32))
+    np.testing.assert_array_equal(
+        batches[1]["y"], np.array([[2.5, -1e-3], [3.5, -1e-3]], np.float32)
+    )
     dataset.set_pipe_command("head -n 1")
     assert len(list(dataset)) == 1
     dataset.set_pipe_command("exit 3")
@@ -74,14 +76,17 @@ def test_samples_in_memory_can_be_shuffled(slots: tuple[Any, Path]) -> None:
     assert dataset.get_memory_data_size() == 5
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ("2 1 2 2 0 0", "slot 'x' says 2, and it must be 1"),
-    ("1 0.5 2 0 0", "slot 'x': invalid literal"),
-    ("1 5 2 0", "slot 'y' says 2, and it must be 2 followed by as many values"),
-    ("1 5", "slot 'y' says nothing"),
-    ("1 5 2 0 0 9", "1 words are left after the last slot"),
-    ("1 99999999999999999999 2 0 0", "slot 'x'"),
-])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("2 1 2 2 0 0", "slot 'x' says 2, and it must be 1"),
+        ("1 0.5 2 0 0", "slot 'x': invalid literal"),
+        ("1 5 2 0", "slot 'y' says 2, and it must be 2 followed by as many values"),
+        ("1 5", "slot 'y' says nothing"),
+        ("1 5 2 0 0 9", "1 words are left after the last slot"),
+        ("1 99999999999999999999 2 0 0", "slot 'x'"),
+    ],
+)
 def test_a_bad_line_is_named(slots: tuple[Any, Path], line: str, says: str) -> None:
     """By file, line number and what is wrong."""
     dataset, path = slots
@@ -91,7 +96,8 @@ def test_a_bad_line_is_named(slots: tuple[Any, Path], line: str, says: str) -> N
 
 
 def test_training_from_a_dataset_prints_and_counts(
-        slots: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    slots: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every print_period batches; a handler gets the values in place of that."""
     dataset, _ = slots
     dataset.load_into_memory()
@@ -99,14 +105,19 @@ def test_training_from_a_dataset_prints_and_counts(
     loss = fluid.layers.mean(fluid.layers.fc(y, 1))
     fluid.optimizer.SGD(0.01).minimize(loss)
     exe = fluid.Executor()
-    assert exe.train_from_dataset(dataset=dataset, fetch_list=[loss], fetch_info=["loss"],
-                                  print_period=2) == 5
+    assert (
+        exe.train_from_dataset(
+            dataset=dataset, fetch_list=[loss], fetch_info=["loss"], print_period=2
+        )
+        == 5
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["batch 2 loss", "batch 4 loss"]
     seen: list[Any] = []
     step = fluid.default_main_program().step
-    exe.infer_from_dataset(dataset=dataset, fetch_list=[loss], print_period=1,
-                           fetch_handler=seen.append)
+    exe.infer_from_dataset(
+        dataset=dataset, fetch_list=[loss], print_period=1, fetch_handler=seen.append
+    )
     assert len(seen) == 5
     assert fluid.default_main_program().step == step
 
@@ -141,5 +152,7 @@ def test_models_are_saved_and_loaded_in_the_older_order() -> None:
     fluid.io.load_persistables(exe, "all")
     np.testing.assert_array_equal(exe.run(test, feed=feed, fetch_list=[out])[0], kept)
     program, feeds, targets = fluid.io.load_inference_model("model", exe)
-    np.testing.assert_array_equal(exe.run(program, feed=dict(zip(feeds, feed.values(), strict=True)),
-                                          fetch_list=targets)[0], kept)
+    np.testing.assert_array_equal(
+        exe.run(program, feed=dict(zip(feeds, feed.values(), strict=True)), fetch_list=targets)[0],
+        kept,
+    )

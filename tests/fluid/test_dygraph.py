@@ -52,9 +52,17 @@ def test_parameters_are_named_by_attribute_and_uniquely() -> None:
     """Keys of the state are attributes, names are those of tables."""
     net = Net()
     assert [name for name, _ in net.named_parameters()] == [
-        "first.weight", "first.bias", "second.weight", "second.bias"]
+        "first.weight",
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    ]
     assert [p.name for p in net.parameters()] == [
-        "linear_0.w_0", "linear_0.b_0", "linear_1.w_0", "linear_1.b_0"]
+        "linear_0.w_0",
+        "linear_0.b_0",
+        "linear_1.w_0",
+        "linear_1.b_0",
+    ]
     assert len(net.sublayers()) == 3
 
 
@@ -75,8 +83,9 @@ def test_states_go_to_files_and_come_back_to_bound_parameters() -> None:
     net.set_dict(parameters)
     for name, value in net.state_dict().items():
         np.testing.assert_array_equal(value, start[name])
-    np.testing.assert_array_equal(sgd.state_dict()["linear_1.b_0.velocity"],
-                                  state["linear_1.b_0.velocity"])
+    np.testing.assert_array_equal(
+        sgd.state_dict()["linear_1.b_0.velocity"], state["linear_1.b_0.velocity"]
+    )
 
 
 def test_bad_states_change_nothing() -> None:
@@ -112,8 +121,13 @@ def test_a_sparse_embedding_gets_sparse_gradients() -> None:
 
 def test_sequential_and_layer_norm() -> None:
     """Layers in a row."""
-    net = fluid.nn.Sequential(fluid.nn.Linear(4, 6), fluid.nn.LayerNorm(6), fluid.nn.ReLU(),
-                              fluid.nn.Tanh(), fluid.nn.Sigmoid())
+    net = fluid.nn.Sequential(
+        fluid.nn.Linear(4, 6),
+        fluid.nn.LayerNorm(6),
+        fluid.nn.ReLU(),
+        fluid.nn.Tanh(),
+        fluid.nn.Sigmoid(),
+    )
     out = net(to_variable(X))
     assert out.shape == (32, 6)
     assert len(net.parameters()) == 4

@@ -22,8 +22,10 @@ def worst_difference(rule: Rule, decay: Decay, sparse: bool) -> float:
     random = np.random.default_rng(0)
     width = DIM if sparse or rule.unit == "row" else N
     shared = [False, *(slot.per_unit for slot in rule.slots)]
-    twin = [random.standard_normal(N).astype(np.float32),
-            *(np.full(N, slot.initial, np.float32) for slot in rule.slots)]
+    twin = [
+        random.standard_normal(N).astype(np.float32),
+        *(np.full(N, slot.initial, np.float32) for slot in rule.slots),
+    ]
     values, rows = narrow(twin, shared, width), np.array([2, 0, 1])
     table = joined(values)
     for step in range(1, STEPS + 1):
@@ -35,12 +37,16 @@ def worst_difference(rule: Rule, decay: Decay, sparse: bool) -> float:
             update_dense(rule, decay, 0.1, step, values, gradient, width)
     wanted = narrow(twin, shared, width)
     pairs = [(table, joined(wanted))] if sparse else list(zip(values, wanted, strict=True))
-    return max(float((np.abs(got - want) / np.maximum(1, np.abs(want))).max()) for got, want in pairs)
+    return max(
+        float((np.abs(got - want) / np.maximum(1, np.abs(want))).max()) for got, want in pairs
+    )
 
 
 def narrow(values: list[Floats], shared: list[bool], width: int) -> list[Floats]:
     """Copies of the values, those that a unit shares once for each unit."""
-    return [v[::width].copy() if single else v.copy() for v, single in zip(values, shared, strict=True)]
+    return [
+        v[::width].copy() if single else v.copy() for v, single in zip(values, shared, strict=True)
+    ]
 
 
 def joined(values: list[Floats]) -> Floats:

@@ -35,8 +35,14 @@ def main() -> int:
         for dim in (0, 16):
             _, kernels = cuda_kernels(rule, True, True, dim)
             for name, signature in signatures(rule, dim).items():
-                ptx, _ = cuda.compile(getattr(kernels, name).py_func, signature, device=False, cc=(9, 0),
-                                      output="ptx", abi="numba")
+                ptx, _ = cuda.compile(
+                    getattr(kernels, name).py_func,
+                    signature,
+                    device=False,
+                    cc=(9, 0),
+                    output="ptx",
+                    abi="numba",
+                )
                 count += 1
                 if ".entry" not in ptx or (name == "update" and ".f64" in ptx):
                     wrong.append(f"{rule.name} dim={dim} {name}: float64 or no entry")

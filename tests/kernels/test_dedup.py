@@ -21,7 +21,7 @@ from psfleet.kernels.dedup import (
 )
 
 Floats = NDArray[np.float32]
-IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-2**63, 2**63 - 1])), max_size=400)
+IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**63), 2**63 - 1])), max_size=400)
 
 
 def summed(ids: list[int], gradients: Floats) -> dict[int, Floats]:
@@ -54,7 +54,8 @@ def test_dedup_equals_dictionary(ids: list[int], groups: int, seed: int) -> None
             np.testing.assert_array_equal(row, wanted[id_])
     expanded = found.expand([unaligned(rows) for rows in sums])
     np.testing.assert_array_equal(
-        expanded, np.array([wanted[id_] for id_ in ids], np.float32).reshape(len(ids), 3))
+        expanded, np.array([wanted[id_] for id_ in ids], np.float32).reshape(len(ids), 3)
+    )
 
 
 @pytest.mark.parametrize("dim", [1, 8, 16, 33, 300])

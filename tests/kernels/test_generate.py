@@ -17,19 +17,27 @@ from psfleet.kernels.memory import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
 
 ROOT = Path(__file__).parents[2]
-RULE_CASES = {**{name: rule() for name, rule in RULES.items()}, "centered": RMSProp(centered=True),
-              "asgd_of_3": ASGD(3), "ftrl_l1": Ftrl(0.1, 0.1)}
+RULE_CASES = {
+    **{name: rule() for name, rule in RULES.items()},
+    "centered": RMSProp(centered=True),
+    "asgd_of_3": ASGD(3),
+    "ftrl_l1": Ftrl(0.1, 0.1),
+}
 
 
-@pytest.mark.skipif(not re.search(r"\+avx2\b", _surroundings()),
-                    reason="this processor has neither AVX2 nor AVX-512")
+@pytest.mark.skipif(
+    not re.search(r"\+avx2\b", _surroundings()),
+    reason="this processor has neither AVX2 nor AVX-512",
+)
 @pytest.mark.parametrize("name", RULE_CASES)
 def test_dense_kernel_is_vectorised(name: str) -> None:
     """The machine code of every rule's dense kernel works on whole vector registers."""
     rule: Rule = RULE_CASES[name]
     kernel = dense_kernels(rule, False, False).push
     options: dict[str, Any] = OPTIONS
-    fresh = njit(kernel.nopython_signatures[0], **options)(kernel.py_func)  # cached code has no text
+    fresh = njit(kernel.nopython_signatures[0], **options)(
+        kernel.py_func
+    )  # cached code has no text
     code = next(iter(fresh.inspect_asm().values()))
     wide = [line for line in code.splitlines() if re.search(r"\bv\w+ps\b.*%[yz]mm", line)]
     assert len(wide) >= 4, f"only {len(wide)} vector instructions"
@@ -62,8 +70,13 @@ print(0, float(table.state()[0].sum()))
 
 def start(cache: Path, program: str = PROGRAM) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PSFLEET_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", program], env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[float, str]:
@@ -94,8 +107,9 @@ def test_damaged_files_are_made_again(tmp_path: Path) -> None:
         assert finish(start(cache, SMALL))[1] == wanted
 
 
-def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Machine code is not loaded from where others could put it."""
     tmp_path.chmod(0o777)
     monkeypatch.setenv("PSFLEET_CACHE", str(tmp_path))
@@ -126,6 +140,12 @@ for sign in "-+":
     table.push(np.ones(1, np.float32), 1.0)
     print(table.state()[0][0])
 """
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
     assert run.stdout.split() == ["-1.0", "1.0"], run.stderr

@@ -16,8 +16,11 @@ def patterns() -> Bits:
     every = np.arange(1 << 16, dtype=np.uint16)
     halves = every.view(np.float16).astype(np.float32).view(np.uint32)
     tops = every.astype(np.uint32) << np.uint32(16)
-    borders = [group + np.uint32(step) for group in (halves, tops)
-               for step in (0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001)]
+    borders = [
+        group + np.uint32(step)
+        for group in (halves, tops)
+        for step in (0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001)
+    ]
     return np.concatenate([rng.integers(0, 1 << 32, 200_000, np.uint32), *borders])
 
 

@@ -32,13 +32,19 @@ def twin(id_: int, dim: int, initializer: Initializer, seed: int, name: str) -> 
             row[k] = np.float32(low) + unit * np.float32(high - low)
         else:
             radius = math.sqrt(-2 * math.log(((bits >> 32) + 1) * 2.0**-32))
-            row[k] = low + high * (radius * math.cos(2 * math.pi * ((bits & 0xFFFFFFFF) * 2.0**-32)))
+            row[k] = low + high * (
+                radius * math.cos(2 * math.pi * ((bits & 0xFFFFFFFF) * 2.0**-32))
+            )
     return row
 
 
 @settings(max_examples=40, deadline=None)
-@given(ids=st.lists(st.integers(-2**63, 2**63 - 1), max_size=5), dim=st.integers(1, 40),
-       kind=st.sampled_from(["uniform", "normal", "constant"]), seed=st.integers(0, 2**63 - 1))
+@given(
+    ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
+    dim=st.integers(1, 40),
+    kind=st.sampled_from(["uniform", "normal", "constant"]),
+    seed=st.integers(0, 2**63 - 1),
+)
 def test_rows_equal_twin(ids: list[int], dim: int, kind: str, seed: int) -> None:
     """Every kind gives the twin's bits, for the whole range of ids."""
     initializer = Initializer(kind, -0.5, 1.25)  # type: ignore[arg-type]
@@ -68,6 +74,10 @@ def test_distributions() -> None:
 
 def test_values_depend_on_everything() -> None:
     """Another seed, name or id gives another row."""
-    rows = [initial_rows(np.array([id_]), 4, Initializer(), seed, name)[0].tobytes()
-            for id_ in (0, 1, -1) for seed in (0, 1) for name in ("a", "b")]
+    rows = [
+        initial_rows(np.array([id_]), 4, Initializer(), seed, name)[0].tobytes()
+        for id_ in (0, 1, -1)
+        for seed in (0, 1)
+        for name in ("a", "b")
+    ]
     assert len(set(rows)) == 12

@@ -16,14 +16,21 @@ from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import Decay, TableSpec
 
 VARIANTS: dict[str, Rule] = {
-    "asgd_of_3": ASGD(3), "nesterov": Momentum(use_nesterov=True), "centered": RMSProp(centered=True),
-    "momentum_rmsprop": RMSProp(momentum=0.5), "ftrl_l1": Ftrl(0.3, 0.2), "dgc_of_2": DGCMomentum(0.9, 2),
+    "asgd_of_3": ASGD(3),
+    "nesterov": Momentum(use_nesterov=True),
+    "centered": RMSProp(centered=True),
+    "momentum_rmsprop": RMSProp(momentum=0.5),
+    "ftrl_l1": Ftrl(0.3, 0.2),
+    "dgc_of_2": DGCMomentum(0.9, 2),
     "ftrl_power": Ftrl(0.1, 0.1, -0.4),
 }
 RULE_CASES = {**{name: rule() for name, rule in RULES.items()}, **VARIANTS}
 DECAYS = {"plain": Decay(), "l2": Decay(l2=0.1), "l1": Decay(l1=0.2), "both": Decay(0.1, 0.2)}
 COMBINATIONS = [(rule, "plain") for rule in RULE_CASES] + [
-    (rule, decay) for rule in ("sgd", "adam", "lamb", "rowwise_adagrad") for decay in ("l2", "l1", "both")]
+    (rule, decay)
+    for rule in ("sgd", "adam", "lamb", "rowwise_adagrad")
+    for decay in ("l2", "l1", "both")
+]
 
 Floats = NDArray[np.float32]
 
@@ -48,8 +55,11 @@ def test_dense_kernel_equals_twin(name: str, decay: str) -> None:
     rule, spread = RULE_CASES[name], DECAYS[decay]
 
     @settings(max_examples=8, deadline=None)
-    @given(n=st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 600])),
-           seed=st.integers(0, 1000), rate=st.floats(1e-4, 2))
+    @given(
+        n=st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 600])),
+        seed=st.integers(0, 1000),
+        rate=st.floats(1e-4, 2),
+    )
     def check(n: int, seed: int, rate: float) -> None:
         start = gradients(seed, n)
         table = DenseTable(TableSpec("t", "dense", (n,), rule, spread), start)
@@ -77,9 +87,17 @@ def test_norms_over_several_chunks(name: str) -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize(("name", "dim", "every_row"), [
-    *((name, 5, True) for name in RULE_CASES), ("adam", 16, False), ("adam", 1, False),
-    ("rowwise_adagrad", 300, False), ("lamb", 5, False), ("asgd_of_3", 5, False)])
+@pytest.mark.parametrize(
+    ("name", "dim", "every_row"),
+    [
+        *((name, 5, True) for name in RULE_CASES),
+        ("adam", 16, False),
+        ("adam", 1, False),
+        ("rowwise_adagrad", 300, False),
+        ("lamb", 5, False),
+        ("asgd_of_3", 5, False),
+    ],
+)
 def test_sparse_rows_equal_dense(name: str, dim: int, every_row: bool) -> None:
     """A sparse table gives the bits of a dense one: with all ids touched or, `every_row`, with some.
 
@@ -88,14 +106,14 @@ def test_sparse_rows_equal_dense(name: str, dim: int, every_row: bool) -> None:
     rule = RULE_CASES[name]
     count = 1 if rule.unit == "parameter" else 20
     random = np.random.default_rng(3)
-    ids = np.unique(random.integers(-2**63, 2**63 - 1, count))
+    ids = np.unique(random.integers(-(2**63), 2**63 - 1, count))
     sparse = SparseTable(TableSpec("t", "sparse", (dim,), rule, every_row=every_row))
     start = np.empty((count, dim), np.float32)
     sparse.pull_into(ids, start)
     dense = DenseTable(TableSpec("t", "dense", (count, dim), rule), start.reshape(-1))
     for step in range(5):
         gradient = gradients(step, count * dim).reshape(count, dim)
-        chosen = random.permutation(count)[:count // 2 if every_row and step else count]
+        chosen = random.permutation(count)[: count // 2 if every_row and step else count]
         rest = np.setdiff1d(np.arange(count), chosen)
         gradient[rest] = 0
         sparse.push(unaligned(ids[chosen]), unaligned(gradient[chosen]), 0.1)
@@ -104,7 +122,7 @@ def test_sparse_rows_equal_dense(name: str, dim: int, every_row: bool) -> None:
     got_ids, rows = sparse.state(0, count)
     np.testing.assert_array_equal(got_ids, ids[order])
     for place, wanted in enumerate(dense.state()):
-        got = rows[:, place * dim:(place + 1) * dim]
+        got = rows[:, place * dim : (place + 1) * dim]
         np.testing.assert_array_equal(got, wanted.reshape(count, dim)[order])
 
 

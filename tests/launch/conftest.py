@@ -89,9 +89,14 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     def start(*arguments: str, terminal: int = subprocess.PIPE, **variables: str) -> Launcher:
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
-            [sys.executable, "-m", "psfleet_launch", *arguments], cwd=tmp_path, text=True,
-            stdout=terminal, stderr=terminal, start_new_session=True,
-            env=_environment() | {_MARK: mark} | variables)
+            [sys.executable, "-m", "psfleet_launch", *arguments],
+            cwd=tmp_path,
+            text=True,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            env=_environment() | {_MARK: mark} | variables,
+        )
         started.append(Launcher(process, tmp_path, mark))
         return started[-1]
 
@@ -106,8 +111,11 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 def _environment() -> dict[str, str]:
     """This process's, without what would make a child think that it has a role."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE", "OMP_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE", "OMP_"))
+    }
     folders = [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
     return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
@@ -116,9 +124,17 @@ def _environment() -> dict[str, str]:
 def job(launch: Launch) -> Launch:
     """Start a job of stand-ins: `job("fails@1", "--workers", "2")`."""
 
-    def start(behaviour: str, *options: str, terminal: int = subprocess.PIPE,
-              **variables: str) -> Launcher:
-        return launch("--no-progress", "--server-script", *options, str(STAND_IN), behaviour,
-                      terminal=terminal, **variables)
+    def start(
+        behaviour: str, *options: str, terminal: int = subprocess.PIPE, **variables: str
+    ) -> Launcher:
+        return launch(
+            "--no-progress",
+            "--server-script",
+            *options,
+            str(STAND_IN),
+            behaviour,
+            terminal=terminal,
+            **variables,
+        )
 
     return start

@@ -23,10 +23,27 @@ OFFICIAL_BASE = "python:3.11-slim-bookworm"
 OWN_BASE = "psfleet-test-base"
 _PACKAGES = ["docker.io", "docker-compose", "debootstrap", "iptables"]
 _SWITCH = "PSFLEET_TEST_DOCKER"
-_NETWORK = ["--bip", "198.18.0.1/24", "--default-address-pool", "base=198.18.64.0/18,size=24",
-            "--iptables=false", "--ip6tables=false"]
-_NEEDED = ["Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "docker-compose.yml",
-           "psfleet", "server", "worker", "launch", "protos", "examples"]
+_NETWORK = [
+    "--bip",
+    "198.18.0.1/24",
+    "--default-address-pool",
+    "base=198.18.64.0/18,size=24",
+    "--iptables=false",
+    "--ip6tables=false",
+]
+_NEEDED = [
+    "Dockerfile",
+    ".dockerignore",
+    "pyproject.toml",
+    "README.md",
+    "docker-compose.yml",
+    "psfleet",
+    "server",
+    "worker",
+    "launch",
+    "protos",
+    "examples",
+]
 _PLATFORMS = ["manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64"]
 
 
@@ -39,8 +56,9 @@ class Engine:
         if self.docker("buildx", "version", check=False).returncode:
             self._environment["DOCKER_BUILDKIT"] = "0"  # the old builder needs no plug-in
 
-    def docker(self, *arguments: str, check: bool = True,
-               stdin: int | None = None) -> subprocess.CompletedProcess[str]:
+    def docker(
+        self, *arguments: str, check: bool = True, stdin: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run `docker` and return what it says; a failure ends the test with its output."""
         return self._run([self._docker, *arguments], check, stdin)
 
@@ -48,18 +66,31 @@ class Engine:
         """Whether an engine is there."""
         return self.docker("version", check=False).returncode == 0
 
-    def compose(self, *arguments: str, check: bool = True,
-                variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def compose(
+        self, *arguments: str, check: bool = True, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run `docker compose`, or the older `docker-compose`."""
         plugin = self.docker("compose", "version", check=False).returncode == 0
         command = [self._docker, "compose"] if plugin else ["docker-compose"]
         return self._run([*command, *arguments], check, variables=variables)
 
-    def _run(self, command: list[str], check: bool, stdin: int | None = None,
-             variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(command, env={**self._environment, **(variables or {})}, text=True,
-                              check=False, cwd=ROOT, stdin=stdin or subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    def _run(
+        self,
+        command: list[str],
+        check: bool,
+        stdin: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command,
+            env={**self._environment, **(variables or {})},
+            text=True,
+            check=False,
+            cwd=ROOT,
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout[-4000:]}"
         return done
 
@@ -87,8 +118,14 @@ def engine(folder: Path) -> Iterator[Engine]:
 def _install() -> None:
     if shutil.which("dockerd") and shutil.which("debootstrap"):
         return
-    quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"}}
-    for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *_PACKAGES]):
+    quiet = {
+        "stdout": subprocess.DEVNULL,
+        "env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+    }
+    for command in (
+        ["update", "-qq"],
+        ["install", "-qq", "-y", "--no-install-recommends", *_PACKAGES],
+    ):
         if subprocess.run(["apt-get", *command], check=False, **quiet).returncode:  # type: ignore[call-overload]
             pytest.skip(f"no Docker engine: apt-get {' '.join(command)} failed")
 
@@ -98,9 +135,23 @@ def _started(folder: Path) -> Iterator[Engine]:
     host = f"unix://{folder}/docker.sock"
     with (folder / "dockerd.log").open("wb") as log:
         daemon = subprocess.Popen(
-            ["dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec",
-             "--pidfile", folder / "dockerd.pid", "--host", host, *_NETWORK],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            [
+                "dockerd",
+                "--data-root",
+                folder / "data",
+                "--exec-root",
+                folder / "exec",
+                "--pidfile",
+                folder / "dockerd.pid",
+                "--host",
+                host,
+                *_NETWORK,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         own = Engine(host)
         deadline = monotonic() + 30
@@ -125,14 +176,30 @@ def base_image(own: Engine, folder: Path) -> str:
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         pytest.skip(f"image {OFFICIAL_BASE} cannot be pulled, and debootstrap is not there")
     tree = folder / "debian"
-    subprocess.run(["debootstrap", "--variant=minbase", "--include=python3,python3-venv", "bookworm",
-                    tree], check=True, stdout=subprocess.DEVNULL)
-    packed = ["tar", "-C", str(tree), "--exclude=./var/cache/apt/archives/*.deb",
-              "--exclude=./var/lib/apt/lists/*", "-c", "."]
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", "--include=python3,python3-venv", "bookworm", tree],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    packed = [
+        "tar",
+        "-C",
+        str(tree),
+        "--exclude=./var/cache/apt/archives/*.deb",
+        "--exclude=./var/lib/apt/lists/*",
+        "-c",
+        ".",
+    ]
     with subprocess.Popen(packed, stdout=subprocess.PIPE) as tar:
         assert tar.stdout is not None
-        own.docker("import", "--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:"
-                   "/sbin:/bin", "-", OWN_BASE, stdin=tar.stdout.fileno())
+        own.docker(
+            "import",
+            "--change",
+            "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "-",
+            OWN_BASE,
+            stdin=tar.stdout.fileno(),
+        )
     shutil.rmtree(tree)
     return OWN_BASE
 
@@ -145,9 +212,20 @@ def build(own: Engine, base: str, image: str, folder: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, context / name)
     _wheelhouse(context / "wheels")
-    own.docker("build", "--network", "none", "--tag", image, "--build-arg", f"BASE={base}",
-               "--build-arg", "EXTRAS=", "--build-arg",
-               "PIP_OPTIONS=--no-index --find-links wheels", str(context))
+    own.docker(
+        "build",
+        "--network",
+        "none",
+        "--tag",
+        image,
+        "--build-arg",
+        f"BASE={base}",
+        "--build-arg",
+        "EXTRAS=",
+        "--build-arg",
+        "PIP_OPTIONS=--no-index --find-links wheels",
+        str(context),
+    )
     shutil.rmtree(context)
 
 
@@ -156,6 +234,20 @@ def _wheelhouse(folder: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*project["project"]["dependencies"], *project["build-system"]["requires"], "wheel"]
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder,
-                    "--only-binary=:all:", "--python-version", "3.11", *platforms, *needed],
-                   check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--dest",
+            folder,
+            "--only-binary=:all:",
+            "--python-version",
+            "3.11",
+            *platforms,
+            *needed,
+        ],
+        check=True,
+    )

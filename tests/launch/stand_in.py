@@ -74,6 +74,7 @@ def family_succeeds() -> None:
 
 def tells_signals() -> None:
     """Say which signal came, save something, and end in order."""
+
     def told(number: int, frame: object) -> None:
         print(f"got {signal.Signals(number).name}", flush=True)
         time.sleep(0.2)
@@ -97,9 +98,18 @@ def exits_with_3() -> None:
 
 def tells() -> None:
     """Print what a script can see of its place."""
-    print(json.dumps({"arguments": sys.argv[1:], **{
-        name: value for name, value in os.environ.items()
-        if name.startswith(("PSFLEET_", "OMP_", "PYTHONUNBUFFERED"))}}))
+    print(
+        json.dumps(
+            {
+                "arguments": sys.argv[1:],
+                **{
+                    name: value
+                    for name, value in os.environ.items()
+                    if name.startswith(("PSFLEET_", "OMP_", "PYTHONUNBUFFERED"))
+                },
+            }
+        )
+    )
     print("to stderr", file=sys.stderr)
 
 

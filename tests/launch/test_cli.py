@@ -18,22 +18,29 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--servers", "0", SCRIPT], "--servers is 0, a job needs at least 1"),
-    (["--workers", "-1", SCRIPT], "--workers is -1, a job needs at least 1"),
-    (["--workers", "two", SCRIPT], "'two' is not a valid integer"),
-    (["missing.py"], "script 'missing.py' does not exist; name a Python file"),
-    (["."], "script '.' is a folder; name a Python file"),
-    ([], "Missing argument 'SCRIPT'"),
-    (["--port", "65535", "--servers", "2", SCRIPT], "end above 65535"),
-    (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
-    (["--job", "..", SCRIPT], "--job is '..'"),
-    (["--strategy", "no.toml", SCRIPT], "strategy file 'no.toml' cannot be read"),
-    (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
-])
-def test_bad_input_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                   capsys: pytest.CaptureFixture[str], arguments: list[str],
-                                   sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--servers", "0", SCRIPT], "--servers is 0, a job needs at least 1"),
+        (["--workers", "-1", SCRIPT], "--workers is -1, a job needs at least 1"),
+        (["--workers", "two", SCRIPT], "'two' is not a valid integer"),
+        (["missing.py"], "script 'missing.py' does not exist; name a Python file"),
+        (["."], "script '.' is a folder; name a Python file"),
+        ([], "Missing argument 'SCRIPT'"),
+        (["--port", "65535", "--servers", "2", SCRIPT], "end above 65535"),
+        (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
+        (["--job", "..", SCRIPT], "--job is '..'"),
+        (["--strategy", "no.toml", SCRIPT], "strategy file 'no.toml' cannot be read"),
+        (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
     """Each mistake is told in one sentence that quotes it, with exit code 2."""
     monkeypatch.chdir(tmp_path)
     assert sentence in refused(capsys, *arguments)

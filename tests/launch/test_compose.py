@@ -35,22 +35,29 @@ def docker() -> Iterator[Engine]:
 def composition(docker: Engine, tmp_path: Path) -> Iterator[list[str]]:
     """Options of compose for the project's file with the small trainer as its script."""
     override = tmp_path / "override.yml"
-    override.write_text("services:\n" + "".join(
-        f"  worker-{rank}:\n"
-        f'    command: ["python", "/trainer.py", "{STEPS}"]\n'
-        f'    volumes: ["{TRAINER}:/trainer.py:ro"]\n' for rank in (0, 1)))
+    override.write_text(
+        "services:\n"
+        + "".join(
+            f"  worker-{rank}:\n"
+            f'    command: ["python", "/trainer.py", "{STEPS}"]\n'
+            f'    volumes: ["{TRAINER}:/trainer.py:ro"]\n'
+            for rank in (0, 1)
+        )
+    )
     options = ["-p", "psfleet-test", "-f", "docker-compose.yml", "-f", str(override)]
     yield options
     docker.compose(*options, "down", "--volumes", variables={"PSFLEET_IMAGE": IMAGE})
 
 
-def test_the_cluster_trains_in_containers(docker: Engine, composition: list[str],
-                                          launch: Launch) -> None:
+def test_the_cluster_trains_in_containers(
+    docker: Engine, composition: list[str], launch: Launch
+) -> None:
     """All four containers end with 0, and the rows are the very bits of a job without containers."""
     up = docker.compose(*composition, "up", "--no-build", variables={"PSFLEET_IMAGE": IMAGE})
     ids = docker.compose(*composition, "ps", "-a", "-q", variables={"PSFLEET_IMAGE": IMAGE})
-    states = docker.docker("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}",
-                           *ids.stdout.split()).stdout.splitlines()
+    states = docker.docker(
+        "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", *ids.stdout.split()
+    ).stdout.splitlines()
     assert states == ["exited 0"] * 4, up.stdout
     _, out, _ = launch("--servers", "2", "--workers", "2", str(TRAINER), STEPS).ends()
     assert digest(up.stdout) == digest(out)
@@ -58,7 +65,19 @@ def test_the_cluster_trains_in_containers(docker: Engine, composition: list[str]
 
 def test_the_image_runs_a_script_embedded(docker: Engine) -> None:
     """Without a role in the environment the image trains in one process, as any Python does."""
-    ran = docker.docker("run", "--rm", "--network", "none", "-v", f"{TRAINER}:/trainer.py:ro", IMAGE,
-                        "python", "/trainer.py", "3")
-    embedded = subprocess.run([sys.executable, TRAINER, "3"], check=True, capture_output=True, text=True)
+    ran = docker.docker(
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "-v",
+        f"{TRAINER}:/trainer.py:ro",
+        IMAGE,
+        "python",
+        "/trainer.py",
+        "3",
+    )
+    embedded = subprocess.run(
+        [sys.executable, TRAINER, "3"], check=True, capture_output=True, text=True
+    )
     assert digest(ran.stdout) == digest(embedded.stdout)

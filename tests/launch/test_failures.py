@@ -32,13 +32,16 @@ Traceback (most recent call last):
 RuntimeError: cannot load
 second line of the message
 """
-ASIDE = SIMPLE + """\
+ASIDE = (
+    SIMPLE
+    + """\
 Exception ignored in: <function Pool.__del__ at 0x7f>
 Traceback (most recent call last):
   File "/lib/pool.py", line 4, in __del__
     self.close()
 OSError: too late
 """
+)
 SYNTAX = """\
   File "/home/me/train.py", line 3
     for x in
@@ -47,16 +50,30 @@ SyntaxError: invalid syntax
 """
 
 
-@pytest.mark.parametrize(("log", "cause"), [
-    (SIMPLE, Cause("psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
-                   "train.py:31 in <module>")),
-    (CHAINED, Cause("RuntimeError: cannot load", "train.py:9 in <module>")),
-    (ASIDE, Cause("psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
-                  "train.py:31 in <module>")),
-    (SYNTAX, Cause("SyntaxError: invalid syntax", "train.py:3")),
-    ("usage: train.py\ntrain.py: error: no data\n\n", Cause("train.py: error: no data")),
-    ("", Cause("it wrote nothing")),
-], ids=["simple", "chained", "aside", "syntax", "message", "empty"])
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (
+            SIMPLE,
+            Cause(
+                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
+                "train.py:31 in <module>",
+            ),
+        ),
+        (CHAINED, Cause("RuntimeError: cannot load", "train.py:9 in <module>")),
+        (
+            ASIDE,
+            Cause(
+                "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
+                "train.py:31 in <module>",
+            ),
+        ),
+        (SYNTAX, Cause("SyntaxError: invalid syntax", "train.py:3")),
+        ("usage: train.py\ntrain.py: error: no data\n\n", Cause("train.py: error: no data")),
+        ("", Cause("it wrote nothing")),
+    ],
+    ids=["simple", "chained", "aside", "syntax", "message", "empty"],
+)
 def test_the_cause_is_found(log: str, cause: Cause) -> None:
     """The exception that ended the process, and the script's own line rather than the library's."""
     assert find_cause(log.splitlines(), "train.py") == cause
@@ -89,8 +106,9 @@ def test_the_report(tmp_path: Path) -> None:
         state.handle(exited, 1)
     text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)})
     lines = text.splitlines()
-    assert lines[0] == ("worker 1 failed first: psfleet.errors.ShapeError: "
-                        "feed 'ids' has shape (512, 9)")
+    assert lines[0] == (
+        "worker 1 failed first: psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)"
+    )
     assert lines[1].split("  ", 2)[1] == "train.py:31 in <module>"
     assert lines[1].endswith("host local · rank 1 · exit 1 · 14:02:11.381")
     assert lines[2] == f"  last lines of {tmp_path}/workerlog.1:"
@@ -104,5 +122,6 @@ def test_the_report_of_an_interrupt(tmp_path: Path) -> None:
     state.handle(Asked(2), 1)
     for member in (*job.workers, *job.servers):
         state.handle(Exited(member, 0), 1)
-    assert report(job, state, {}) == ("stopped by SIGINT: worker 0, worker 1, server 0 "
-                                      "(asked to stop, clean). Job exit code 130.")
+    assert report(job, state, {}) == (
+        "stopped by SIGINT: worker 0, worker 1, server 0 (asked to stop, clean). Job exit code 130."
+    )

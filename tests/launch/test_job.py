@@ -28,8 +28,9 @@ def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
 
 def test_embedded_equals_one_server_and_one_worker(launch: Launch) -> None:
     """`python script.py` gives the bits of the smallest cluster."""
-    embedded = subprocess.run([sys.executable, TRAINER, "20"], check=True, capture_output=True,
-                              text=True)
+    embedded = subprocess.run(
+        [sys.executable, TRAINER, "20"], check=True, capture_output=True, text=True
+    )
     assert digest(launch(TRAINER, "20").ends()[1]) == digest(embedded.stdout)
 
 
@@ -52,7 +53,9 @@ def test_killed_servers_go_on_from_their_logs(launch: Launch) -> None:
 @pytest.mark.parametrize(("role", "rank"), [("server", 0), ("server", 1), ("worker", 1)])
 def test_killing_ends_a_real_job(launch: Launch, role: str, rank: int) -> None:
     """Within 10 s after a server or a worker is killed in mid-training it is named, all is over."""
-    launcher = launch("--servers", "2", "--workers", "2", "--no-progress", TRAINER, "100000", "0.01")
+    launcher = launch(
+        "--servers", "2", "--workers", "2", "--no-progress", TRAINER, "100000", "0.01"
+    )
     for rank in (0, 1):
         launcher.until_logged(f"workerlog.{rank}", "step 9")
     os.kill(launcher.pid_of(role, rank), signal.SIGKILL)
@@ -90,8 +93,16 @@ def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> 
     ours, terminal = pty.openpty()
     with FileIO(ours) as screen:
         try:
-            launcher = launch("--workers", "2", TRAINER, "200", "0.01", terminal=terminal,
-                              TERM="xterm", COLUMNS="120")
+            launcher = launch(
+                "--workers",
+                "2",
+                TRAINER,
+                "200",
+                "0.01",
+                terminal=terminal,
+                TERM="xterm",
+                COLUMNS="120",
+            )
         finally:
             os.close(terminal)
         shown = _read_all(screen)

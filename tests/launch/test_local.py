@@ -111,15 +111,17 @@ def test_the_first_failure_is_the_last_word(job: Launch) -> None:
     """A worker's exception ends the job with its exit code and is told with its place and log."""
     launcher = job("fails@1", *TWO)
     code, _, err = launcher.ends()
-    report = err[err.index("failed first") - len("worker 1 "):]
+    report = err[err.index("failed first") - len("worker 1 ") :]
     assert code == 1
     assert report.startswith(
-        "worker 1 failed first: ValueError: feed 'ids' has shape (512, 9), the program wants")
+        "worker 1 failed first: ValueError: feed 'ids' has shape (512, 9), the program wants"
+    )
     assert "stand_in.py:" in report.splitlines()[1]
     assert "rank 1 · exit 1 ·" in report.splitlines()[1]
     assert "workerlog.1" in report.splitlines()[2]
     assert report.splitlines()[-1] == (
-        "then stopped: worker 0, server 0, server 1 (asked to stop, clean). Job exit code 1.")
+        "then stopped: worker 0, server 0, server 1 (asked to stop, clean). Job exit code 1."
+    )
 
 
 def test_the_exit_code_is_the_failures(job: Launch) -> None:

@@ -43,11 +43,14 @@ def test_servers_may_run_the_script(script: str, tmp_path: Path) -> None:
     assert command(job, Member("server", 0)) == command(job, Member("worker", 0))
 
 
-@pytest.mark.parametrize(("port", "endpoints"), [
-    (None, ["unix:{}/server.0", "unix:{}/server.1"]),
-    (0, ["127.0.0.1:0", "127.0.0.1:0"]),
-    (9000, ["127.0.0.1:9000", "127.0.0.1:9001"]),
-])
+@pytest.mark.parametrize(
+    ("port", "endpoints"),
+    [
+        (None, ["unix:{}/server.0", "unix:{}/server.1"]),
+        (0, ["127.0.0.1:0", "127.0.0.1:0"]),
+        (9000, ["127.0.0.1:9000", "127.0.0.1:9001"]),
+    ],
+)
 def test_endpoints(script: str, tmp_path: Path, port: int | None, endpoints: list[str]) -> None:
     """Unix sockets in the job's folder, any free ports, or ports from a given one on."""
     job = job_of(Request(script, servers=2, port=port), tmp_path)
@@ -55,19 +58,26 @@ def test_endpoints(script: str, tmp_path: Path, port: int | None, endpoints: lis
 
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(8, 2, "4"), (2, 3, "1"), (4, 1, "4")])
-def test_workers_share_the_cores(script: str, tmp_path: Path, cores: int, workers: int,
-                                 threads: str) -> None:
+def test_workers_share_the_cores(
+    script: str, tmp_path: Path, cores: int, workers: int, threads: str
+) -> None:
     """Each worker gets its share of the cores, at least one; a server gets one."""
     job = job_of(Request(script, workers=workers), tmp_path)
-    told = {role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
-            for role in ("worker", "server")}
+    told = {
+        role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
+        for role in ("worker", "server")
+    }
     assert told == {"worker": threads, "server": "1"}
 
 
 def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
     """Settings of the user go through, those of the job win, and no ready file is inherited."""
-    base = {"PATH": "/bin", "PSFLEET_RANK": "9", "PSFLEET_READY_FILE": "/x",
-            "PSFLEET_STRATEGY": '{"mode": "async"}'}
+    base = {
+        "PATH": "/bin",
+        "PSFLEET_RANK": "9",
+        "PSFLEET_READY_FILE": "/x",
+        "PSFLEET_STRATEGY": '{"mode": "async"}',
+    }
     job = job_of(Request(script), tmp_path)
     worker = child_environment(job, Member("worker", 0), ["a", "b"], base)
     assert (worker["PATH"], worker["PSFLEET_RANK"]) == ("/bin", "0")

@@ -6,16 +6,23 @@ from psfleet_launch.progress import Progress, add_up, line
 
 def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
     """What one server says."""
-    tables = [TableStatus(name="t", kind="sparse", count=rows),
-              TableStatus(name="d", kind="dense", count=1000)]
-    return StatusReply(pushes=pushes, tables=tables, samples=samples, losses=losses,
-                       bytes_in=1_000_000, bytes_out=2_000_000)
+    tables = [
+        TableStatus(name="t", kind="sparse", count=rows),
+        TableStatus(name="d", kind="dense", count=1000),
+    ]
+    return StatusReply(
+        pushes=pushes,
+        tables=tables,
+        samples=samples,
+        losses=losses,
+        bytes_in=1_000_000,
+        bytes_out=2_000_000,
+    )
 
 
 def test_add_up() -> None:
     """A step counts once, samples and losses once per worker, rows and bytes of all servers."""
-    replies = [reply(40, 10, {0: 500, 1: 300}, {0: 0.5, 1: 0.9}),
-               reply(41, 20, {1: 320}, {1: 0.7})]
+    replies = [reply(40, 10, {0: 500, 1: 300}, {0: 0.5, 1: 0.9}), reply(41, 20, {1: 320}, {1: 0.7})]
     assert add_up(replies, at=3.0) == Progress(3.0, 41, 820, 0.6, 30, 6_000_000)
 
 
@@ -28,5 +35,6 @@ def test_line() -> None:
     """Rates are those between two pictures."""
     before = Progress(at=1.0, steps=100, samples=10_000)
     now = Progress(at=3.0, steps=1_404, samples=90_000, loss=0.4713, rows=41_207, bytes=312 * 10**6)
-    assert line(now, before) == ("1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · "
-                                 "41,207 rows · 312 MB")
+    assert line(now, before) == (
+        "1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · 41,207 rows · 312 MB"
+    )

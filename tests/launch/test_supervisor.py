@@ -144,9 +144,14 @@ def test_causes_come_first() -> None:
     assert causes_first(seen) == [Exited(W0, -9), Exited(S1, 1), Exited(W1, 1), Exited(W0, 0)]
 
 
-MOMENTS = st.lists(st.tuples(
-    st.sampled_from(["ready", "exit", "ask", "wait"]), st.integers(0, 3),
-    st.sampled_from([0, 0, 0, 1, -9])), max_size=30)
+MOMENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["ready", "exit", "ask", "wait"]),
+        st.integers(0, 3),
+        st.sampled_from([0, 0, 0, 1, -9]),
+    ),
+    max_size=30,
+)
 
 
 @settings(deadline=None)

@@ -27,7 +27,8 @@ def test_gradients_arrive_rounded(half: Any, scale: float) -> None:
     grad = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32) * np.float32(0.01)
     w, rows = Parameter("w", np.zeros((4, 3))), Parameter("rows", np.zeros((4, 3)), sparse=True)
     distributed(SGD(1.0), amp={"dtype": half}).apply_gradients(
-        [(w, grad), (rows, SparseGrad(np.arange(4), grad))])
+        [(w, grad), (rows, SparseGrad(np.arange(4), grad))]
+    )
     wanted = -rounded(grad, half, scale)
     assert not np.array_equal(-wanted, grad)
     np.testing.assert_array_equal(w.numpy(), wanted)
@@ -40,7 +41,8 @@ def test_scaling_saves_what_float16_would_lose() -> None:
     for scale, wanted in ((1.0, 0.0), (32768.0, -(2.0**-30))):
         w = Parameter(f"w{scale}", np.zeros(3))
         distributed(SGD(1.0), amp={"dtype": "float16", "init_loss_scaling": scale}).apply_gradients(
-            [(w, tiny)])
+            [(w, tiny)]
+        )
         assert w.numpy().tolist() == [wanted] * 3
 
 
@@ -48,8 +50,10 @@ def test_scaling_saves_what_float16_would_lose() -> None:
 def test_a_step_that_does_not_fit_is_skipped(bad: float) -> None:
     """Nothing changes, not even Adam's count of steps; the scale falls, and the next step counts."""
     w, rows = Parameter("w", np.ones(2)), Parameter("rows", np.ones((3, 1)), sparse=True)
-    made = distributed(Adam(0.1, lazy_mode=True), amp={
-        "dtype": "float16", "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5})
+    made = distributed(
+        Adam(0.1, lazy_mode=True),
+        amp={"dtype": "float16", "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5},
+    )
     fine = [(w, np.full(2, 0.5, np.float32)), (rows, rows_of([[0.5]], [1]))]
     made.apply_gradients(fine)
     before = (w.numpy().copy(), rows.numpy().copy())
@@ -75,9 +79,17 @@ def test_the_sum_of_repeated_rows_has_to_fit() -> None:
 def test_the_scale_goes_up_and_down() -> None:
     """Up after incr_every_n_steps good steps in a row, down after decr_every_n_nan_or_inf bad ones."""
     w = Parameter("w", np.zeros(1))
-    made = distributed(SGD(1.0), amp={"dtype": "float16", "init_loss_scaling": 64.0,
-                                      "incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 2,
-                                      "incr_ratio": 4.0, "decr_ratio": 0.5})
+    made = distributed(
+        SGD(1.0),
+        amp={
+            "dtype": "float16",
+            "init_loss_scaling": 64.0,
+            "incr_every_n_steps": 3,
+            "decr_every_n_nan_or_inf": 2,
+            "incr_ratio": 4.0,
+            "decr_ratio": 0.5,
+        },
+    )
     seen = []
     for good in (1, 1, 1, 0, 1, 0, 0, 0, 0):
         made.apply_gradients([(w, np.array([1.0 if good else np.inf]))])
@@ -91,8 +103,15 @@ def test_the_scale_goes_up_and_down() -> None:
 def test_the_scale_stays_if_it_is_told_to() -> None:
     """Without dynamic scaling bad steps are skipped all the same."""
     w = Parameter("w", np.zeros(1))
-    made = distributed(SGD(1.0), amp={"dtype": "float16", "use_dynamic_loss_scaling": False,
-                                      "decr_every_n_nan_or_inf": 1, "incr_every_n_steps": 1})
+    made = distributed(
+        SGD(1.0),
+        amp={
+            "dtype": "float16",
+            "use_dynamic_loss_scaling": False,
+            "decr_every_n_nan_or_inf": 1,
+            "incr_every_n_steps": 1,
+        },
+    )
     for value in (1.0, np.inf, 1.0):
         made.apply_gradients([(w, np.array([value]))])
     assert made.shortener.scale == 32768
@@ -112,19 +131,23 @@ def test_lookahead_sends_16_bits_too() -> None:
     """A wrapper passes amp on to the optimizer that pushes."""
     w = Parameter("w", np.zeros(1))
     distributed(LookAhead(SGD(1.0), k=5), amp={}).apply_gradients(
-        [(w, np.array([1 + 2.0**-12], np.float32))])
+        [(w, np.array([1 + 2.0**-12], np.float32))]
+    )
     assert w.numpy().tolist() == [-1]
 
 
-@pytest.mark.parametrize(("parts", "words"), [
-    ({"amp": {"dtype": "int8"}}, "amp dtype is 'int8'"),
-    ({"amp": {"dtype": "float16", "init_loss_scaling": 0.5}}, "init_loss_scaling is 0.5"),
-    ({"amp": {"dtype": "float16", "decr_ratio": 2.0}}, "decr_ratio is 2.0"),
-    ({"amp": {"dtype": "float16", "incr_every_n_steps": 0}}, "incr_every_n_steps is 0"),
-    ({"amp": {"init_loss_scaling": 8.0}}, "needs no loss scaling"),
-    ({"amp": {"level": "O2"}}, "'level'"),
-    ({"amp": {}, "dgc": {}}, "dgc and amp contradict"),
-])
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"amp": {"dtype": "int8"}}, "amp dtype is 'int8'"),
+        ({"amp": {"dtype": "float16", "init_loss_scaling": 0.5}}, "init_loss_scaling is 0.5"),
+        ({"amp": {"dtype": "float16", "decr_ratio": 2.0}}, "decr_ratio is 2.0"),
+        ({"amp": {"dtype": "float16", "incr_every_n_steps": 0}}, "incr_every_n_steps is 0"),
+        ({"amp": {"init_loss_scaling": 8.0}}, "needs no loss scaling"),
+        ({"amp": {"level": "O2"}}, "'level'"),
+        ({"amp": {}, "dgc": {}}, "dgc and amp contradict"),
+    ],
+)
 def test_refusals(parts: dict[str, Any], words: str) -> None:
     """Unknown, impossible and contradictory settings are one sentence."""
     with pytest.raises(ConfigError, match=words):

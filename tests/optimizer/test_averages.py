@@ -45,7 +45,9 @@ def test_model_average_recording(shape: str) -> None:
         average.step()
         state = average.state_dict()
         for i in (1, 2, 3):
-            np.testing.assert_allclose(state[f"w.sum_{i}"], z[f"state_sum_{i}"][t], rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(
+                state[f"w.sum_{i}"], z[f"state_sum_{i}"][t], rtol=0, atol=TOLERANCE
+            )
         for count in ("num_updates", "num_accumulates", "old_num_accumulates"):
             assert state[count] == z[f"state_{count}"][t]
         with average.apply():
@@ -84,8 +86,10 @@ def test_kept_until_restored() -> None:
 def test_state_goes_on() -> None:
     """An average with the state of another shows the same weights from there on."""
     w, opt = Parameter("w", np.arange(4)), SGD(0.1)
-    kinds: list[tuple[Any, Any]] = [(ExponentialMovingAverage(0.9), ExponentialMovingAverage(0.9)),
-                                    (ModelAverage(0.5, 1, 4), ModelAverage(0.5, 1, 4))]
+    kinds: list[tuple[Any, Any]] = [
+        (ExponentialMovingAverage(0.9), ExponentialMovingAverage(0.9)),
+        (ModelAverage(0.5, 1, 4), ModelAverage(0.5, 1, 4)),
+    ]
     for _ in range(3):
         opt.apply_gradients([(w, np.ones(4))])
         for first, _ in kinds:
@@ -127,12 +131,12 @@ def test_in_a_program() -> None:
         ema, average = ExponentialMovingAverage(0.5), ModelAverage(1.0, 10, 10)
         ema.update()
     exe, seen = Executor(), []
-    w, = main.all_parameters()
+    (w,) = main.all_parameters()
     for _ in range(3):
         exe.run(main, feed={"x": np.ones((2, 2))})
         seen.append(w.numpy().copy())
     with average.apply(exe):
-        shown, = exe.run(main.clone(for_test=True), feed={"x": np.eye(2)}, fetch_list=[out])
+        (shown,) = exe.run(main.clone(for_test=True), feed={"x": np.eye(2)}, fetch_list=[out])
         np.testing.assert_allclose(shown, np.mean(seen, axis=0), rtol=1e-6)
     with ema.apply(exe):
         expected = (seen[0] / 4 + seen[1] / 2 + seen[2]) / 2 / (1 - 0.5**3)

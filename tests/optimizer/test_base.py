@@ -27,7 +27,9 @@ def test_plain_use() -> None:
     opt = optimizer.Adam(0.1)
     assert opt.state_dict() == {}
     assert opt.parameters == []
-    opt.apply_gradients([(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 2), np.float32)))])
+    opt.apply_gradients(
+        [(w, ONE), (e, psfleet.SparseGrad(np.array([2, 2]), np.ones((2, 2), np.float32)))]
+    )
     assert opt.parameters == [w, e]
     np.testing.assert_allclose(w.numpy(), 0.9 * ONE, rtol=1e-6)
     np.testing.assert_allclose(e.numpy()[:, 0], [1, 1, 0.9, 1], rtol=1e-6)
@@ -40,6 +42,7 @@ def test_plain_use() -> None:
 
 def test_one_push_and_one_pull_a_step() -> None:
     """A step sends all gradients in one push; values that changed together come in one pull."""
+
     class Counting(EmbeddedRuntime):
         def pull(self, reads: Sequence[Read]) -> list[Any]:
             pulls.append(len(reads))
@@ -126,14 +129,22 @@ def test_step_and_clear() -> None:
 
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
-    "sgd": lambda: SGD(0.1), "momentum": lambda: Momentum(0.1, 0.9),
-    "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)), "lazy": lambda: Adam(0.1, lazy_mode=True),
-    "ftrl": lambda: optimizer.Ftrl(0.1, 0.01), "lamb": lambda: optimizer.Lamb(0.1),
-    "adamax": lambda: optimizer.Adamax(0.1), "asgd": lambda: optimizer.ASGD(0.1, 3),
-    "nadam": lambda: optimizer.NAdam(0.1), "rowwise": lambda: optimizer.RowWiseAdagrad(0.1),
-    "rmsprop": lambda: optimizer.RMSProp(0.1, centered=True), "rprop": lambda: optimizer.Rprop(0.1),
-    "lookahead": lambda: optimizer.LookAhead(Momentum(0.1), k=3), "amsgrad": lambda: optimizer.AMSGrad(0.1),
-    "adamw": lambda: optimizer.AdamW(0.1), "lars": lambda: optimizer.LarsMomentum(0.1, 0.9),
+    "sgd": lambda: SGD(0.1),
+    "momentum": lambda: Momentum(0.1, 0.9),
+    "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)),
+    "lazy": lambda: Adam(0.1, lazy_mode=True),
+    "ftrl": lambda: optimizer.Ftrl(0.1, 0.01),
+    "lamb": lambda: optimizer.Lamb(0.1),
+    "adamax": lambda: optimizer.Adamax(0.1),
+    "asgd": lambda: optimizer.ASGD(0.1, 3),
+    "nadam": lambda: optimizer.NAdam(0.1),
+    "rowwise": lambda: optimizer.RowWiseAdagrad(0.1),
+    "rmsprop": lambda: optimizer.RMSProp(0.1, centered=True),
+    "rprop": lambda: optimizer.Rprop(0.1),
+    "lookahead": lambda: optimizer.LookAhead(Momentum(0.1), k=3),
+    "amsgrad": lambda: optimizer.AMSGrad(0.1),
+    "adamw": lambda: optimizer.AdamW(0.1),
+    "lars": lambda: optimizer.LarsMomentum(0.1, 0.9),
 }
 
 
@@ -142,18 +153,30 @@ IDS = np.array([-7, 0, 3, 10**15])
 
 def three(prefix: str) -> list[Parameter]:
     """A dense parameter, one by rows, and one with rows for any id."""
-    return [Parameter(f"{prefix}_dense", np.ones((4, 3))),
-            Parameter(f"{prefix}_rows", np.ones((4, 3)), sparse=True),
-            Parameter(f"{prefix}_any", shape=(-1, 3), sparse=True, distributed=True,
-                      initializer=Initializer("constant", 0.5))]
+    return [
+        Parameter(f"{prefix}_dense", np.ones((4, 3))),
+        Parameter(f"{prefix}_rows", np.ones((4, 3)), sparse=True),
+        Parameter(
+            f"{prefix}_any",
+            shape=(-1, 3),
+            sparse=True,
+            distributed=True,
+            initializer=Initializer("constant", 0.5),
+        ),
+    ]
 
 
 def train(opt: optimizer.Optimizer, them: list[Parameter], numbers: range) -> None:
     for number in numbers:
         rng = np.random.default_rng(number)
         grad, places = rng.normal(size=(4, 3)).astype(np.float32), rng.integers(0, 4, 4)
-        opt.apply_gradients([(them[0], grad), (them[1], SparseGrad(places, grad)),
-                             (them[2], SparseGrad(IDS[places], grad))])
+        opt.apply_gradients(
+            [
+                (them[0], grad),
+                (them[1], SparseGrad(places, grad)),
+                (them[2], SparseGrad(IDS[places], grad)),
+            ]
+        )
 
 
 def weights(them: list[Parameter]) -> list[Any]:
@@ -317,7 +340,10 @@ def test_parameter_choice() -> None:
         opt, other = SGD(0.1), Parameter("unused", ONE)
         listed = SGD(0.1, parameters=[other, *psfleet.default_main_program().all_parameters()[1:]])
         assert [p.name for p, _ in listed.backward(loss)] == ["fc.w", "fc.b"]
-        assert [p.name for p, _ in opt.backward(loss, parameter_list=["fc.w", "fc.b"])] == ["fc.w", "fc.b"]
+        assert [p.name for p, _ in opt.backward(loss, parameter_list=["fc.w", "fc.b"])] == [
+            "fc.w",
+            "fc.b",
+        ]
         assert [p.name for p, _ in opt.backward(loss, no_grad_set={"table", "fc.b"})] == ["fc.w"]
 
 
@@ -442,7 +468,23 @@ def test_bad_gradients() -> None:
 
 def test_names() -> None:
     """Every optimizer has its name with the suffix too."""
-    for name in ("SGD", "Momentum", "LarsMomentum", "Adagrad", "DecayedAdagrad", "Adadelta", "Adam", "AdamW",
-                 "AMSGrad", "Adamax", "RMSProp", "Ftrl", "Lamb", "DGCMomentum", "ASGD", "LookAhead",
-                 "RowWiseAdagrad"):
+    for name in (
+        "SGD",
+        "Momentum",
+        "LarsMomentum",
+        "Adagrad",
+        "DecayedAdagrad",
+        "Adadelta",
+        "Adam",
+        "AdamW",
+        "AMSGrad",
+        "Adamax",
+        "RMSProp",
+        "Ftrl",
+        "Lamb",
+        "DGCMomentum",
+        "ASGD",
+        "LookAhead",
+        "RowWiseAdagrad",
+    ):
         assert getattr(optimizer, f"{name}Optimizer") is getattr(optimizer, name)

@@ -88,9 +88,22 @@ def digests_of(folder: Path, servers: int) -> list[str]:
     script.write_text(SCRIPT)
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with LocalFleet(servers, 2) as fleet:
-        workers = [subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={
-            **os.environ, "PYTHONPATH": path, "PSFLEET_ROLE": "worker", "PSFLEET_RANK": str(rank),
-            "PSFLEET_SERVERS": ",".join(fleet.endpoints), "PSFLEET_WORKERS": "2"}) for rank in (0, 1)]
+        workers = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "PSFLEET_ROLE": "worker",
+                    "PSFLEET_RANK": str(rank),
+                    "PSFLEET_SERVERS": ",".join(fleet.endpoints),
+                    "PSFLEET_WORKERS": "2",
+                },
+            )
+            for rank in (0, 1)
+        ]
         printed = [worker.communicate(timeout=100)[0] for worker in workers]
         assert [worker.returncode for worker in workers] == [0, 0]
     return [text.strip() for text in printed]

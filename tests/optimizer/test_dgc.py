@@ -76,8 +76,9 @@ def test_before_compression_it_is_momentum() -> None:
     ids = np.array([1, 4])
     for opt, w, e in zip([DGCMomentum(0.1, 0.9, 3), Momentum(0.1, 0.9)], pair, rows, strict=True):
         for number, gradient in enumerate(gradients(6, (6, 2))):
-            opt.apply_gradients([(e, SparseGrad(ids, gradient[:2]))]
-                                + ([(w, gradient)] if number < 3 else []))
+            opt.apply_gradients(
+                [(e, SparseGrad(ids, gradient[:2]))] + ([(w, gradient)] if number < 3 else [])
+            )
     np.testing.assert_array_equal(pair[0].numpy(), pair[1].numpy())
     np.testing.assert_array_equal(rows[0].numpy(), rows[1].numpy())
 
@@ -105,13 +106,16 @@ def test_state_goes_on() -> None:
     np.testing.assert_array_equal(halves.numpy(), whole.numpy())
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    ({"rampup_begin_step": -1}, "rampup_begin_step is -1"),
-    ({"rampup_begin_step": 0, "rampup_step": 0}, "rampup_step is 0"),
-    ({"rampup_begin_step": 0, "sparsity": [1.0]}, r"sparsity is \[1.0\]"),
-    ({"rampup_begin_step": 0, "num_trainers": 0}, "num_trainers is 0"),
-    ({"rampup_begin_step": 0, "local_grad_clip_norm": -1.0}, "clip_norm is -1.0"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rampup_begin_step": -1}, "rampup_begin_step is -1"),
+        ({"rampup_begin_step": 0, "rampup_step": 0}, "rampup_step is 0"),
+        ({"rampup_begin_step": 0, "sparsity": [1.0]}, r"sparsity is \[1.0\]"),
+        ({"rampup_begin_step": 0, "num_trainers": 0}, "num_trainers is 0"),
+        ({"rampup_begin_step": 0, "local_grad_clip_norm": -1.0}, "clip_norm is -1.0"),
+    ],
+)
 def test_bad_arguments(arguments: dict[str, object], text: str) -> None:
     """A bad argument is refused with the value quoted."""
     with pytest.raises(ConfigError, match=text):

@@ -64,8 +64,14 @@ def lamb(h: dict[str, Any]) -> Optimizer:
 
 
 def lars(h: dict[str, Any]) -> Optimizer:
-    return LarsMomentum(h["lr"], h["mu"], h["lars_coeff"], h["lars_weight_decay"][0],
-                        epsilon=h["epsilon"], rescale_grad=h["rescale_grad"])
+    return LarsMomentum(
+        h["lr"],
+        h["mu"],
+        h["lars_coeff"],
+        h["lars_weight_decay"][0],
+        epsilon=h["epsilon"],
+        rescale_grad=h["rescale_grad"],
+    )
 
 
 MOMENTS = {"m1": "moment1", "m2": "moment2"}
@@ -77,30 +83,48 @@ DENSE: dict[str, tuple[Make, dict[str, str]]] = {
     "sgd": (lambda h: SGD(h["lr"]), {}),
     "sgd_l2decay": (lambda h: SGD(h["lr"], weight_decay=h["l2"]), {}),
     "sgd_l1decay": (lambda h: SGD(h["lr"], weight_decay=L1Decay(h["l1"])), {}),
-    "sgd_globalnorm_l2": (lambda h: SGD(h["lr"], weight_decay=L2Decay(h["l2"]),
-                                        grad_clip=ClipGradByGlobalNorm(h["clip_norm"])), {}),
+    "sgd_globalnorm_l2": (
+        lambda h: SGD(
+            h["lr"], weight_decay=L2Decay(h["l2"]), grad_clip=ClipGradByGlobalNorm(h["clip_norm"])
+        ),
+        {},
+    ),
     "momentum": (momentum, VELOCITY),
     "momentum_l2_rescale": (momentum, VELOCITY),
     "momentum_nesterov": (momentum, VELOCITY),
     "momentum_nesterov_l2_rescale": (momentum, VELOCITY),
-    "momentum_l2_nesterov": (lambda h: Momentum(h["lr"], h["mu"], use_nesterov=True,
-                                                weight_decay=h["l2"]), {"w_velocity_0": "velocity"}),
+    "momentum_l2_nesterov": (
+        lambda h: Momentum(h["lr"], h["mu"], use_nesterov=True, weight_decay=h["l2"]),
+        {"w_velocity_0": "velocity"},
+    ),
     "adagrad": (adagrad, MOMENT),
     "decayed_adagrad": (lambda h: DecayedAdagrad(h["lr"], h["decay"], h["epsilon"]), MOMENT),
-    "adadelta": (lambda h: Adadelta(h["lr"], h["epsilon"], h["rho"]),
-                 {"avg_squared_grad": "avg_squared_grad", "avg_squared_update": "avg_squared_update"}),
+    "adadelta": (
+        lambda h: Adadelta(h["lr"], h["epsilon"], h["rho"]),
+        {"avg_squared_grad": "avg_squared_grad", "avg_squared_update": "avg_squared_update"},
+    ),
     "adam": (adam, MOMENTS),
     "adam_l2decay": (lambda h: Adam(h["lr"], weight_decay=h["l2"]), {}),
-    "adamw": (lambda h: AdamW(h["lr"], h["beta1"], h["beta2"], h["epsilon"], weight_decay=h["coeff"]),
-              MOMENTS),
-    "adamax": (lambda h: Adamax(h["lr"], h["beta1"], h["beta2"], h["epsilon"]),
-               {"moment": "moment", "inf_norm": "inf_norm"}),
-    "nadam": (lambda h: NAdam(h["lr"], h["beta1"], h["beta2"], h["eps"], h["momentum_decay"]),
-              {"w_moment1_0": "moment1", "w_moment2_0": "moment2"}),
-    "radam": (lambda h: RAdam(h["lr"], h["beta1"], h["beta2"], h["eps"]),
-              {"w_moment1_0": "moment1", "w_moment2_0": "moment2"}),
-    "rprop": (lambda h: Rprop(h["lr"], tuple(h["range"]), etas=tuple(h["etas"])),
-              {"w_prevs_0": "prevs", "w_learning_rates_0": "learning_rates"}),
+    "adamw": (
+        lambda h: AdamW(h["lr"], h["beta1"], h["beta2"], h["epsilon"], weight_decay=h["coeff"]),
+        MOMENTS,
+    ),
+    "adamax": (
+        lambda h: Adamax(h["lr"], h["beta1"], h["beta2"], h["epsilon"]),
+        {"moment": "moment", "inf_norm": "inf_norm"},
+    ),
+    "nadam": (
+        lambda h: NAdam(h["lr"], h["beta1"], h["beta2"], h["eps"], h["momentum_decay"]),
+        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
+    ),
+    "radam": (
+        lambda h: RAdam(h["lr"], h["beta1"], h["beta2"], h["eps"]),
+        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
+    ),
+    "rprop": (
+        lambda h: Rprop(h["lr"], tuple(h["range"]), etas=tuple(h["etas"])),
+        {"w_prevs_0": "prevs", "w_learning_rates_0": "learning_rates"},
+    ),
     "rmsprop": (rmsprop, RMS),
     "rmsprop_momentum": (rmsprop, RMS),
     "rmsprop_centered": (rmsprop, RMS | {"mean_grad": "mean_grad"}),
@@ -144,17 +168,30 @@ def test_dense(name: str, shape: str) -> None:
 SPARSE_MOMENTS = {"w_moment1_0": "moment1", "w_moment2_0": "moment2"}
 SPARSE: dict[str, tuple[Make, dict[str, str]]] = {
     "sparse_sgd": (lambda h: SGD(h["lr"]), {}),
-    "sparse_adagrad": (lambda h: Adagrad(h["lr"], 0.01, initial_accumulator_value=0.1),
-                       {"w_moment_0": "moment"}),
+    "sparse_adagrad": (
+        lambda h: Adagrad(h["lr"], 0.01, initial_accumulator_value=0.1),
+        {"w_moment_0": "moment"},
+    ),
     "sparse_momentum": (lambda h: Momentum(h["lr"], 0.9), {"w_velocity_0": "velocity"}),
-    "sparse_rmsprop": (lambda h: RMSProp(h["lr"], 0.9, 0.01, 0.5, centered=True),
-                       {"w_momentum_0": "momentum", "w_mean_square_0": "mean_square",
-                        "w_mean_grad_0": "mean_grad"}),
+    "sparse_rmsprop": (
+        lambda h: RMSProp(h["lr"], 0.9, 0.01, 0.5, centered=True),
+        {
+            "w_momentum_0": "momentum",
+            "w_mean_square_0": "mean_square",
+            "w_mean_grad_0": "mean_grad",
+        },
+    ),
     "sparse_lamb": (lambda h: Lamb(h["lr"], 0.05, 0.8, 0.95, 0.001), SPARSE_MOMENTS),
-    "sparse_adam_lazy": (lambda h: Adam(h["lr"], h["beta1"], h["beta2"], h["epsilon"], lazy_mode=True,
-                                        bias_correction_step=1), SPARSE_MOMENTS),
-    "sparse_adam_nonlazy": (lambda h: Adam(h["lr"], h["beta1"], h["beta2"], h["epsilon"],
-                                           bias_correction_step=1), SPARSE_MOMENTS),
+    "sparse_adam_lazy": (
+        lambda h: Adam(
+            h["lr"], h["beta1"], h["beta2"], h["epsilon"], lazy_mode=True, bias_correction_step=1
+        ),
+        SPARSE_MOMENTS,
+    ),
+    "sparse_adam_nonlazy": (
+        lambda h: Adam(h["lr"], h["beta1"], h["beta2"], h["epsilon"], bias_correction_step=1),
+        SPARSE_MOMENTS,
+    ),
 }
 # The reference's operator does not scale epsilon for the rows without a gradient, so that the same
 # moments give two updates. psfleet's rows without a gradient follow the dense rule.
@@ -207,8 +244,10 @@ def test_clips(name: str) -> None:
     """Clipped gradients agree with the reference; need_clip=False leaves one out."""
     z = arrays(name)
     skipped = left_out(z) if name == "clip_global_norm_needclip" else -1
-    pairs = [(Parameter(f"p{i}", np.zeros_like(z[f"g{i}"]), need_clip=i != skipped), z[f"g{i}"])
-             for i in range(3)]
+    pairs = [
+        (Parameter(f"p{i}", np.zeros_like(z[f"g{i}"]), need_clip=i != skipped), z[f"g{i}"])
+        for i in range(3)
+    ]
     for i, (_, clipped) in enumerate(CLIPS[name](hyper(name))(pairs)):
         close(clipped, z[f"out{i}"])
 
@@ -224,8 +263,8 @@ def test_clip_by_rows() -> None:
     sparse = SparseGrad(np.array([3, 1, 3]), np.array([[1, 2], [3, 4], [5, 6]], np.float32))
     dense = np.array([[0, 0], [3, 4], [0, 0], [6, 8]], np.float32)
     for clip in (ClipGradByGlobalNorm(1.0), ClipGradByNorm(2.0), ClipGradByValue(3.5, -1.0)):
-        (_, found), = clip([(w, sparse)])
-        (_, expected), = clip([(w, dense)])
+        ((_, found),) = clip([(w, sparse)])
+        ((_, expected),) = clip([(w, dense)])
         assert isinstance(found, SparseGrad)
         rows = np.zeros((4, 2), np.float32)
         rows[found.ids] = found.rows

@@ -49,9 +49,13 @@ def create(runtime: Runtime) -> None:
 def step(runtime: Runtime, value: float) -> None:
     """A push of `value` everywhere."""
     runtime.pull([Read(W.key), Read(ROWS.key, np.array([7])), Read(V.key)])
-    runtime.push([Gradient(W.key, np.full((3, 2), value, np.float32), None, 1.0),
-                  Gradient(V.key, np.full(5000, value, np.float32), None, 1.0),
-                  Gradient(ROWS.key, np.full((1, 1), value, np.float32), np.array([7]), 1.0)])
+    runtime.push(
+        [
+            Gradient(W.key, np.full((3, 2), value, np.float32), None, 1.0),
+            Gradient(V.key, np.full(5000, value, np.float32), None, 1.0),
+            Gradient(ROWS.key, np.full((1, 1), value, np.float32), np.array([7]), 1.0),
+        ]
+    )
 
 
 def test_workers_differ_until_they_average() -> None:
@@ -112,6 +116,7 @@ def test_unequal_numbers_of_steps_meet_at_the_barrier(tmp_path: Path) -> None:
 
 def test_what_one_worker_writes_counts_for_all() -> None:
     """A table that is written, as by set_state_dict or load_model, is taken over at the barrier."""
+
     def work(runtime: Runtime) -> None:
         create(runtime)
         for _ in range(4):
@@ -130,25 +135,37 @@ def test_what_one_worker_writes_counts_for_all() -> None:
 
 def test_servers_get_no_dense_gradients() -> None:
     """Between averages only rows travel: the servers count one update of the dense tables."""
+
     def work(runtime: Runtime) -> None:
         create(runtime)
         for _ in range(6):
             step(runtime, 1.0)
-        steps = {table["name"]: table["step"] for server in runtime.stats()
-                 for table in server["tables"]}
-        assert (steps[W.name], steps[V.name], steps[ROWS.name]) == (1, 1, 5)  # the last is not committed
+        steps = {
+            table["name"]: table["step"] for server in runtime.stats() for table in server["tables"]
+        }
+        assert (steps[W.name], steps[V.name], steps[ROWS.name]) == (
+            1,
+            1,
+            5,
+        )  # the last is not committed
 
     together(1, 1, LocalSGD(k_steps=100), work)
 
 
-@pytest.mark.parametrize(("parts", "words"), [
-    ({"localsgd": {"k_steps": 0}}, "localsgd k_steps is 0"),
-    ({"localsgd": {"begin_step": 0}}, "begin_step is 0"),
-    ({"localsgd": {}, "dgc": {}}, "dgc and localsgd contradict"),
-    ({"localsgd": {}, "consistency": {"mode": "async"}}, "localsgd and the consistency mode 'async'"),
-    ({"localsgd": {}, "pipeline": {}}, "localsgd and pipeline contradict"),
-    ({"localsgd": {"adaptive": True}}, "'adaptive'"),
-])
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"localsgd": {"k_steps": 0}}, "localsgd k_steps is 0"),
+        ({"localsgd": {"begin_step": 0}}, "begin_step is 0"),
+        ({"localsgd": {}, "dgc": {}}, "dgc and localsgd contradict"),
+        (
+            {"localsgd": {}, "consistency": {"mode": "async"}},
+            "localsgd and the consistency mode 'async'",
+        ),
+        ({"localsgd": {}, "pipeline": {}}, "localsgd and pipeline contradict"),
+        ({"localsgd": {"adaptive": True}}, "'adaptive'"),
+    ],
+)
 def test_refusals(parts: dict[str, Any], words: str) -> None:
     """Unknown, impossible and contradictory settings are one sentence."""
     with pytest.raises(ConfigError, match=words):

@@ -102,10 +102,21 @@ def test_lazy_rows_rest(name: str, fleet: EmbeddedRuntime) -> None:
 
 def test_reach() -> None:
     """What a zero gradient does to rows is found out from the rule itself."""
-    assert {reach(rule) for rule in (rules.SGD(), rules.Adagrad(), rules.RowwiseAdagrad())} == {"touched"}
+    assert {reach(rule) for rule in (rules.SGD(), rules.Adagrad(), rules.RowwiseAdagrad())} == {
+        "touched"
+    }
     assert {reach(rule) for rule in (rules.Adam(), rules.Momentum(), rules.RMSProp())} == {"stored"}
-    assert {reach(rule) for rule in (rules.AdamW(), rules.Adamax(), rules.Lamb(), rules.Ftrl(),
-                                     rules.Adam(epsilon=0.0), rules.DGCMomentum(0.9, 2))} >= {"all"}
+    assert {
+        reach(rule)
+        for rule in (
+            rules.AdamW(),
+            rules.Adamax(),
+            rules.Lamb(),
+            rules.Ftrl(),
+            rules.Adam(epsilon=0.0),
+            rules.DGCMomentum(0.9, 2),
+        )
+    } >= {"all"}
 
 
 def test_distributed_rows_are_lazy() -> None:

@@ -21,8 +21,13 @@ RATE = 0.01
 
 def rows(name: str, distributed: bool) -> Parameter:
     """Five rows of three, all 0.5."""
-    return Parameter(name, shape=(-1 if distributed else 5, 3), sparse=True, distributed=distributed,
-                     initializer=START)
+    return Parameter(
+        name,
+        shape=(-1 if distributed else 5, 3),
+        sparse=True,
+        distributed=distributed,
+        initializer=START,
+    )
 
 
 def steps(gaps: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -68,8 +73,9 @@ def test_modes_differ_between_touches() -> None:
         opt = Adam(RATE) if mode == "dense" else Adam(RATE, sparse_mode=mode)
         before[mode] = run(opt, w, [0])[0].copy()
         ids, grads = next(steps([1]))
-        opt.apply_gradients([(w, densify(w, SparseGrad(ids, grads)) if mode == "dense"
-                              else SparseGrad(ids, grads))])
+        opt.apply_gradients(
+            [(w, densify(w, SparseGrad(ids, grads)) if mode == "dense" else SparseGrad(ids, grads))]
+        )
         after[mode] = (w.numpy() if mode == "dense" else w.lookup(np.arange(5)))[0]
     np.testing.assert_array_equal(after["full"], after["dense"])
     for mode in ("lazy", "catch-up"):
@@ -109,20 +115,25 @@ def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
     opt.apply_gradients([(w, SparseGrad(ids, 0 * grads))])
     after = opt.state_dict()["w.moment1"]
     assert opt.state_dict()["w.step"] == step + 6
-    np.testing.assert_array_equal(after[0], before[0] * np.float32(0.9) * np.float32(0.9)
-                                  * np.float32(0.9) * np.float32(0.9))
+    np.testing.assert_array_equal(
+        after[0], before[0] * np.float32(0.9) * np.float32(0.9) * np.float32(0.9) * np.float32(0.9)
+    )
 
 
 def test_limit_bounds_the_drift() -> None:
     """The drift that the limit leaves out is below 1e-6 of the rate for the worst gradients."""
     rule = AdamCatchUp(0.9, 0.999)
-    history = np.array([(rule.beta1 / rule.beta2) ** age for age in range(2000)][::-1])  # worst case
+    history = np.array(
+        [(rule.beta1 / rule.beta2) ** age for age in range(2000)][::-1]
+    )  # worst case
     m = v = 0.0
     for gradient in history:
         m = rule.beta1 * m + (1 - rule.beta1) * gradient
         v = rule.beta2 * v + (1 - rule.beta2) * gradient**2
-    left = sum((rule.beta1 / np.sqrt(rule.beta2)) ** j * m / np.sqrt(v)
-               for j in range(rule.limit + 1, rule.limit + 2000))
+    left = sum(
+        (rule.beta1 / np.sqrt(rule.beta2)) ** j * m / np.sqrt(v)
+        for j in range(rule.limit + 1, rule.limit + 2000)
+    )
     assert 0 < left < 1e-6
 
 

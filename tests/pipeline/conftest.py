@@ -49,12 +49,15 @@ def build_model() -> Model:
     wind = layers.data("wind", [None, 4])
     late = layers.data("late", [None, 1])
     shift = layers.create_parameter([8], name="shift")
-    deep = layers.reshape(layers.embedding(ids, size=[50, 4], is_sparse=True, name="deep"), [-1, 12])
+    deep = layers.reshape(
+        layers.embedding(ids, size=[50, 4], is_sparse=True, name="deep"), [-1, 12]
+    )
     first = layers.fc(layers.concat([deep, wind], axis=1), 8, act="relu", name="first") + shift
     second = layers.dropout(layers.fc(first, 8, act="tanh", name="second"), 0.3) + shift
     third = layers.fc(second, 8, act="relu", name="third") + first + shift
-    wide = layers.reduce_sum(layers.embedding(ids, size=[None, 1], is_distributed=True, name="wide"),
-                             dim=1)
+    wide = layers.reduce_sum(
+        layers.embedding(ids, size=[None, 1], is_distributed=True, name="wide"), dim=1
+    )
     guess = layers.fc(third, 1, name="last") + wide
     loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(guess, late))
     return Model(loss, guess, [[first], [second], [loss]])
@@ -63,13 +66,16 @@ def build_model() -> Model:
 def make_feed(samples: int = 24, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """A batch."""
     dice = np.random.default_rng(seed)
-    return {"ids": dice.integers(0, 50, (samples, 3)),
-            "wind": dice.standard_normal((samples, 4), np.float32),
-            "late": dice.integers(0, 2, (samples, 1)).astype(np.float32)}
+    return {
+        "ids": dice.integers(0, 50, (samples, 3)),
+        "wind": dice.standard_normal((samples, 4), np.float32),
+        "late": dice.integers(0, 2, (samples, 1)).astype(np.float32),
+    }
 
 
-def run_stages(program: Program, feed: dict[str, Any], results: list[Variable], stages: int,
-               ) -> list[PipelinedRun]:
+def run_stages(
+    program: Program, feed: dict[str, Any], results: list[Variable], stages: int
+) -> list[PipelinedRun]:
     """One step of a program on stages that are threads; the finished run of each."""
     plan = make_plan(program, results)
     feeds = check_feed(program, plan.feeds, feed)
@@ -100,4 +106,3 @@ def bits(value: Any) -> Any:
     if isinstance(value, SparseGrad):
         return ("rows", value.ids.tobytes(), value.rows.tobytes())
     return np.asarray(value).tobytes()
-

@@ -40,7 +40,7 @@ def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
     merger = GradientMerger(GradientMerge(micro))
     size, losses, merged = 24 // micro, [], None
     for m in range(micro):
-        part = {name: array[m * size:(m + 1) * size] for name, array in feed.items()}
+        part = {name: array[m * size : (m + 1) * size] for name, array in feed.items()}
         loss, *values = Executor().run(program, part, [model.loss, *gradients])
         merged = merger.take(list(enumerate(values)), size)  # type: ignore[arg-type]
         losses.append(loss)
@@ -48,8 +48,10 @@ def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
     program.step = 0
     assert merged is not None
     by_number: dict[Any, Any] = dict(merged[0])
-    return [np.asarray(np.mean(np.stack(losses).astype(np.float64), axis=0), np.float32),
-            *(by_number[i] for i in range(len(gradients)))]
+    return [
+        np.asarray(np.mean(np.stack(losses).astype(np.float64), axis=0), np.float32),
+        *(by_number[i] for i in range(len(gradients))),
+    ]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -183,9 +185,14 @@ def _trained(pipelined: bool, micro: int) -> list[Any]:
     executor = Executor()
     for step in range(5):
         feed, size = make_feed(seed=step), 24 // micro
-        parts = [feed] if pipelined else [
-            {name: array[m * size:(m + 1) * size] for name, array in feed.items()}
-            for m in range(micro)]
+        parts = (
+            [feed]
+            if pipelined
+            else [
+                {name: array[m * size : (m + 1) * size] for name, array in feed.items()}
+                for m in range(micro)
+            ]
+        )
         for part in parts:
             executor.run(feed=part, fetch_list=[model.loss])
     return [bits(p.lookup(np.arange(50)) if p.sparse else p.numpy()) for p, _ in pairs]

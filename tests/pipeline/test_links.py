@@ -39,19 +39,29 @@ def pair(tmp_path: Path) -> Iterator[list[StageLinks]]:
         one.close()
 
 
-def make_links(folder: Path, stages: int, queue_size: int = 30,
-               patience: float = 20.0) -> list[StageLinks]:
+def make_links(
+    folder: Path, stages: int, queue_size: int = 30, patience: float = 20.0
+) -> list[StageLinks]:
     """Links of all stages of one worker."""
     endpoints = tuple(f"ipc://{folder}/{stage}" for stage in range(stages))
-    return [StageLinks(Place(0, stage, stages, endpoints), queue_size, patience)
-            for stage in range(stages)]
+    return [
+        StageLinks(Place(0, stage, stages, endpoints), queue_size, patience)
+        for stage in range(stages)
+    ]
 
 
-@pytest.mark.parametrize("array", [
-    np.arange(300_000, dtype=np.float32).reshape(500, 600), np.float32(3.5) * np.ones(()),
-    np.arange(12, dtype=np.int64).reshape(3, 4).T, np.zeros((0, 5), np.float32),
-    np.arange(40.0)[::3], np.array([True, False])],
-    ids=["large", "single", "turned", "none", "strided", "bool"])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(300_000, dtype=np.float32).reshape(500, 600),
+        np.float32(3.5) * np.ones(()),
+        np.arange(12, dtype=np.int64).reshape(3, 4).T,
+        np.zeros((0, 5), np.float32),
+        np.arange(40.0)[::3],
+        np.array([True, False]),
+    ],
+    ids=["large", "single", "turned", "none", "strided", "bool"],
+)
 def test_arrays_arrive_as_they_were(pair: list[StageLinks], array: Array) -> None:
     """Values, shape, dtype and memory order; out of turn too."""
     pair[0].send(1, "later", pack(array))
@@ -76,8 +86,11 @@ def test_sparse_gradients_arrive(pair: list[StageLinks]) -> None:
 
 def test_a_stage_that_is_silent_is_named(pair: list[StageLinks]) -> None:
     """After the deadline, by who waited for what from whom."""
-    with pytest.raises(DeadlineExceeded, match=r"worker 0 stage 1 has waited 0\.3 seconds for 'x' from "
-                                               "worker 0 stage 0"):
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"worker 0 stage 1 has waited 0\.3 seconds for 'x' from "
+        "worker 0 stage 0",
+    ):
         pair[1].receive(0, "x")
 
 
@@ -102,7 +115,9 @@ def test_two_that_send_to_each_other_do_not_block(tmp_path: Path) -> None:
     def work(stage: int) -> None:
         for number in range(20):
             both[stage].send(1 - stage, str(number), [large])
-        sums[stage] = sum(both[stage].receive(1 - stage, str(number))[0].sum() for number in range(20))
+        sums[stage] = sum(
+            both[stage].receive(1 - stage, str(number))[0].sum() for number in range(20)
+        )
 
     threads = [threading.Thread(target=work, args=(stage,)) for stage in (0, 1)]
     for thread in threads:
@@ -114,12 +129,18 @@ def test_two_that_send_to_each_other_do_not_block(tmp_path: Path) -> None:
     assert sums == [20.0 * (1 << 18)] * 2
 
 
-@pytest.mark.parametrize("frames", [
-    [b"{"], [b'{"from": 0, "tag": "x", "arrays": [["|O", [1], "C"]]}', b"12345678"],
-    [b'{"from": 0, "tag": "x", "arrays": [["<f4", [9], "C"]]}', b"1234"],
-    [b'{"from": 0, "tag": "x", "arrays": []}', b"1234"]])
-def test_messages_that_are_none_are_refused(pair: list[StageLinks], tmp_path: Path,
-                                            frames: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"{"],
+        [b'{"from": 0, "tag": "x", "arrays": [["|O", [1], "C"]]}', b"12345678"],
+        [b'{"from": 0, "tag": "x", "arrays": [["<f4", [9], "C"]]}', b"1234"],
+        [b'{"from": 0, "tag": "x", "arrays": []}', b"1234"],
+    ],
+)
+def test_messages_that_are_none_are_refused(
+    pair: list[StageLinks], tmp_path: Path, frames: list[bytes]
+) -> None:
     """Bad JSON, objects in place of numbers, a wrong length: an error with a name."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(f"ipc://{tmp_path}/1")
@@ -151,8 +172,9 @@ def _bubble(folder: Path, plan: Plan, feeds: Any, stages: int) -> float:
     ready, seconds = threading.Barrier(stages), [0.0] * stages
 
     def work(stage: int) -> None:
-        run = PipelinedRun(default_main_program(), plan, feeds, Place(0, stage, stages), links[stage],
-                           0)
+        run = PipelinedRun(
+            default_main_program(), plan, feeds, Place(0, stage, stages), links[stage], 0
+        )
         ready.wait()
         begin = time.perf_counter()
         run.complete([])
@@ -181,7 +203,9 @@ def test_measured_bubbles_are_those_of_the_formulas(tmp_path: Path) -> None:
     feeds = check_feed(default_main_program(), [x], {"x": np.zeros((8, 3), np.float32)})
     found: dict[str, float] = {}
     for kind, theory in _FORMULAS.items():
-        gradient.backward_pass.pipeline = Pipelining(kind, micro_batches=_MICRO_BATCHES, parts=parts)
+        gradient.backward_pass.pipeline = Pipelining(
+            kind, micro_batches=_MICRO_BATCHES, parts=parts
+        )
         plan = make_plan(default_main_program(), [gradient])
         # A busy machine only adds waits, so the least of some attempts is the schedule's own bubble.
         for attempt in range(12):

@@ -45,15 +45,20 @@ def test_balanced_parts_are_as_light_as_can_be(count: int) -> None:
     parts = balanced_parts(plan, count)
     assert [record for part in parts for record in part] == plan.forward
     heaviest = max(sum(map(weight_of, part)) for part in parts)
-    assert heaviest <= 1.1 * min(max(sum(weights[i:j]) for i, j in pairwise(edges))
-                                 for edges in _all_edges(len(weights), count))
+    assert heaviest <= 1.1 * min(
+        max(sum(weights[i:j]) for i, j in pairwise(edges))
+        for edges in _all_edges(len(weights), count)
+    )
 
 
 def _all_edges(length: int, count: int, start: int = 0) -> list[list[int]]:
     if count == 1:
         return [[start, length]]
-    return [[start, *rest] for cut in range(start + 1, length - count + 2)
-            for rest in _all_edges(length, count - 1, cut)]
+    return [
+        [start, *rest]
+        for cut in range(start + 1, length - count + 2)
+        for rest in _all_edges(length, count - 1, cut)
+    ]
 
 
 def test_among_light_parts_the_ones_that_send_least_are_chosen() -> None:
@@ -93,27 +98,44 @@ def test_recompute_lowers_the_peak_of_all_live_micro_batches() -> None:
 
 
 def _variables(**more: str) -> dict[str, str]:
-    return {"PSFLEET_ROLE": "worker", "PSFLEET_RANK": "1", "PSFLEET_WORKERS": "2",
-            "PSFLEET_SERVERS": "unix:/a", **more}
+    return {
+        "PSFLEET_ROLE": "worker",
+        "PSFLEET_RANK": "1",
+        "PSFLEET_WORKERS": "2",
+        "PSFLEET_SERVERS": "unix:/a",
+        **more,
+    }
 
 
 def test_each_process_has_a_seat_of_its_own() -> None:
     """Seats count worker by worker, stage by stage, copy by copy; the worker's rank stays."""
-    found = read_environment(_variables(
-        PSFLEET_STAGE="1", PSFLEET_STAGES="2", PSFLEET_COPY="1", PSFLEET_STAGE_COPIES="1,2",
-        PSFLEET_STAGE_ENDPOINTS="ipc:///0,ipc:///1,ipc:///2"))
+    found = read_environment(
+        _variables(
+            PSFLEET_STAGE="1",
+            PSFLEET_STAGES="2",
+            PSFLEET_COPY="1",
+            PSFLEET_STAGE_COPIES="1,2",
+            PSFLEET_STAGE_ENDPOINTS="ipc:///0,ipc:///1,ipc:///2",
+        )
+    )
     assert (found.rank, found.workers) == (1, 2)
     assert (found.seat.rank, found.seat.workers, found.seat.stages) == (5, 6, 1)
     assert Environment().seat == Environment()
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ({"PSFLEET_STAGE": "2", "PSFLEET_STAGES": "2"}, "PSFLEET_STAGE is 2, but the worker has stages 0"),
-    ({"PSFLEET_STAGES": "2"}, "names 0 endpoints for 2 processes"),
-    ({"PSFLEET_STAGES": "2", "PSFLEET_STAGE_COPIES": "1"}, r"COPIES is \(1,\)"),
-    ({"PSFLEET_STAGE_COPIES": "one"}, "'one'; it must be whole numbers"),
-    ({"PSFLEET_COPY": "1"}, "PSFLEET_COPY is 1, but stage 0 has 1 copies"),
-])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            {"PSFLEET_STAGE": "2", "PSFLEET_STAGES": "2"},
+            "PSFLEET_STAGE is 2, but the worker has stages 0",
+        ),
+        ({"PSFLEET_STAGES": "2"}, "names 0 endpoints for 2 processes"),
+        ({"PSFLEET_STAGES": "2", "PSFLEET_STAGE_COPIES": "1"}, r"COPIES is \(1,\)"),
+        ({"PSFLEET_STAGE_COPIES": "one"}, "'one'; it must be whole numbers"),
+        ({"PSFLEET_COPY": "1"}, "PSFLEET_COPY is 1, but stage 0 has 1 copies"),
+    ],
+)
 def test_stages_that_cannot_be_are_refused(more: dict[str, str], says: str) -> None:
     """Each with the variable and its value."""
     with pytest.raises(ConfigError, match=says):

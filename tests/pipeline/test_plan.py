@@ -16,11 +16,27 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
 
 
-def test_a_plan_says_what_a_strategy_means(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_says_what_a_strategy_means(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Memory of each stage, bytes, picture, bubble and recompute cuts; nothing is trained."""
     out = tmp_path / "out.npz"
-    code = main(["plan", "--pipeline", "1f1b", "--stages", "3", "--micro-batches", "4", "--recompute",
-                 SCRIPT, str(out), "cut", "4"])
+    code = main(
+        [
+            "plan",
+            "--pipeline",
+            "1f1b",
+            "--stages",
+            "3",
+            "--micro-batches",
+            "4",
+            "--recompute",
+            SCRIPT,
+            str(out),
+            "cut",
+            "4",
+        ]
+    )
     said = capsys.readouterr().out
     assert code == 0
     assert "1f1b · 3 stages of each worker · 4 micro-batches of 6 samples" in said
@@ -36,8 +52,11 @@ def test_what_has_no_plan_says_why(capsys: pytest.CaptureFixture[str], tmp_path:
     failing, idle = tmp_path / "failing.py", tmp_path / "idle.py"
     failing.write_text("raise ValueError('no data')")
     idle.write_text("")
-    for words, why in (([str(failing)], "ValueError: no data"), ([str(idle)], "without a training step"),
-                       (["--stages", "2", SCRIPT, "out", "cut", "1"], "3 pieces, which 2 stages"),
-                       (["missing.py"], "'missing.py' does not exist")):
+    for words, why in (
+        ([str(failing)], "ValueError: no data"),
+        ([str(idle)], "without a training step"),
+        (["--stages", "2", SCRIPT, "out", "cut", "1"], "3 pieces, which 2 stages"),
+        (["missing.py"], "'missing.py' does not exist"),
+    ):
         assert main(["plan", *words]) == 2
         assert why in capsys.readouterr().err

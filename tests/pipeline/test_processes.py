@@ -32,24 +32,41 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What the script trains by itself: one process, no cluster, 4 micro-batches."""
     out = tmp_path_factory.mktemp("alone") / "out.npz"
     strategy = json.dumps({"pipeline": {"micro_batches": 4}})
-    subprocess.run([sys.executable, SCRIPT, str(out), "plain", "4"], check=True, timeout=120,
-                   env=os.environ | _ONE_THREAD | {"PSFLEET_STRATEGY": strategy,
-                                                   "PYTHONPATH": str(ROOT)})
+    subprocess.run(
+        [sys.executable, SCRIPT, str(out), "plain", "4"],
+        check=True,
+        timeout=120,
+        env=os.environ | _ONE_THREAD | {"PSFLEET_STRATEGY": strategy, "PYTHONPATH": str(ROOT)},
+    )
     return _arrays(out)
 
 
-@pytest.mark.parametrize(("wrapper", "options"), [
-    ("cut", ("--pipeline", "1f1b", "--stages", "3")),
-    ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
-    ("plain", ("--pipeline", "interleaved", "--stages", "2")),
-    ("cut", ("--pipeline", "gpipe", "--stages", "3", "--recompute")),
-], ids=lambda value: value[1] if isinstance(value, tuple) else value)
-def test_stage_processes_give_the_bits_of_one(alone: dict[str, bytes], launch: Launch, tmp_path: Path,
-                                              wrapper: str, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("wrapper", "options"),
+    [
+        ("cut", ("--pipeline", "1f1b", "--stages", "3")),
+        ("cut", ("--pipeline", "zero-bubble", "--stages", "3", "--servers", "2")),
+        ("plain", ("--pipeline", "interleaved", "--stages", "2")),
+        ("cut", ("--pipeline", "gpipe", "--stages", "3", "--recompute")),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else value,
+)
+def test_stage_processes_give_the_bits_of_one(
+    alone: dict[str, bytes], launch: Launch, tmp_path: Path, wrapper: str, options: tuple[str, ...]
+) -> None:
     """Losses and weights of 4 steps equal those of the script run by itself, in every bit."""
     out = tmp_path / "out.npz"
-    job = launch("--no-progress", "--micro-batches", "4", *options, SCRIPT, str(out), wrapper, "4",
-                 **_ONE_THREAD)
+    job = launch(
+        "--no-progress",
+        "--micro-batches",
+        "4",
+        *options,
+        SCRIPT,
+        str(out),
+        wrapper,
+        "4",
+        **_ONE_THREAD,
+    )
     code, _, err = job.ends()
     assert code == 0, err + job.log("*")
     assert _arrays(out) == alone
@@ -58,13 +75,27 @@ def test_stage_processes_give_the_bits_of_one(alone: dict[str, bytes], launch: L
 def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
     """Workers average as without stages, also with recompute and gradient merge from a file."""
     strategy = tmp_path / "strategy.toml"
-    strategy.write_text('[consistency]\nmode = "sync"\n[gradient_merge]\nk_steps = 2\n[recompute]\n'
-                        '[pipeline]\nmicro_batches = 4\n')
+    strategy.write_text(
+        '[consistency]\nmode = "sync"\n[gradient_merge]\nk_steps = 2\n[recompute]\n'
+        "[pipeline]\nmicro_batches = 4\n"
+    )
     found = []
     for stages in ("1", "2"):
         out = tmp_path / f"{stages}.npz"
-        job = launch("--no-progress", "--workers", "2", "--strategy", str(strategy), "--stages", stages,
-                     SCRIPT, str(out), "plain", "4", **_ONE_THREAD)
+        job = launch(
+            "--no-progress",
+            "--workers",
+            "2",
+            "--strategy",
+            str(strategy),
+            "--stages",
+            stages,
+            SCRIPT,
+            str(out),
+            "plain",
+            "4",
+            **_ONE_THREAD,
+        )
         code, _, err = job.ends()
         assert code == 0, err + job.log("*")
         found.append(_arrays(out))
@@ -78,8 +109,18 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
         strategy = tmp_path / f"{name}.toml"
         strategy.write_text(f"[pipeline]\nstages = 2\nmicro_batches = 4\n{copies}")
         out = tmp_path / f"{name}.npz"
-        job = launch("--no-progress", "--workers", "2", "--strategy", str(strategy), SCRIPT, str(out),
-                     "sgd", "4", **_ONE_THREAD)
+        job = launch(
+            "--no-progress",
+            "--workers",
+            "2",
+            "--strategy",
+            str(strategy),
+            SCRIPT,
+            str(out),
+            "sgd",
+            "4",
+            **_ONE_THREAD,
+        )
         code, _, err = job.ends()
         assert code == 0, err + job.log("*")
         assert bool(job.log("workerlog.1.stage.1.copy.1")) == (name == "two")
@@ -91,8 +132,17 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
 
 def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:
     """The launcher says which stage it was; nothing is left running."""
-    job = launch("--no-progress", "--stages", "2", "--micro-batches", "4", SCRIPT,
-                 str(tmp_path / "out.npz"), "plain", "100000")
+    job = launch(
+        "--no-progress",
+        "--stages",
+        "2",
+        "--micro-batches",
+        "4",
+        SCRIPT,
+        str(tmp_path / "out.npz"),
+        "plain",
+        "100000",
+    )
     job.until_logged("workerlog.0.stage.1", "step 3")
     [pid] = [pid for pid in job.family() if "PSFLEET_STAGE=1" in _variables(pid)]
     os.kill(pid, signal.SIGKILL)

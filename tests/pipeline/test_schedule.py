@@ -34,8 +34,10 @@ def test_bubbles_are_those_of_the_formulas(stages: int, micro_batches: int) -> N
 
 def test_memory_is_bounded_by_the_stages() -> None:
     """gpipe keeps all micro-batches, 1f1b one for each stage behind, zero-bubble no more than S."""
-    live = {kind: [live_micro_batches(make_schedule(kind, 4, 16), s) for s in range(4)]
-            for kind in ("gpipe", "1f1b", "zero-bubble")}
+    live = {
+        kind: [live_micro_batches(make_schedule(kind, 4, 16), s) for s in range(4)]
+        for kind in ("gpipe", "1f1b", "zero-bubble")
+    }
     assert live == {"gpipe": [16] * 4, "1f1b": [4, 3, 2, 1], "zero-bubble": [4] * 4}
 
 
@@ -59,15 +61,19 @@ def test_pictures() -> None:
     """One line per stage, idle time as dots."""
     assert picture(make_schedule("1f1b", 2, 2)).splitlines() == [
         "stage 0  F0 F1 .. .. B0 -- .. B1 --",
-        "stage 1  .. F0 B0 -- F1 B1 -- .. .."]
+        "stage 1  .. F0 B0 -- F1 B1 -- .. ..",
+    ]
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (("2f2b", 2, 2), "schedule is '2f2b'; it must be one of gpipe"),
-    (("1f1b", 0, 2), "pipeline stages is 0"),
-    (("1f1b", 2, 0), "pipeline micro_batches is 0"),
-    (("zero-bubble", 2, 2, 2), "2 chunks per stage"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("2f2b", 2, 2), "schedule is '2f2b'; it must be one of gpipe"),
+        (("1f1b", 0, 2), "pipeline stages is 0"),
+        (("1f1b", 2, 0), "pipeline micro_batches is 0"),
+        (("zero-bubble", 2, 2, 2), "2 chunks per stage"),
+    ],
+)
 def test_what_makes_no_schedule_is_refused(arguments: tuple[str, int, int], says: str) -> None:
     """Each by the value that is wrong."""
     with pytest.raises(ConfigError, match=says):

@@ -27,8 +27,9 @@ class HandSGD:
         default_main_program().add_update(self, pairs, loss)
         return pairs
 
-    def apply_values(self, values: list[tuple[Parameter, Any]], samples: int = 0,
-                     loss: float | None = None) -> None:
+    def apply_values(
+        self, values: list[tuple[Parameter, Any]], samples: int = 0, loss: float | None = None
+    ) -> None:
         """Update."""
         self.calls.append((samples, loss))
         self.last = {parameter.name: gradient for parameter, gradient in values}

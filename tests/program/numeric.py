@@ -19,8 +19,9 @@ def concrete(array: Any, wants_gradient: bool = False) -> Variable:
     return to_variable(array, dtype=array.dtype, stop_gradient=not wants_gradient)
 
 
-def check_gradient(layer: Callable[..., Variable], *inputs: Any, step: float = 1e-6,
-                   tolerance: float = 1e-7) -> None:
+def check_gradient(
+    layer: Callable[..., Variable], *inputs: Any, step: float = 1e-6, tolerance: float = 1e-7
+) -> None:
     """Assert that a layer's gradients by its float64 inputs are those of central differences.
 
     The layer's output is weighted by fixed random numbers, so that every element counts differently.
@@ -42,8 +43,9 @@ def check_gradient(layer: Callable[..., Variable], *inputs: Any, step: float = 1
             continue
         assert isinstance(variable.grad, np.ndarray)
         assert variable.grad.shape == array.shape
-        np.testing.assert_allclose(variable.grad, _differences(loss, array, step),
-                                   rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            variable.grad, _differences(loss, array, step), rtol=tolerance, atol=tolerance
+        )
 
 
 def _differences(loss: Callable[[], float], array: Floats, step: float) -> Floats:

@@ -31,6 +31,7 @@ def test_a_mask_never_changes_between_versions() -> None:
 
 def test_steps_differ_and_runs_of_one_script_agree() -> None:
     """Each training run has a mask of its own; a second process would see the same ones."""
+
     def masks(seed: int) -> list[Any]:
         x = layers.data(f"x{seed}", [None, 64])
         ps.default_main_program().random_seed = seed

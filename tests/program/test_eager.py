@@ -11,12 +11,7 @@ from psfleet import layers
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.program import names
-from psfleet.program.program import (
-    Program,
-    default_startup_program,
-    eager_guard,
-    program_guard,
-)
+from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import HandSGD
 
@@ -50,8 +45,9 @@ def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variabl
     """DeepFM: pairwise products by the square-of-sum trick, and a tower."""
     rows = layers.embedding(ids, [None, 4], is_distributed=True)
     total = layers.square(layers.reduce_sum(rows, dim=1))
-    pairs = 0.5 * layers.reduce_sum(total - layers.reduce_sum(layers.square(rows), dim=1), dim=1,
-                                    keep_dim=True)
+    pairs = 0.5 * layers.reduce_sum(
+        total - layers.reduce_sum(layers.square(rows), dim=1), dim=1, keep_dim=True
+    )
     tower = layers.fc(layers.fc(layers.reshape(rows, [0, 16]), 8, act="relu"), 1, act="sigmoid")
     return layers.mean(layers.log_loss(layers.sigmoid(pairs) * tower, y))
 
@@ -59,8 +55,10 @@ def deep_fm(x: Variable, ids: Variable, y: Variable, label: Variable) -> Variabl
 def run_static(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
     """The loss and the gradients of one run of a program."""
     with names.guard(), program_guard(Program(), Program()):
-        inputs = [layers.data(name, [None, *value.shape[1:]], dtype=value.dtype)
-                  for name, value in FEED.items()]
+        inputs = [
+            layers.data(name, [None, *value.shape[1:]], dtype=value.dtype)
+            for name, value in FEED.items()
+        ]
         loss = network(*inputs)
         sgd = HandSGD(0)
         sgd.minimize(loss)
@@ -73,8 +71,9 @@ def run_eager(network: Callable[..., Variable]) -> tuple[float, dict[str, Any]]:
     with names.guard(), program_guard(Program(), Program()):
         loss = network(*[to_variable(value) for value in FEED.values()])
         loss.backward()
-        return loss.item(), {name: parameter.grad for name, parameter
-                             in default_startup_program().parameters.items()}
+        return loss.item(), {
+            name: parameter.grad for name, parameter in default_startup_program().parameters.items()
+        }
 
 
 @pytest.mark.parametrize("network", [wide_and_deep, classifier, deep_fm])
@@ -104,6 +103,7 @@ def test_gradients_add_up_over_backward_passes() -> None:
     np.testing.assert_array_equal(w.grad, np.full((2, 2), 2))
     from psfleet.program.ops.embedding import Embedding
     from psfleet.program.variable import apply
+
     for _ in range(2):
         layers.reduce_sum(apply(Embedding(), np.array([3]), table)).backward()
     assert isinstance(table.grad, SparseGrad)

@@ -25,8 +25,10 @@ def small() -> tuple[Variable, Variable, Variable]:
 def batch(size: int = 4) -> dict[str, Any]:
     """A feed for `small`."""
     random = np.random.default_rng(size)
-    return {"x": random.normal(size=(size, 3)).astype(np.float32),
-            "y": random.normal(size=(size, 1)).astype(np.float32)}
+    return {
+        "x": random.normal(size=(size, 3)).astype(np.float32),
+        "y": random.normal(size=(size, 1)).astype(np.float32),
+    }
 
 
 def test_fetches_come_by_variable_and_by_name() -> None:
@@ -37,7 +39,7 @@ def test_fetches_come_by_variable_and_by_name() -> None:
     exe = ps.Executor()
     values = exe.run(feed=feed, fetch_list=[prediction, loss.name, "fc_0.w_0", pairs[0][1], "x"])
     np.testing.assert_allclose(values[0], feed["x"] @ values[2], rtol=1e-6)
-    np.testing.assert_allclose(values[1], np.mean((values[0] - feed["y"])**2), rtol=1e-6)
+    np.testing.assert_allclose(values[1], np.mean((values[0] - feed["y"]) ** 2), rtol=1e-6)
     np.testing.assert_allclose(values[3], feed["x"].T @ (values[0] - feed["y"]) / 2, rtol=1e-5)
     np.testing.assert_array_equal(values[4], feed["x"])
 
@@ -104,6 +106,7 @@ def test_gradients_can_be_computed_with_before_the_update() -> None:
     _, loss, _ = small()
     sgd = HandSGD()
     from psfleet.program.backward import append_backward
+
     pairs = append_backward(loss)
     default_main_program().add_update(sgd, [(p, layers.scale(g, 0.5)) for p, g in pairs], loss)
     whole = ps.Executor().run(feed=batch(), fetch_list=[pairs[0][1]])[0]
@@ -114,8 +117,9 @@ def test_no_grad_set_and_parameter_list_choose() -> None:
     """Only the chosen parameters get gradients; callbacks see them."""
     _, loss, _ = small()
     seen: list[str] = []
-    pairs = HandSGD().minimize(loss, no_grad_set={"fc_0.w_0"},
-                               callbacks=[lambda p, g: seen.append(p.name)])
+    pairs = HandSGD().minimize(
+        loss, no_grad_set={"fc_0.w_0"}, callbacks=[lambda p, g: seen.append(p.name)]
+    )
     assert [p.name for p, _ in pairs] == seen == ["fc_0.b_0"]
     with pytest.raises(UsageError, match=r"parameter 'fc_9\.w_0' is not in the program"):
         HandSGD().minimize(loss, parameter_list=["fc_9.w_0"])
@@ -150,22 +154,36 @@ def test_sparse_tables_are_fetched_before_the_forward_in_one_call() -> None:
     assert calls == [(["fc_0.w_0", "fc_0.b_0"], [("a.w_0", (3, 2)), ("b.w_0", (3, 2))])]
 
 
-@pytest.mark.parametrize(("feed", "error", "says"), [
-    ({"ids": np.zeros((5, 9), np.int64)}, ShapeError,
-     r"feed 'ids' has shape \(5, 9\), the program wants \(None, 10\)"),
-    ({"ids": np.full((5, 10), 0.5)}, IdError, r"feed 'ids' must be whole numbers .* 0\.5"),
-    ({"ids": np.full((5, 10), np.nan)}, IdError, "nan"),
-    ({"ids": np.full((5, 10), 2.0**63)}, IdError, "whole numbers of 64 bits"),
-    ({"ids": np.full((5, 10), 2**64 - 1, np.uint64)}, IdError, "whole numbers of 64 bits"),
-    ({"ids": np.full((5, 10), 7)}, IdError, "embedding 'table.w_0' has rows 0 to 6; an id is 7"),
-    ({"ids": np.full((5, 10), -1)}, IdError, "an id is -1"),
-    ({"ids": np.full((5, 10), "a")}, ShapeError, "feed 'ids' has dtype"),
-    ({}, UsageError, "feed 'ids' is missing"),
-    ({"ids": np.zeros((5, 10)), "idz": 1}, UsageError,
-     "feed 'idz' is not data of the program; it has ids"),
-])
+@pytest.mark.parametrize(
+    ("feed", "error", "says"),
+    [
+        (
+            {"ids": np.zeros((5, 9), np.int64)},
+            ShapeError,
+            r"feed 'ids' has shape \(5, 9\), the program wants \(None, 10\)",
+        ),
+        ({"ids": np.full((5, 10), 0.5)}, IdError, r"feed 'ids' must be whole numbers .* 0\.5"),
+        ({"ids": np.full((5, 10), np.nan)}, IdError, "nan"),
+        ({"ids": np.full((5, 10), 2.0**63)}, IdError, "whole numbers of 64 bits"),
+        ({"ids": np.full((5, 10), 2**64 - 1, np.uint64)}, IdError, "whole numbers of 64 bits"),
+        (
+            {"ids": np.full((5, 10), 7)},
+            IdError,
+            "embedding 'table.w_0' has rows 0 to 6; an id is 7",
+        ),
+        ({"ids": np.full((5, 10), -1)}, IdError, "an id is -1"),
+        ({"ids": np.full((5, 10), "a")}, ShapeError, "feed 'ids' has dtype"),
+        ({}, UsageError, "feed 'ids' is missing"),
+        (
+            {"ids": np.zeros((5, 10)), "idz": 1},
+            UsageError,
+            "feed 'idz' is not data of the program; it has ids",
+        ),
+    ],
+)
 def test_a_bad_feed_is_refused_before_anything_changes(
-        feed: dict[str, Any], error: type[Exception], says: str) -> None:
+    feed: dict[str, Any], error: type[Exception], says: str
+) -> None:
     """The message quotes the offending value; no parameter changes."""
     ids = layers.data("ids", [None, 10], dtype="int64")
     rows = layers.embedding(ids, [7, 2], is_sparse=True, name="table")
@@ -201,7 +219,9 @@ def test_unknown_fetches_and_shapeless_losses_are_refused() -> None:
 def test_shapes_that_only_the_feed_shows_to_differ_are_one_sentence() -> None:
     """What NumPy would refuse deep inside names the variable and the shapes."""
     total = layers.data("a", [None, 2]) + layers.data("b", [None, 2])
-    with pytest.raises(ShapeError, match=r"Add cannot take inputs of the shapes \(2, 2\), \(3, 2\)"):
+    with pytest.raises(
+        ShapeError, match=r"Add cannot take inputs of the shapes \(2, 2\), \(3, 2\)"
+    ):
         ps.Executor().run(feed={"a": np.ones((2, 2)), "b": np.ones((3, 2))}, fetch_list=[total])
 
 

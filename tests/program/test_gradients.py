@@ -64,8 +64,10 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
     "Square": (layers.square, [normal(3, 4)]),
     "Abs": (layers.abs, [apart(3, 4)]),
     "Clip": (lambda x: layers.clip(x, -1.0, 1.0), [apart(3, 4)]),
-    "operators": (lambda x, y: (1 - x) / y + 2 / y - (-x) * 3 + x**2 - x / 4,
-                  [normal(3), positive(3)]),
+    "operators": (
+        lambda x, y: (1 - x) / y + 2 / y - (-x) * 3 + x**2 - x / 4,
+        [normal(3), positive(3)],
+    ),
     "Relu": (layers.relu, [apart(3, 4)]),
     "Sigmoid": (layers.sigmoid, [normal(3, 4) * 3]),
     "Tanh": (layers.tanh, [normal(3, 4)]),
@@ -75,8 +77,10 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
     "MatMul": (layers.matmul, [normal(3, 4), normal(4, 2)]),
     "MatMul batched": (layers.matmul, [normal(2, 3, 4), normal(2, 4, 2)]),
     "MatMul broadcast": (layers.matmul, [normal(2, 3, 4), normal(4, 2)]),
-    "MatMul transposed": (lambda x, y: layers.matmul(x, y, True, True, alpha=2.0),
-                          [normal(4, 3), normal(2, 4)]),
+    "MatMul transposed": (
+        lambda x, y: layers.matmul(x, y, True, True, alpha=2.0),
+        [normal(4, 3), normal(2, 4)],
+    ),
     "MatMul vectors": (layers.matmul, [normal(4), normal(4)]),
     "MatMul column": (layers.matmul, [normal(2, 3, 4), normal(4)]),
     "MatMul row": (layers.matmul, [normal(4), normal(2, 4, 3)]),
@@ -85,7 +89,10 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
     "Affine flattened": (by(ops.matmul.Affine(axes=2)), [normal(2, 3, 2, 2), normal(4, 2)]),
     "ReduceSum": (layers.reduce_sum, [normal(3, 4)]),
     "ReduceSum axis": (lambda x: layers.reduce_sum(x, dim=1), [normal(3, 4, 2)]),
-    "ReduceSum kept": (lambda x: layers.reduce_sum(x, dim=[0, -1], keep_dim=True), [normal(3, 4, 2)]),
+    "ReduceSum kept": (
+        lambda x: layers.reduce_sum(x, dim=[0, -1], keep_dim=True),
+        [normal(3, 4, 2)],
+    ),
     "ReduceMean": (layers.mean, [normal(3, 4)]),
     "ReduceMean axis": (lambda x: layers.reduce_mean(x, dim=-1), [normal(3, 4)]),
     "ReduceMax": (lambda x: layers.reduce_max(x, dim=1), [apart(3, 4)]),
@@ -105,34 +112,53 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
     "Expand": (lambda x: layers.expand(x, [2, 3]), [normal(3, 2)]),
     "Cast": (lambda x: layers.cast(x, "float64"), [normal(3)]),
     "SquareError": (layers.square_error_cost, [normal(3, 1), normal(3, 1)]),
-    "SigmoidCrossEntropy": (layers.sigmoid_cross_entropy_with_logits,
-                            [normal(3, 2) * 3, R.uniform(size=(3, 2))]),
+    "SigmoidCrossEntropy": (
+        layers.sigmoid_cross_entropy_with_logits,
+        [normal(3, 2) * 3, R.uniform(size=(3, 2))],
+    ),
     "SigmoidCrossEntropy ignored": (
         lambda x: layers.sigmoid_cross_entropy_with_logits(
-            x, concrete(np.array([[1.0], [-1], [0]])), ignore_index=-1, normalize=True),
-        [normal(3, 1)]),
+            x, concrete(np.array([[1.0], [-1], [0]])), ignore_index=-1, normalize=True
+        ),
+        [normal(3, 1)],
+    ),
     "LogLoss": (layers.log_loss, [R.uniform(0.1, 0.9, (3, 1)), R.uniform(size=(3, 1))]),
     "CrossEntropy": (layers.cross_entropy, [probabilities(3, 4), LABEL]),
-    "CrossEntropy ignored": (lambda x, y: layers.cross_entropy(x, y, ignore_index=0),
-                             [probabilities(3, 4), LABEL]),
-    "CrossEntropy soft": (lambda x, y: layers.cross_entropy(x, y, soft_label=True),
-                          [probabilities(3, 4), probabilities(3, 4)]),
+    "CrossEntropy ignored": (
+        lambda x, y: layers.cross_entropy(x, y, ignore_index=0),
+        [probabilities(3, 4), LABEL],
+    ),
+    "CrossEntropy soft": (
+        lambda x, y: layers.cross_entropy(x, y, soft_label=True),
+        [probabilities(3, 4), probabilities(3, 4)],
+    ),
     "SoftmaxCrossEntropy": (layers.softmax_with_cross_entropy, [normal(3, 4), LABEL]),
     "SoftmaxCrossEntropy axis": (
         lambda x, y: layers.softmax_with_cross_entropy(x, y, axis=1, ignore_index=1),
-        [normal(2, 3, 2), np.array([[[0, 1]], [[2, 2]]])]),
+        [normal(2, 3, 2), np.array([[[0, 1]], [[2, 2]]])],
+    ),
     "SoftmaxCrossEntropy soft": (
         lambda x, y: layers.softmax_with_cross_entropy(x, y, soft_label=True),
-        [normal(3, 4), positive(3, 4)]),
+        [normal(3, 4), positive(3, 4)],
+    ),
     "LayerNorm": (by(ops.normalize.LayerNorm()), [normal(3, 4), normal(4), normal(4)]),
     "LayerNorm bare": (by(ops.normalize.LayerNorm(1, 1e-5, False, False)), [normal(2, 3, 2)]),
-    "LayerNorm axis": (by(ops.normalize.LayerNorm(2, 1e-5, True, False)), [normal(2, 2, 3), normal(3)]),
+    "LayerNorm axis": (
+        by(ops.normalize.LayerNorm(2, 1e-5, True, False)),
+        [normal(2, 2, 3), normal(3)],
+    ),
     "Dropout": (lambda x: layers.dropout(x, 0.4, name="drop", seed=5), [normal(4, 5)]),
     "Dropout test": (lambda x: layers.dropout(x, 0.4, is_test=True), [normal(4, 5)]),
-    "Dropout upscale": (lambda x: layers.dropout(
-        x, 0.4, name="drop", seed=5, dropout_implementation="upscale_in_train"), [normal(4, 5)]),
-    "DenseEmbedding": (lambda w: apply(ops.embedding.DenseEmbedding(padding=1),
-                                       np.array([[0, 1], [2, 0]]), w), [normal(4, 3)]),
+    "Dropout upscale": (
+        lambda x: layers.dropout(
+            x, 0.4, name="drop", seed=5, dropout_implementation="upscale_in_train"
+        ),
+        [normal(4, 5)],
+    ),
+    "DenseEmbedding": (
+        lambda w: apply(ops.embedding.DenseEmbedding(padding=1), np.array([[0, 1], [2, 0]]), w),
+        [normal(4, 3)],
+    ),
     "dot": (layers.dot, [normal(3, 4), normal(3, 4)]),
     "l2_normalize": (lambda x: layers.l2_normalize(x, axis=1), [normal(3, 4)]),
     "cos_sim": (layers.cos_sim, [normal(3, 4), normal(1, 4)]),
@@ -166,10 +192,16 @@ def test_each_gradient_can_be_had_alone(case: str) -> None:
 
 def test_every_differentiable_operation_has_a_case() -> None:
     """An operation added without a gradient check fails here."""
-    kinds = [getattr(family, name) for family in
-             (getattr(ops, family) for family in ops.__all__) for name in family.__all__]
-    wanted = {kind.__name__ for kind in kinds
-              if isinstance(kind, type) and issubclass(kind, Op) and kind.differentiable}
+    kinds = [
+        getattr(family, name)
+        for family in (getattr(ops, family) for family in ops.__all__)
+        for name in family.__all__
+    ]
+    wanted = {
+        kind.__name__
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, Op) and kind.differentiable
+    }
     assert find_op("Add") is ops.arithmetic.Add
     assert wanted - {"Embedding", "Unary"} == {case.split()[0] for case in CASES} & wanted
 

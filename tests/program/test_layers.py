@@ -67,8 +67,11 @@ def test_shapes_are_known_before_anything_runs(number: int) -> None:
     out = make()
     assert out.shape == shape
     program = default_main_program()
-    feed = {v.name: np.zeros([n or 2 for n in v.shape], v.dtype)
-            for v in program.list_vars() if v.is_data}
+    feed = {
+        v.name: np.zeros([n or 2 for n in v.shape], v.dtype)
+        for v in program.list_vars()
+        if v.is_data
+    }
     (value,) = ps.Executor().run(feed=feed, fetch_list=[out])
     assert len(value.shape) == len(shape)
     assert all(known in (None, extent) for known, extent in zip(shape, value.shape, strict=True))
@@ -76,7 +79,11 @@ def test_shapes_are_known_before_anything_runs(number: int) -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: x(None, 3) + x(None, 4), ShapeError, r"cannot combine the shapes \(None, 3\) and \(None"),
+    (
+        lambda: x(None, 3) + x(None, 4),
+        ShapeError,
+        r"cannot combine the shapes \(None, 3\) and \(None",
+    ),
     (lambda: layers.fc(x(None, None), 2), ShapeError, "extents from axis 1 on must be known"),
     (lambda: layers.fc(x(None, 2), 2, act="swish"), ConfigError, "act is 'swish'; use relu"),
     (lambda: layers.matmul(x(2, 3), x(4, 5)), ShapeError, "the inner extents 3 and 4 differ"),
@@ -91,16 +98,27 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: layers.reduce_sum(x(2, 3), dim=2), ShapeError, "axis 2 is outside a shape of 2"),
     (lambda: layers.softmax(x(2), axis=1), ShapeError, "axis 1 is outside"),
     (lambda: layers.fc(x(None, 2, dtype="int64"), 2), ShapeError, "fc of 'x_0' needs floats"),
-    (lambda: layers.sigmoid_cross_entropy_with_logits(x(2), x(2, dtype="int64")), ShapeError,
-     "of 'x_1' needs floats, not int64; use layers.cast"),
+    (
+        lambda: layers.sigmoid_cross_entropy_with_logits(x(2), x(2, dtype="int64")),
+        ShapeError,
+        "of 'x_1' needs floats, not int64; use layers.cast",
+    ),
     (lambda: layers.concat([x(2), x(2, dtype="int64")]), ShapeError, "the dtypes differ"),
     (lambda: layers.mean(x(2, dtype="int64")), ShapeError, "mean of 'x_0' needs floats"),
     (lambda: layers.accuracy(x(2, 2), x(2)), IdError, "it must be int64"),
     (lambda: layers.exp(x(2, dtype="int64")), ShapeError, "needs floats, not int64"),
     (lambda: layers.embedding(x(None, 2), [5, 2]), IdError, "they must be int64"),
-    (lambda: layers.embedding(x(None, dtype="int64"), [None, 2]), IdError, "is_distributed=True only"),
+    (
+        lambda: layers.embedding(x(None, dtype="int64"), [None, 2]),
+        IdError,
+        "is_distributed=True only",
+    ),
     (lambda: layers.embedding(x(None, dtype="int64"), [5]), ShapeError, r"must be \[rows, dim\]"),
-    (lambda: layers.embedding(x(None, dtype="int64"), [5, 2], dtype="float64"), ShapeError, "float32"),
+    (
+        lambda: layers.embedding(x(None, dtype="int64"), [5, 2], dtype="float64"),
+        ShapeError,
+        "float32",
+    ),
     (lambda: layers.square_error_cost(x(None, 1), x(None, 2)), ShapeError, "shapes must be equal"),
     (lambda: layers.cross_entropy(x(None, 3), x(None, 1)), IdError, "hard labels are int64"),
     (lambda: layers.cross_entropy(x(None, 3), x(None, 2, dtype="int64")), ShapeError, "it must be"),
@@ -130,6 +148,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built(number: int) -> None:
 
 def test_names_are_the_same_in_every_process() -> None:
     """Counted by kind; the user's own names as they are."""
+
     def build() -> list[str]:
         with names.guard(), program_guard(Program(), Program()):
             hidden = layers.fc(x(None, 2), 3, act="sigmoid")
@@ -140,8 +159,15 @@ def test_names_are_the_same_in_every_process() -> None:
 
     first = build()
     assert first == build()
-    assert first[:7] == ["fc_0.w_0", "fc_0.b_0", "tower.w_0", "tower.b_0", "fc_1.w_0", "fc_1.w_1",
-                         "table"]
+    assert first[:7] == [
+        "fc_0.w_0",
+        "fc_0.b_0",
+        "tower.w_0",
+        "tower.b_0",
+        "fc_1.w_0",
+        "fc_1.w_1",
+        "table",
+    ]
     assert "fc_0.tmp_1" in first
 
 
@@ -151,7 +177,11 @@ def test_a_parameter_attribute_reaches_the_parameter() -> None:
     layers.fc(x(None, 2), 2, param_attr=said, bias_attr="b")
     weights = default_startup_program().parameters["w"]
     assert (weights.learning_rate, weights.regularizer, weights.trainable, weights.need_clip) == (
-        0.5, "decay", False, False)
+        0.5,
+        "decay",
+        False,
+        False,
+    )
     np.testing.assert_array_equal(weights.numpy(), np.full((2, 2), 3))
     assert not default_startup_program().parameters["b"].numpy().any()
 
@@ -161,11 +191,14 @@ def test_values_that_overflow_a_careless_formula_do_not() -> None:
     logits = to_variable([[100.0, -100.0, 0.0]], stop_gradient=False)
     ones = to_variable(np.ones((1, 3), np.float32))
     zeros = to_variable(np.zeros((1, 3), np.float32))
-    losses = [layers.sigmoid_cross_entropy_with_logits(logits, ones),
-              layers.sigmoid_cross_entropy_with_logits(logits, zeros),
-              layers.softmax_with_cross_entropy(logits, to_variable([[1]])),
-              layers.log(layers.softmax(logits) + 1.0), layers.sigmoid(logits),
-              layers.log_softmax(logits)]
+    losses = [
+        layers.sigmoid_cross_entropy_with_logits(logits, ones),
+        layers.sigmoid_cross_entropy_with_logits(logits, zeros),
+        layers.softmax_with_cross_entropy(logits, to_variable([[1]])),
+        layers.log(layers.softmax(logits) + 1.0),
+        layers.sigmoid(logits),
+        layers.log_softmax(logits),
+    ]
     np.testing.assert_allclose(losses[0].numpy(), [[0, 100, np.log(2)]], atol=1e-6)
     np.testing.assert_allclose(losses[2].numpy(), [[200]], rtol=1e-6)
     for loss in losses:
@@ -195,16 +228,19 @@ def test_ids_outside_are_refused_at_run_time() -> None:
     assert not blank.numpy().any()
 
 
-@pytest.mark.parametrize(("start", "expected"), [
-    (initializer.Constant(2.0), Initializer("constant", 2.0, 0.0)),
-    (initializer.Uniform(-3, 3), Initializer("uniform", -3, 3)),
-    (initializer.Normal(1.0, 0.5), Initializer("normal", 1.0, 0.5)),
-    (initializer.Xavier(), Initializer("uniform", -0.1, 0.1)),
-    (initializer.Xavier(uniform=False, fan_in=40, fan_out=10), Initializer("normal", 0.0, 0.2)),
-    (initializer.MSRA(), Initializer("uniform", -(6 / 200)**0.5, (6 / 200)**0.5)),
-    (initializer.MSRA(uniform=False, fan_in=50), Initializer("normal", 0.0, 0.2)),
-    (None, Initializer()),
-])
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (initializer.Constant(2.0), Initializer("constant", 2.0, 0.0)),
+        (initializer.Uniform(-3, 3), Initializer("uniform", -3, 3)),
+        (initializer.Normal(1.0, 0.5), Initializer("normal", 1.0, 0.5)),
+        (initializer.Xavier(), Initializer("uniform", -0.1, 0.1)),
+        (initializer.Xavier(uniform=False, fan_in=40, fan_out=10), Initializer("normal", 0.0, 0.2)),
+        (initializer.MSRA(), Initializer("uniform", -((6 / 200) ** 0.5), (6 / 200) ** 0.5)),
+        (initializer.MSRA(uniform=False, fan_in=50), Initializer("normal", 0.0, 0.2)),
+        (None, Initializer()),
+    ],
+)
 def test_initializers_become_what_tables_take(start: Any, expected: Initializer) -> None:
     """Fans come from the shape [200, 400] unless they are given."""
     found = initializer.resolve(start, (200, 400))
@@ -229,9 +265,12 @@ def test_bad_initializers_are_refused() -> None:
 
 def test_seeds_change_the_start() -> None:
     """The program's seed, or the initializer's own."""
+
     def start(seed: int, own: int) -> Any:
         with names.guard(), program_guard(Program(random_seed=seed), Program()):
-            return layers.create_parameter([4], default_initializer=initializer.Uniform(seed=own)).numpy()
+            return layers.create_parameter(
+                [4], default_initializer=initializer.Uniform(seed=own)
+            ).numpy()
 
     assert np.array_equal(start(1, 0), start(1, 0))
     assert not np.array_equal(start(1, 0), start(2, 0))

@@ -30,8 +30,11 @@ def clicks(size: int = 512) -> dict[str, Any]:
     ids = random.integers(0, 50, (size, 4)) + np.arange(4) * 1000
     effect = np.sin(ids * 12.9898) * 3
     late = random.uniform(size=size) < 1 / (1 + np.exp(-effect.sum(axis=1)))
-    return {"ids": ids, "x": random.normal(size=(size, 3)).astype(np.float32),
-            "y": late.astype(np.float32)[:, None]}
+    return {
+        "ids": ids,
+        "x": random.normal(size=(size, 3)).astype(np.float32),
+        "y": late.astype(np.float32)[:, None],
+    }
 
 
 def train(logit: Variable, steps: int = 60) -> tuple[float, float, float]:
@@ -94,8 +97,11 @@ def test_a_classifier_learns_eagerly() -> None:
     random = np.random.default_rng(0)
     points = random.normal(size=(200, 2)).astype(np.float32)
     label = (points[:, 0] * points[:, 1] > 0).astype(np.int64)[:, None]
-    weights = [Parameter("a", random.normal(size=(2, 16))), Parameter("b", np.zeros(16)),
-               Parameter("c", random.normal(size=(16, 2)) * 0.5)]
+    weights = [
+        Parameter("a", random.normal(size=(2, 16))),
+        Parameter("b", np.zeros(16)),
+        Parameter("c", random.normal(size=(16, 2)) * 0.5),
+    ]
     sgd = HandSGD(0.5)
     for _ in range(150):
         hidden = layers.tanh(to_variable(points) @ weights[0] + weights[1])

@@ -15,8 +15,9 @@ from tests.program.hand import HandSGD
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 Choices = list[tuple[int, int, int]]
-GRAPHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 50), st.integers(0, 50)),
-                  min_size=2, max_size=14)
+GRAPHS = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=14
+)
 
 
 def build(x: Variable, choices: Choices) -> tuple[Variable, list[Variable]]:
@@ -52,7 +53,9 @@ def run_static(choices: Choices, marks: list[int] | None = None) -> tuple[float,
         loss, pool = build(layers.data("x", [6, 5]), choices)
         sgd = HandSGD(0)
         needed = {record.output for record in _ancestors(loss)}
-        cuts = None if marks is None else [v for i, v in enumerate(pool) if i in marks and v in needed]
+        cuts = (
+            None if marks is None else [v for i, v in enumerate(pool) if i in marks and v in needed]
+        )
         sgd.minimize(loss, checkpoints=cuts)
         (value,) = ps.Executor().run(feed={"x": X}, fetch_list=[loss])
         return value.item(), sgd.last
@@ -63,13 +66,16 @@ def run_eager(choices: Choices) -> tuple[float, dict[str, Any]]:
     with names.guard(), program_guard(Program(), Program()):
         loss, _ = build(to_variable(X), choices)
         loss.backward()
-        return loss.item(), {name: parameter.grad for name, parameter
-                             in default_startup_program().parameters.items()
-                             if parameter.grad is not None}
+        return loss.item(), {
+            name: parameter.grad
+            for name, parameter in default_startup_program().parameters.items()
+            if parameter.grad is not None
+        }
 
 
 def _ancestors(loss: Variable) -> list[Any]:
     from psfleet.program.gradient import ancestors
+
     return ancestors([loss])
 
 

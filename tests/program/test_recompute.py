@@ -19,8 +19,10 @@ from psfleet.program.recompute import Meter, peak_activation_bytes
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
 
-FEED = {"x": np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32),
-        "ids": np.random.default_rng(2).integers(0, 40, (32, 3))}
+FEED = {
+    "x": np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32),
+    "ids": np.random.default_rng(2).integers(0, 40, (32, 3)),
+}
 
 
 def network(depth: int) -> tuple[Variable, list[Variable]]:
@@ -37,13 +39,14 @@ def network(depth: int) -> tuple[Variable, list[Variable]]:
     return layers.mean(layers.square(hidden)), outputs
 
 
-def run(every: int | None = None, checkpoints: Any = None,
-        depth: int = 12) -> tuple[Any, dict[str, Any], int]:
+def run(
+    every: int | None = None, checkpoints: Any = None, depth: int = 12
+) -> tuple[Any, dict[str, Any], int]:
     """Two steps: the loss of the second, its gradients, the peak of activation bytes."""
     with names.guard(), program_guard(Program(), Program()):
         loss, outputs = network(depth)
         sgd = HandSGD(0)
-        chosen = checkpoints if every is None else outputs[every - 1::every]
+        chosen = checkpoints if every is None else outputs[every - 1 :: every]
         sgd.minimize(loss, checkpoints=chosen)
         exe = ps.Executor()
         exe.meter = Meter()
@@ -55,10 +58,19 @@ def run(every: int | None = None, checkpoints: Any = None,
         return value, sgd.last, exe.meter.peak_bytes
 
 
-@pytest.mark.parametrize("chosen", [
-    {"every": 1}, {"every": 3}, {"every": 5}, {"every": 12}, {"checkpoints": []},
-    {"checkpoints": ["fc_3", "dropout_7"]}, {"checkpoints": Automatic()},
-    {"checkpoints": Automatic(60_000)}])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"every": 1},
+        {"every": 3},
+        {"every": 5},
+        {"every": 12},
+        {"checkpoints": []},
+        {"checkpoints": ["fc_3", "dropout_7"]},
+        {"checkpoints": Automatic()},
+        {"checkpoints": Automatic(60_000)},
+    ],
+)
 def test_gradients_are_the_same_bits(chosen: dict[str, Any]) -> None:
     """Dropout masks, skip connections, sparse tables: whatever the checkpoints."""
     loss, gradients, plain = run()
@@ -84,14 +96,17 @@ def test_the_chosen_cuts_beat_even_ones() -> None:
     """Never slower than sqrt(n) even cuts at their memory; on uneven costs much faster."""
     random = np.random.default_rng(0)
     size = random.integers(1, 100, 49)
-    costs = Costs(size * 1000, np.concatenate([[0], size * 1000, ])[:50], random.uniform(size=49))
+    costs = Costs(size * 1000, np.concatenate([[0], size * 1000])[:50], random.uniform(size=49))
     even = even_cuts(49)
     edges, drops = choose_cuts(costs, None)
     assert peak_of(costs, edges, drops) <= peak_of(costs, *even)
 
     def replayed(edges: list[int], drops: list[bool]) -> float:
-        return sum(float(costs.seconds[i:j].sum())
-                   for (i, j), dropped in zip(pairwise(edges), drops, strict=True) if dropped)
+        return sum(
+            float(costs.seconds[i:j].sum())
+            for (i, j), dropped in zip(pairwise(edges), drops, strict=True)
+            if dropped
+        )
 
     assert replayed(edges, drops) < 0.8 * replayed(*even)
 
@@ -113,7 +128,7 @@ def deep(depth: int, width: int, every: int | None) -> tuple[ps.Executor, Variab
         hidden = layers.fc(hidden, width, act="relu")
         outputs.append(hidden)
     loss = layers.mean(hidden)
-    HandSGD(0).minimize(loss, checkpoints=outputs[every - 1::every] if every else None)
+    HandSGD(0).minimize(loss, checkpoints=outputs[every - 1 :: every] if every else None)
     return ps.Executor(), loss
 
 

@@ -28,14 +28,17 @@ def train(strategy: fleet.DistributedStrategy) -> Any:
         random = np.random.default_rng(0)
         for _ in range(4):
             exe.run(feed={"x": random.normal(size=(16, 8)).astype(np.float32)})
-        (weights,) = exe.run(ps.default_main_program().clone(for_test=True), fetch_list=["fc_4.w_0"])
+        (weights,) = exe.run(
+            ps.default_main_program().clone(for_test=True), fetch_list=["fc_4.w_0"]
+        )
     runtime.use(before)
     engine.close()
     return weights
 
 
-@pytest.mark.parametrize("configs", [
-    {}, {"checkpoints": ["fc_2", "fc_5"]}, {"memory_budget": "64KiB"}])
+@pytest.mark.parametrize(
+    "configs", [{}, {"checkpoints": ["fc_2", "fc_5"]}, {"memory_budget": "64KiB"}]
+)
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_strategy_recomputes_to_the_same_bits(configs: dict[str, Any], merge: bool) -> None:
     """Chosen or given checkpoints, with and without gradient merge."""

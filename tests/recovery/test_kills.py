@@ -23,8 +23,9 @@ POINTS = ("append", "tear", "appended", "applied", "settled")
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
 
-COUNTS = TableSpec("counts", "sparse", (3,), make_rule("sgd", {}),
-                   initializer=Initializer("constant", 0.0))
+COUNTS = TableSpec(
+    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
 TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
 PUSHES = 60
 
@@ -32,8 +33,12 @@ PUSHES = 60
 def crashes(seed: int, records: int) -> dict[int, list[str]]:
     """Where each of two servers dies, early enough that it is reached within so many records."""
     dice = random.Random(seed)
-    return {server: [f"{dice.choice(POINTS)}:{dice.randint(1, records // DEATHS)}"
-                     for _ in range(DEATHS)] for server in range(2)}
+    return {
+        server: [
+            f"{dice.choice(POINTS)}:{dice.randint(1, records // DEATHS)}" for _ in range(DEATHS)
+        ]
+        for server in range(2)
+    }
 
 
 def train(fleet: LocalFleet) -> list[TableState]:
@@ -92,8 +97,12 @@ def test_every_push_is_counted_once(seed: int) -> None:
         dice = np.random.default_rng(worker)
         for _ in range(PUSHES):
             ids = dice.integers(0, 50, 20)
-            runtime.push([Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
-                          Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+            runtime.push(
+                [
+                    Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
+                    Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0),
+                ]
+            )
         runtime.barrier()
         if worker == 0:
             states.extend(runtime.read_table(spec.key) for spec in (COUNTS, TOTAL))
@@ -104,7 +113,9 @@ def test_every_push_is_counted_once(seed: int) -> None:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
         assert fleet.restarts >= 2 * DEATHS - 1
-    wanted = sum(np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]),
-                             minlength=50) for dice in map(np.random.default_rng, range(2)))
+    wanted = sum(
+        np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]), minlength=50)
+        for dice in map(np.random.default_rng, range(2))
+    )
     np.testing.assert_array_equal(states[0].values[0][:, 0], wanted)
     np.testing.assert_array_equal(states[1].values[0], np.full(9000, 2 * PUSHES))

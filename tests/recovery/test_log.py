@@ -34,9 +34,17 @@ def push(worker: int, number: int) -> Push:
     """The number-th push of a worker in its first life."""
     dice = np.random.default_rng((worker, number))
     rows = dice.standard_normal((3, 2), np.float32)
-    return Push(worker, 1 + worker, number, (
-        Gradient(DENSE.key, dice.standard_normal(3, np.float32), None, 0.1),
-        Gradient(SPARSE.key, rows, dice.permutation(9)[:3].astype(np.int64), 0.1)), 4, 0.5)
+    return Push(
+        worker,
+        1 + worker,
+        number,
+        (
+            Gradient(DENSE.key, dice.standard_normal(3, np.float32), None, 0.1),
+            Gradient(SPARSE.key, rows, dice.permutation(9)[:3].astype(np.int64), 0.1),
+        ),
+        4,
+        0.5,
+    )
 
 
 def begin(shard: Shard, coordinator: Coordinator, mode: Mode) -> None:
@@ -60,9 +68,22 @@ def train(shard: Shard, mode: Mode, numbers: range) -> None:
 
 def content(shard: Shard) -> list[bytes]:
     """Every bit of the tables, and who has done what."""
-    found = [repr((shard.mode, shard.lives, shard.sequences, shard.writes, shard.makers,
-                   shard.rounds.closed, sorted(shard.rounds.held), shard.rounds.resting,
-                   shard.rounds.rests, shard.rounds.left)).encode()]
+    found = [
+        repr(
+            (
+                shard.mode,
+                shard.lives,
+                shard.sequences,
+                shard.writes,
+                shard.makers,
+                shard.rounds.closed,
+                sorted(shard.rounds.held),
+                shard.rounds.resting,
+                shard.rounds.rests,
+                shard.rounds.left,
+            )
+        ).encode()
+    ]
     for table in shard.tables.values():
         parts = table.state() if isinstance(table, DenseTable) else table.state(0, len(table))
         found += [repr(table.step).encode(), *(part.tobytes() for part in parts)]
@@ -75,8 +96,10 @@ def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
     log, shard, coordinator = kept(tmp_path / "log")
     begin(shard, coordinator, mode)
     train(shard, mode, range(1, 5))
-    shard.handle(Write((State(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1),
-                 "write")
+    shard.handle(
+        Write((State(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1),
+        "write",
+    )
     shard.handle(Leave(1, 2, 4, 1), "rest")
     shard.handle(push(0, 5), "push")
     shard.handle(Leave(1, 2, 4), "leave")
@@ -179,7 +202,7 @@ def test_records_cannot_move(tmp_path: Path) -> None:
     ends = [end for _, _, end, _ in records(path)]
     first, second = (slice(*pair) for pair in zip(ends[-3:-1], ends[-2:], strict=True))
     for middle in (whole[second], whole[first] * 2 + whole[second], whole[second] + whole[first]):
-        path.write_bytes(whole[:ends[-3]] + middle)
+        path.write_bytes(whole[: ends[-3]] + middle)
         with pytest.raises(LogError, match="damaged at byte"):
             list(records(path))
 

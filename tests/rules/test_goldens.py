@@ -55,21 +55,36 @@ CASES: dict[str, Case] = {
     "momentum_l2_rescale": (Momentum(0.85), 0.05, ["state_velocity"], L2, ONE),
     "momentum_nesterov": (Momentum(0.85, True), 0.05, ["state_velocity"], NONE, ONE),
     "momentum_nesterov_l2_rescale": (Momentum(0.85, True), 0.05, ["state_velocity"], L2, ONE),
-    "momentum_l2_nesterov": (Momentum(0.9, True), 0.05, ["state_w_velocity_0"], Decay(l2=0.02),
-                             ONE),
+    "momentum_l2_nesterov": (
+        Momentum(0.9, True),
+        0.05,
+        ["state_w_velocity_0"],
+        Decay(l2=0.02),
+        ONE,
+    ),
     "adam": (Adam(0.8, 0.95, 1e-3), 0.02, MOMENTS, NONE, ONE),
     "adam_l2decay": (Adam(), 0.05, NAMED, Decay(l2=0.02), ONE),
     "adamw": (AdamW(0.8, 0.95, 1e-3, 0.05), 0.02, MOMENTS, NONE, ONE),
     "adamax": (Adamax(0.8, 0.97, 0.01), 0.03, ["state_moment", "state_inf_norm"], NONE, ONE),
     "adagrad": (Adagrad(0.01, 0.1), 0.1, ["state_moment"], NONE, ONE),
     "decayed_adagrad": (DecayedAdagrad(0.9, 0.01), 0.1, ["state_moment"], NONE, ONE),
-    "adadelta": (Adadelta(0.9, 1e-3), 0.5,
-                 ["state_avg_squared_grad", "state_avg_squared_update"], NONE, ONE),
+    "adadelta": (
+        Adadelta(0.9, 1e-3),
+        0.5,
+        ["state_avg_squared_grad", "state_avg_squared_update"],
+        NONE,
+        ONE,
+    ),
     "rmsprop": (RMSProp(0.9, 0.01), 0.02, RMS, NONE, ONE),
     "rmsprop_momentum": (RMSProp(0.9, 0.01, 0.8), 0.02, RMS, NONE, ONE),
     "rmsprop_centered": (RMSProp(0.9, 0.01, 0.0, True), 0.02, [*RMS, "state_mean_grad"], NONE, ONE),
-    "rmsprop_centered_momentum": (RMSProp(0.9, 0.01, 0.8, True), 0.02, [*RMS, "state_mean_grad"],
-                                  NONE, ONE),
+    "rmsprop_centered_momentum": (
+        RMSProp(0.9, 0.01, 0.8, True),
+        0.02,
+        [*RMS, "state_mean_grad"],
+        NONE,
+        ONE,
+    ),
     "ftrl_lrpower0p5": (Ftrl(0.05, 0.1), 0.1, ["state_squared", "state_linear"], NONE, ONE),
     "ftrl_lrpower0p4": (Ftrl(0.05, 0.1, -0.4), 0.1, ["state_squared", "state_linear"], NONE, ONE),
     "lamb": (Lamb(0.8, 0.95, 1e-3, 0.05), 0.02, MOMENTS, NONE, ONE),
@@ -80,8 +95,13 @@ CASES: dict[str, Case] = {
     "asgd": (ASGD(3), 0.05, ["state_w_d_0"], NONE, ONE),
     "nadam": (NAdam(0.8, 0.95, 1e-3, 0.01), 0.05, NAMED, NONE, ONE),
     "radam": (RAdam(0.8, 0.95, 1e-3), 0.05, NAMED, NONE, ONE),
-    "rprop": (Rprop(0.05, 0.001, 0.5, 0.4, 1.3), 0.05,
-              ["state_w_prevs_0", "state_w_learning_rates_0"], NONE, ONE),
+    "rprop": (
+        Rprop(0.05, 0.001, 0.5, 0.4, 1.3),
+        0.05,
+        ["state_w_prevs_0", "state_w_learning_rates_0"],
+        NONE,
+        ONE,
+    ),
     "proximal_gd": (ProximalGD(0.1, 0.2), 0.1, [], NONE, ONE),
 }
 
@@ -139,10 +159,13 @@ def test_sparse_trajectory(case: str) -> None:
     check_sparse(SparseTable(TableSpec("w", "sparse", (3,), rule)), data, slots)
 
 
-@pytest.mark.parametrize(("case", "slots"), [
-    ("sparse_momentum", ["state_w_velocity_0"]),
-    ("sparse_rmsprop", ["state_w_momentum_0", "state_w_mean_square_0", "state_w_mean_grad_0"]),
-])
+@pytest.mark.parametrize(
+    ("case", "slots"),
+    [
+        ("sparse_momentum", ["state_w_velocity_0"]),
+        ("sparse_rmsprop", ["state_w_momentum_0", "state_w_mean_square_0", "state_w_mean_grad_0"]),
+    ],
+)
 def test_sparse_trajectory_of_every_row(case: str, slots: list[str]) -> None:
     """The reference updates every row under these rules: `every_row` gives the same."""
     rules = {"sparse_momentum": Momentum(), "sparse_rmsprop": RMSProp(0.9, 0.01, 0.5, True)}
@@ -161,7 +184,7 @@ def check_sparse(table: SparseTable, data: dict[str, NDArray[Any]], slots: list[
         table.push(unique.astype(np.int64), summed, 0.05)
         _, got = table.state(0, rows)
         for place, name in enumerate(["params", *slots]):
-            close(got[:, place * dim:(place + 1) * dim], data[name][step])
+            close(got[:, place * dim : (place + 1) * dim], data[name][step])
 
 
 def close(got: NDArray[np.float32], wanted: NDArray[np.float32], relative: float = 0) -> None:

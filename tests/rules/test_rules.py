@@ -35,16 +35,24 @@ def test_types_survive_the_journey() -> None:
     assert make_rule("rmsprop", RMSProp(centered=True).hyperparameters()) == RMSProp(centered=True)
 
 
-@pytest.mark.parametrize(("name", "values", "quoted"), [
-    ("adam", {"beta1": 1.0}, r"beta1 is 1\.0"), ("adam", {"beta2": -0.1}, r"beta2 is -0\.1"),
-    ("adam", {"epsilon": -1e-8}, "epsilon is -1e-08"), ("adam", {"beta1": math.nan}, "beta1 is nan"),
-    ("ftrl", {"lr_power": 0.5}, r"lr_power is 0\.5"), ("ftrl", {"l1": -1.0}, r"l1 is -1\.0"),
-    ("momentum", {"momentum": 1.5}, r"momentum is 1\.5"), ("asgd", {"batch_num": 0.0}, "batch_num is 0"),
-    ("adagrad", {"initial_accumulator_value": -0.5}, r"initial_accumulator_value is -0\.5"),
-    ("lamb", {"weight_decay": math.inf}, "weight_decay is inf"),
-    ("rprop", {"eta_plus": 0.9}, r"eta_plus is 0\.9"), ("rmsprop", {"rho": 2.0}, r"rho is 2\.0"),
-    ("sgd", {"speed": 1.0}, "no hyperparameter 'speed'"),
-])
+@pytest.mark.parametrize(
+    ("name", "values", "quoted"),
+    [
+        ("adam", {"beta1": 1.0}, r"beta1 is 1\.0"),
+        ("adam", {"beta2": -0.1}, r"beta2 is -0\.1"),
+        ("adam", {"epsilon": -1e-8}, "epsilon is -1e-08"),
+        ("adam", {"beta1": math.nan}, "beta1 is nan"),
+        ("ftrl", {"lr_power": 0.5}, r"lr_power is 0\.5"),
+        ("ftrl", {"l1": -1.0}, r"l1 is -1\.0"),
+        ("momentum", {"momentum": 1.5}, r"momentum is 1\.5"),
+        ("asgd", {"batch_num": 0.0}, "batch_num is 0"),
+        ("adagrad", {"initial_accumulator_value": -0.5}, r"initial_accumulator_value is -0\.5"),
+        ("lamb", {"weight_decay": math.inf}, "weight_decay is inf"),
+        ("rprop", {"eta_plus": 0.9}, r"eta_plus is 0\.9"),
+        ("rmsprop", {"rho": 2.0}, r"rho is 2\.0"),
+        ("sgd", {"speed": 1.0}, "no hyperparameter 'speed'"),
+    ],
+)
 def test_bad_hyperparameters_are_refused(name: str, values: dict[str, float], quoted: str) -> None:
     """The message quotes the value and says which are allowed."""
     with pytest.raises(ConfigError, match=quoted):

@@ -24,18 +24,28 @@ class Peer:
         self.shard: Any = stubs[0].ShardStub(channel)
         self.coordinator: Any = stubs[1].CoordinatorStub(channel)
 
-    def join(self, worker: int, mode: shard_pb2.Mode = shard_pb2.MODE_ASYNC, workers: int = 1) -> int:
+    def join(
+        self, worker: int, mode: shard_pb2.Mode = shard_pb2.MODE_ASYNC, workers: int = 1
+    ) -> int:
         """Begin a life."""
-        life: int = self.coordinator.Register(coordinator_pb2.RegisterRequest(
-            worker=worker, boot=worker + 7, workers=workers)).incarnation
+        life: int = self.coordinator.Register(
+            coordinator_pb2.RegisterRequest(worker=worker, boot=worker + 7, workers=workers)
+        ).incarnation
         self.shard.Join(shard_pb2.JoinRequest(worker=worker, incarnation=life, mode=mode))
         return life
 
     def create(self, name: str, kind: str, shape: tuple[int, ...], value: bytes = b"") -> int:
         """Make a table under SGD whose rows start at zero."""
-        table: int = self.shard.CreateTable(shard_pb2.CreateTableRequest(value=value, spec=(
-            shard_pb2.TableSpec(name=name, kind=kind, shape=shape, rule="sgd",
-                                initializer="constant")))).table
+        table: int = self.shard.CreateTable(
+            shard_pb2.CreateTableRequest(
+                value=value,
+                spec=(
+                    shard_pb2.TableSpec(
+                        name=name, kind=kind, shape=shape, rule="sgd", initializer="constant"
+                    )
+                ),
+            )
+        ).table
         return table
 
 

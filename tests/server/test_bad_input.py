@@ -42,27 +42,41 @@ class Victim:
         self.whole = peer.create("whole", "dense", (4,), struct.pack("<4f", 1, 2, 3, 4))
         self.send("Shard/Push", self.push(self.rows, CONTENT_ID_ROWS, 2, IDS + ROWS))
 
-    def push(self, table: int, content: int, count: int, payload: bytes, sequence: int = 1,
-             life: int | None = None, worker: int = 0) -> bytes:
+    def push(
+        self,
+        table: int,
+        content: int,
+        count: int,
+        payload: bytes,
+        sequence: int = 1,
+        life: int | None = None,
+        worker: int = 0,
+    ) -> bytes:
         """A push of one segment."""
-        header = Header(worker=worker, incarnation=self.life if life is None else life,
-                        sequence=sequence)
+        header = Header(
+            worker=worker, incarnation=self.life if life is None else life, sequence=sequence
+        )
         header.segments.add(table=table, content=content, count=count, learning_rate=1)
         return Frame(header=header, payload=payload).SerializeToString()
 
     def send(self, method: str, message: bytes) -> bytes:
         """Bytes as they are."""
         answer: bytes = self.peer.channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
-            message, timeout=20)
+            message, timeout=20
+        )
         return answer
 
     def state(self) -> list[bytes]:
         """All there is: tables with their steps, and the server's counts of pushes."""
-        pages = [self.peer.shard.ReadState(shard_pb2.StateRequest(table=table, limit=100))
-                 for table in (self.rows, self.whole)]
+        pages = [
+            self.peer.shard.ReadState(shard_pb2.StateRequest(table=table, limit=100))
+            for table in (self.rows, self.whole)
+        ]
         status = self.peer.shard.Status(shard_pb2.StatusRequest())
-        return [*(page.SerializeToString() for page in pages),
-                repr((status.pushes, len(status.tables))).encode()]
+        return [
+            *(page.SerializeToString() for page in pages),
+            repr((status.pushes, len(status.tables))).encode(),
+        ]
 
     def refuses(self, method: str, message: bytes, text: str) -> None:
         """The message gets an error with that text, one sentence, and changes nothing."""
@@ -88,7 +102,10 @@ def test_pushes_that_lie(victim: Victim) -> None:
     good = victim.push(whole, CONTENT_VALUES, 4, bytes(16), sequence=2)
     for message, text in [
         (victim.push(77, CONTENT_VALUES, 4, bytes(16)), "table 0x4d is unknown to server 0"),
-        (victim.push(whole, CONTENT_VALUES, 2, bytes(8)), r"holds 4 values, the gradient .* \(2,\)"),
+        (
+            victim.push(whole, CONTENT_VALUES, 2, bytes(8)),
+            r"holds 4 values, the gradient .* \(2,\)",
+        ),
         (victim.push(whole, CONTENT_ID_ROWS, 2, IDS + ROWS), "'whole' is dense; its segment"),
         (victim.push(whole, CONTENT_UNSPECIFIED, 0, b""), "'whole' is dense; its segment"),
         (victim.push(rows, CONTENT_VALUES, 6, ROWS), "'rows' is sparse; its segment"),
@@ -97,7 +114,10 @@ def test_pushes_that_lie(victim: Victim) -> None:
         (victim.push(rows, CONTENT_ID_ROWS, 1, IDS + ROWS), "segments take 24 bytes"),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS[:8] * 2 + ROWS), "names id .* twice"),
         (good[:-3], "announces a field of 16 bytes, but only 13 follow"),
-        (b"\x12" + b"\xff\xff\xff\xff\xff\x1f" + b"abc", "announces a field of 1099511627775 bytes"),
+        (
+            b"\x12" + b"\xff\xff\xff\xff\xff\x1f" + b"abc",
+            "announces a field of 1099511627775 bytes",
+        ),
         (b"\xff" * 40, "more than 10 bytes"),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, sequence=9), "push 2 has not arrived"),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=9), "life 9 .* has not joined"),
@@ -111,7 +131,9 @@ def test_pushes_that_lie(victim: Victim) -> None:
 def elements(victim: Victim, count: int, payload: bytes, **fields: Any) -> bytes:
     """A push of elements of the dense table."""
     header = Header(incarnation=victim.life, sequence=2)
-    header.segments.add(table=victim.whole, content=CONTENT_ELEMENTS, count=count, learning_rate=1, **fields)
+    header.segments.add(
+        table=victim.whole, content=CONTENT_ELEMENTS, count=count, learning_rate=1, **fields
+    )
     return Frame(header=header, payload=payload).SerializeToString()
 
 
@@ -121,23 +143,49 @@ def test_elements_that_lie(victim: Victim) -> None:
     for message, text in [
         (elements(victim, 2, struct.pack("<2I", 3, 3) + floats), "position 3 comes after 3"),
         (elements(victim, 2, struct.pack("<2I", 3, 1) + floats), "position 1 comes after 3"),
-        (elements(victim, 2, struct.pack("<2I", 3, 4) + floats), "positions 0 to 3 here; 4 is not one"),
+        (
+            elements(victim, 2, struct.pack("<2I", 3, 4) + floats),
+            "positions 0 to 3 here; 4 is not one",
+        ),
         (elements(victim, 2, struct.pack("<2I", 0, 2**32 - 1) + floats), "4294967295 is not one"),
         (elements(victim, 3, struct.pack("<2I", 0, 1) + floats), "announces 12 bytes"),
         (elements(victim, 2**61, struct.pack("<2I", 0, 1) + floats), "announces"),
         (elements(victim, 1, struct.pack("<2I", 0, 1) + floats), "segments take 8 bytes"),
-        (elements(victim, 2, struct.pack("<2I", 0, 1) + floats + bytes(8), precision=1), "segments take"),
-        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=9), "precision 9"),
-        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=-1), "-1.0"),
-        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2,
-                  scale=float("nan")), "nan"),
-        (elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=1e-300),
-         "1e-300"),
+        (
+            elements(victim, 2, struct.pack("<2I", 0, 1) + floats + bytes(8), precision=1),
+            "segments take",
+        ),
+        (
+            elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=9),
+            "precision 9",
+        ),
+        (
+            elements(victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=-1),
+            "-1.0",
+        ),
+        (
+            elements(
+                victim,
+                2,
+                struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4),
+                precision=2,
+                scale=float("nan"),
+            ),
+            "nan",
+        ),
+        (
+            elements(
+                victim, 2, struct.pack("<2I2H", 0, 1, 0, 0) + bytes(4), precision=2, scale=1e-300
+            ),
+            "1e-300",
+        ),
         (victim.push(victim.rows, CONTENT_ELEMENTS, 2, IDS), "'rows' is sparse; its segment"),
     ]:
         victim.refuses("Shard/Push", message, text)
-    victim.send("Shard/Push", elements(victim, 2, struct.pack("<2I2e", 1, 3, 4, 8) + bytes(4),
-                                       precision=2, scale=4))
+    victim.send(
+        "Shard/Push",
+        elements(victim, 2, struct.pack("<2I2e", 1, 3, 4, 8) + bytes(4), precision=2, scale=4),
+    )
     page = victim.peer.shard.ReadState(shard_pb2.StateRequest(table=victim.whole, limit=9))
     assert np.frombuffer(page.payload, "<f4").tolist() == [1, 1, 3, 2]
 
@@ -149,8 +197,12 @@ def test_an_empty_frame_is_a_push_of_nothing(victim: Victim) -> None:
 
 def test_nan_gradients_are_the_users_own(victim: Victim) -> None:
     """A NaN in a gradient is applied: the server does not judge values."""
-    victim.send("Shard/Push", victim.push(victim.whole, CONTENT_VALUES, 4,
-                                          struct.pack("<4f", np.nan, 0, 0, 0), sequence=2))
+    victim.send(
+        "Shard/Push",
+        victim.push(
+            victim.whole, CONTENT_VALUES, 4, struct.pack("<4f", np.nan, 0, 0, 0), sequence=2
+        ),
+    )
     page = victim.peer.shard.ReadState(shard_pb2.StateRequest(table=victim.whole, limit=9))
     assert np.isnan(np.frombuffer(page.payload, "<f4")).tolist() == [True, False, False, False]
 
@@ -170,10 +222,18 @@ def test_pulls_that_lie(victim: Victim) -> None:
 def table(**fields: Any) -> bytes:
     """A request for a table that differs from a good one in these fields."""
     value = fields.pop("value", b"")
-    good = {"name": "new", "kind": "sparse", "shape": (3,), "rule": "sgd",
-            "initializer": "constant"}
-    return bytes(shard_pb2.CreateTableRequest(
-        spec=shard_pb2.TableSpec(**(good | fields)), value=value).SerializeToString())
+    good = {
+        "name": "new",
+        "kind": "sparse",
+        "shape": (3,),
+        "rule": "sgd",
+        "initializer": "constant",
+    }
+    return bytes(
+        shard_pb2.CreateTableRequest(
+            spec=shard_pb2.TableSpec(**(good | fields)), value=value
+        ).SerializeToString()
+    )
 
 
 def test_tables_that_cannot_be(victim: Victim) -> None:
@@ -201,9 +261,12 @@ def test_tables_that_cannot_be(victim: Victim) -> None:
 
 def test_states_that_lie(victim: Victim) -> None:
     """A state of another length is refused, and the good one beside it is not written either."""
-    header = Header(segments=[
-        Segment(table=victim.rows, content=CONTENT_STATE, count=1, step=5),
-        Segment(table=victim.whole, content=CONTENT_STATE, count=2, step=5)])
+    header = Header(
+        segments=[
+            Segment(table=victim.rows, content=CONTENT_STATE, count=1, step=5),
+            Segment(table=victim.whole, content=CONTENT_STATE, count=2, step=5),
+        ]
+    )
     payload = struct.pack("<q3fi", 5, 1, 1, 1, 0) + struct.pack("<2f", 1, 1)
     message = frame.encode(header, [payload])
     victim.refuses("Shard/WriteState", message, "holds 4 values, the state has 2")
@@ -220,10 +283,17 @@ def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:
         ("Shard/Leave", shard_pb2.LeaveRequest(worker=7), "worker 7 has not joined"),
         ("Coordinator/Register", coordinator_pb2.RegisterRequest(worker=9, workers=1), "worker 9"),
         ("Coordinator/Barrier", coordinator_pb2.BarrierRequest(worker=9), "worker 9"),
-        ("Coordinator/Barrier", coordinator_pb2.BarrierRequest(incarnation=1, number=5), "meeting 5"),
+        (
+            "Coordinator/Barrier",
+            coordinator_pb2.BarrierRequest(incarnation=1, number=5),
+            "meeting 5",
+        ),
         ("Coordinator/AllReduce", reduce(incarnation=1, number=1, dtype="object"), "'object'"),
-        ("Coordinator/AllReduce", reduce(incarnation=1, number=1, dtype="int32", shape=[2**40, 2**20]),
-         "announces 4611686018427387904 bytes and brings 0"),
+        (
+            "Coordinator/AllReduce",
+            reduce(incarnation=1, number=1, dtype="int32", shape=[2**40, 2**20]),
+            "announces 4611686018427387904 bytes and brings 0",
+        ),
         ("Shard/ReadState", shard_pb2.StateRequest(table=3), "table 0x3 is unknown"),
         ("Shard/Save", shard_pb2.SaveRequest(path=f"{tmp_path}/none"), "none"),
         ("Shard/Load", shard_pb2.LoadRequest(path=f"{tmp_path}/none"), "holds no manifest"),
@@ -231,15 +301,25 @@ def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:
         victim.refuses(method, request.SerializeToString(), text)
 
 
-METHODS = ["Shard/Push", "Shard/Pull", "Shard/Join", "Shard/CreateTable", "Shard/ReadState",
-           "Shard/WriteState", "Coordinator/Register", "Coordinator/AllReduce"]
+METHODS = [
+    "Shard/Push",
+    "Shard/Pull",
+    "Shard/Join",
+    "Shard/CreateTable",
+    "Shard/ReadState",
+    "Shard/WriteState",
+    "Coordinator/Register",
+    "Coordinator/AllReduce",
+]
 
 
-@settings(max_examples=300, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.sampled_from(METHODS), st.binary(max_size=80), st.integers(0, 200), st.integers(0, 255))
-def test_no_bytes_bring_a_server_down(victim: Victim, method: str, noise: bytes, at: int,
-                                      byte: int) -> None:
+def test_no_bytes_bring_a_server_down(
+    victim: Victim, method: str, noise: bytes, at: int, byte: int
+) -> None:
     """Random bytes, and a good push with a byte changed, get an answer or an error of one line."""
     changed = bytearray(victim.push(victim.whole, CONTENT_VALUES, 4, bytes(16), sequence=1))
     changed[at % len(changed)] = byte

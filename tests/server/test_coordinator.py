@@ -24,7 +24,8 @@ def registered(workers: int) -> Coordinator:
     """A coordinator whose workers have the lives 1, 2, 3, ..."""
     coordinator = Coordinator(workers)
     assert [coordinator.register(w, w + 100, workers) for w in range(workers)] == [
-        *range(1, workers + 1)]
+        *range(1, workers + 1)
+    ]
     return coordinator
 
 
@@ -79,8 +80,9 @@ def test_a_reduction_goes_in_worker_order(mode: str, wanted: float) -> None:
     """Whatever the order of arrival, values are combined from worker 0 up."""
     coordinator = registered(3)
     values = [1e8, -1e8, 1.0]
-    outcomes = [o for w in (2, 0, 1)
-                for o in coordinator.arrive(reduction(w, [values[w]], mode), f"c{w}")]
+    outcomes = [
+        o for w in (2, 0, 1) for o in coordinator.arrive(reduction(w, [values[w]], mode), f"c{w}")
+    ]
     assert [o.value for o in outcomes if isinstance(o, Release)] == [np.float32(wanted)] * 3
 
 

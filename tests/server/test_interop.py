@@ -23,8 +23,10 @@ from psfleet.wire.v1.frame_pb2 import (
 
 def push(life: int, sequence: int, *segments: Segment, payload: bytes) -> Frame:
     """A push of worker 0."""
-    return Frame(payload=payload, header=Header(incarnation=life, sequence=sequence,
-                                                segments=segments, samples=4, loss=0.5))
+    return Frame(
+        payload=payload,
+        header=Header(incarnation=life, sequence=sequence, segments=segments, samples=4, loss=0.5),
+    )
 
 
 def padded(*arrays: "np.ndarray[Any, Any]") -> bytes:
@@ -39,16 +41,31 @@ def test_a_stock_client_trains(peer: Any) -> None:
     rows = peer.create("rows", "sparse", (3,))
     whole = peer.create("whole", "dense", (5,), struct.pack("<5f", *range(5)))
     ids = np.array([9, -1, 2**62], "<i8")
-    pushed = push(life, 1, Segment(table=whole, content=CONTENT_VALUES, count=5, learning_rate=1),
-                  Segment(table=rows, content=CONTENT_ID_ROWS, count=3, learning_rate=0.5),
-                  payload=padded(np.ones(5, "<f4")) + padded(ids, np.ones((3, 3), "<f4")))
+    pushed = push(
+        life,
+        1,
+        Segment(table=whole, content=CONTENT_VALUES, count=5, learning_rate=1),
+        Segment(table=rows, content=CONTENT_ID_ROWS, count=3, learning_rate=0.5),
+        payload=padded(np.ones(5, "<f4")) + padded(ids, np.ones((3, 3), "<f4")),
+    )
     for _ in range(2):  # a repeat gets the same answer and no effect
         assert peer.shard.Push(pushed).header.outcome == OUTCOME_APPLIED
-    answer = peer.shard.Pull(Frame(payload=ids.tobytes(), header=Header(incarnation=life, segments=[
-        Segment(table=rows, content=CONTENT_IDS, count=3),
-        Segment(table=whole, content=CONTENT_WHOLE)])))
+    answer = peer.shard.Pull(
+        Frame(
+            payload=ids.tobytes(),
+            header=Header(
+                incarnation=life,
+                segments=[
+                    Segment(table=rows, content=CONTENT_IDS, count=3),
+                    Segment(table=whole, content=CONTENT_WHOLE),
+                ],
+            ),
+        )
+    )
     assert [(s.table, s.content, s.count) for s in answer.header.segments] == [
-        (rows, CONTENT_ROWS, 3), (whole, CONTENT_VALUES, 5)]
+        (rows, CONTENT_ROWS, 3),
+        (whole, CONTENT_VALUES, 5),
+    ]
     values = np.frombuffer(answer.payload, "<f4")
     np.testing.assert_array_equal(values[:9], np.full(9, -0.5))
     np.testing.assert_array_equal(values[10:15], np.arange(5) - 1)  # after 4 bytes that fill up
@@ -79,6 +96,9 @@ def test_a_stock_client_meets(peer: Any, name: str) -> None:
     life = peer.join(0)
     peer.coordinator.Barrier(coordinator_pb2.BarrierRequest(incarnation=life, number=1))
     value = np.arange(4, dtype=name).tobytes()
-    reply = peer.coordinator.AllReduce(coordinator_pb2.AllReduceRequest(
-        incarnation=life, number=2, mode="max", dtype=name, shape=[2, 2], value=value))
+    reply = peer.coordinator.AllReduce(
+        coordinator_pb2.AllReduceRequest(
+            incarnation=life, number=2, mode="max", dtype=name, shape=[2, 2], value=value
+        )
+    )
     assert reply.value == value

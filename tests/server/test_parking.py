@@ -52,8 +52,9 @@ class Station:
     def until(self, waiting: int = 0, expired: int = 0) -> None:
         """Wait until so many calls are parked and expired."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.waiting) >= waiting
-                                         and len(self.expired) >= expired, 20)
+            assert self.changed.wait_for(
+                lambda: len(self.waiting) >= waiting and len(self.expired) >= expired, 20
+            )
 
 
 @pytest.fixture
@@ -67,8 +68,13 @@ def channel(station: Station) -> Iterator[grpc.Channel]:
     """A channel to a server with POOL threads."""
     pool = ThreadPoolExecutor(POOL)
     server = grpc.server(pool)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {
-        "Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}),))
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                "test", {"Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}
+            ),
+        )
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     station.deadlines.start()
     server.start()
@@ -130,10 +136,13 @@ def test_calls_expire_in_order_of_their_deadlines(station: Station, channel: grp
     assert long.result(timeout=10) == b"gone"
 
 
-@pytest.mark.parametrize(("request_", "text"), [
-    (b"fail", "no"), (b"crash", "the server failed: RuntimeError: a bug; see its log")])
-def test_an_error_in_a_handler_is_the_answer(channel: grpc.Channel, request_: bytes,
-                                             text: str) -> None:
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [(b"fail", "no"), (b"crash", "the server failed: RuntimeError: a bug; see its log")],
+)
+def test_an_error_in_a_handler_is_the_answer(
+    channel: grpc.Channel, request_: bytes, text: str
+) -> None:
     """A psfleet error travels as it is; a bug becomes one sentence and leaves its trace in the log."""
     with pytest.raises(grpc.RpcError) as caught:
         call(channel, "Wait")(request_, timeout=10)

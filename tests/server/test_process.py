@@ -15,14 +15,21 @@ import pytest
 
 from psfleet.testing.local_fleet import LocalFleet
 
-ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
-       "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+ENV = {
+    **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
+    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+}
 
 
 def start(*arguments: str, **variables: str) -> "subprocess.Popen[str]":
     """psfleet-server with these arguments."""
-    return subprocess.Popen([sys.executable, "-m", "psfleet_server", *arguments], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV | variables)
+    return subprocess.Popen(
+        [sys.executable, "-m", "psfleet_server", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENV | variables,
+    )
 
 
 def refused(*arguments: str, **variables: str) -> str:
@@ -39,8 +46,16 @@ def refused(*arguments: str, **variables: str) -> str:
 @pytest.fixture
 def ready(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
     """A running server and its folder."""
-    with start("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1",
-               "--ready-file", f"{tmp_path}/ready") as process:
+    with start(
+        "--index",
+        "0",
+        "--servers",
+        f"unix:{tmp_path}/s",
+        "--workers",
+        "1",
+        "--ready-file",
+        f"{tmp_path}/ready",
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -57,13 +72,17 @@ def test_a_ready_server_says_where(ready: tuple["subprocess.Popen[str]", Path]) 
     while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert json.loads((folder / "ready").read_text()) == {
-        "index": 0, "endpoint": f"unix:{folder}/s", "pid": process.pid}
+        "index": 0,
+        "endpoint": f"unix:{folder}/s",
+        "pid": process.pid,
+    }
     assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(ready: tuple["subprocess.Popen[str]", Path],
-                                   number: signal.Signals) -> None:
+def test_a_signal_ends_it_in_order(
+    ready: tuple["subprocess.Popen[str]", Path], number: signal.Signals
+) -> None:
     """SIGTERM and SIGINT: exit code 0, no message, no socket left."""
     process, folder = ready
     process.send_signal(number)
@@ -102,18 +121,26 @@ def test_a_port_in_use_is_refused() -> None:
     assert f"cannot listen on '127.0.0.1:{port}': Address already in use" in err
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    (["--workers", "1"], "PSFLEET_SERVERS is empty"),
-    (["--servers", ",", "--workers", "1"], "PSFLEET_SERVERS is empty"),
-    (["--servers", "here", "--workers", "1"], "endpoint 'here' is neither unix:/path nor host:port"),
-    (["--servers", "unix:/tmp/x", "--workers", "0"], "needs at least 1 worker"),
-    (["--servers", "unix:/tmp/x", "--workers", "two"], "PSFLEET_WORKERS is 'two'"),
-    (["--servers", "unix:/tmp/x", "--workers", "1", "--index", "1"], "PSFLEET_RANK is 1"),
-    (["--servers", "unix:/nowhere/x", "--workers", "1"], "its folder does not exist"),
-    (["--servers", f"unix:/tmp/{'x' * 120}", "--workers", "1"], "the limit is 107"),
-    (["--servers", "unix:/tmp/psfleet-none", "--workers", "1", "--load", "/nowhere"],
-     "holds no manifest.json"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--workers", "1"], "PSFLEET_SERVERS is empty"),
+        (["--servers", ",", "--workers", "1"], "PSFLEET_SERVERS is empty"),
+        (
+            ["--servers", "here", "--workers", "1"],
+            "endpoint 'here' is neither unix:/path nor host:port",
+        ),
+        (["--servers", "unix:/tmp/x", "--workers", "0"], "needs at least 1 worker"),
+        (["--servers", "unix:/tmp/x", "--workers", "two"], "PSFLEET_WORKERS is 'two'"),
+        (["--servers", "unix:/tmp/x", "--workers", "1", "--index", "1"], "PSFLEET_RANK is 1"),
+        (["--servers", "unix:/nowhere/x", "--workers", "1"], "its folder does not exist"),
+        (["--servers", f"unix:/tmp/{'x' * 120}", "--workers", "1"], "the limit is 107"),
+        (
+            ["--servers", "unix:/tmp/psfleet-none", "--workers", "1", "--load", "/nowhere"],
+            "holds no manifest.json",
+        ),
+    ],
+)
 def test_what_cannot_be_meant_is_one_sentence(arguments: list[str], text: str) -> None:
     """Bad arguments end with code 2 and say what is wrong."""
     assert text in refused("--index", "0", *arguments)
@@ -122,8 +149,11 @@ def test_what_cannot_be_meant_is_one_sentence(arguments: list[str], text: str) -
 
 def test_the_environment_says_the_same(tmp_path: Path) -> None:
     """Without arguments the server reads PSFLEET_*, or the reference's names."""
-    own = {"PADDLE_PSERVERS_IP_PORT_LIST": f"unix:{tmp_path}/s", "PADDLE_TRAINERS_NUM": "1",
-           "PSFLEET_RANK": "0"}
+    own = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": f"unix:{tmp_path}/s",
+        "PADDLE_TRAINERS_NUM": "1",
+        "PSFLEET_RANK": "0",
+    }
     with start(**own) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")

@@ -14,7 +14,7 @@ def test_ranges_partition_the_array(size: int, servers: int, name: str) -> None:
     """Every value belongs to exactly one server, in contiguous runs of whole blocks."""
     spec = TableSpec(name, "dense", (size,), SGD())
     ranges = sorted(r for r in dense_ranges(spec, servers) if r[0] < r[1])
-    assert [low for low, _ in ranges] == [0, *(high for _, high in ranges)][:len(ranges)]
+    assert [low for low, _ in ranges] == [0, *(high for _, high in ranges)][: len(ranges)]
     assert sum(high - low for low, high in ranges) == size
     assert all(low % BLOCK == 0 for low, _ in ranges)
 
@@ -34,5 +34,7 @@ def test_elements_go_where_their_values_are(places: set[int], servers: int) -> N
     positions = np.array(sorted(places), np.int64)
     dealt = [positions[part] for part in deal_elements(positions, ranges)]
     assert sum(len(part) for part in dealt) == len(places)
-    assert all(((low <= part) & (part < high)).all()
-               for part, (low, high) in zip(dealt, ranges, strict=True))
+    assert all(
+        ((low <= part) & (part < high)).all()
+        for part, (low, high) in zip(dealt, ranges, strict=True)
+    )

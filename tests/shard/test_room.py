@@ -39,8 +39,9 @@ def make(mode: Mode, workers: int = 1) -> Shard:
 
 def push(sequence: int, ids: list[int], worker: int = 0) -> Push:
     values = np.ones((len(ids), 2), np.float32)
-    gradients = tuple(Gradient(spec.key, values, np.array(ids, np.int64), 0.1)
-                      for spec in (OTHER, ROWS))
+    gradients = tuple(
+        Gradient(spec.key, values, np.array(ids, np.int64), 0.1) for spec in (OTHER, ROWS)
+    )
     return Push(worker, 1, sequence, gradients)
 
 
@@ -83,7 +84,9 @@ def test_write_is_refused_whole(mode: Mode) -> None:
     """A write of several parts that do not fit together sets none, whatever is held."""
     shard = make(mode)
     shard.handle(push(1, [1, 2]), "a")
-    parts = [State(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids)) for ids in ([3, 4], [5, 6])]
+    parts = [
+        State(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids)) for ids in ([3, 4], [5, 6])
+    ]
     before = sizes(shard)
     assert refused(shard.handle(Write(tuple(parts), 0, 1, 1), "b"))
     assert (sizes(shard), shard.writes) == (before, {0: 0})

@@ -59,7 +59,9 @@ def weights(shard: Shard) -> list[float]:
 
 def outcome(instructions: list[Instruction]) -> object:
     first = instructions[0]
-    return type(first.error) if isinstance(first, Refuse) else getattr(first, "outcome", type(first))
+    return (
+        type(first.error) if isinstance(first, Refuse) else getattr(first, "outcome", type(first))
+    )
 
 
 def test_round_closes_when_every_member_has_committed(shards: list[Shard]) -> None:
@@ -168,9 +170,14 @@ def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
 
 def random_events(rng: random.Random, workers: int, rounds: int) -> Iterator[tuple[Event, str]]:
     """Every worker's calls in some order, each of them repeated now and then."""
-    streams = [[event for number in range(1, rounds + 1)
-                for event in (dense_push(w, number, (w + 1) / number), Pull(w, 1, (), commit=number))]
-               for w in range(workers)]
+    streams = [
+        [
+            event
+            for number in range(1, rounds + 1)
+            for event in (dense_push(w, number, (w + 1) / number), Pull(w, 1, (), commit=number))
+        ]
+        for w in range(workers)
+    ]
     position = [0] * workers
     while any(position[w] < len(streams[w]) for w in range(workers)):
         worker = rng.choice([w for w in range(workers) if position[w] < len(streams[w])])

@@ -32,8 +32,11 @@ def push(table: SparseTable, ids: NDArray[np.int64]) -> None:
 
 def rows(*tables: SparseTable) -> dict[int, bytes]:
     pages = [table.state(0, len(table)) for table in tables]
-    return {id_: row.tobytes() for ids, values in pages
-            for id_, row in zip(ids.tolist(), values, strict=True)}
+    return {
+        id_: row.tobytes()
+        for ids, values in pages
+        for id_, row in zip(ids.tolist(), values, strict=True)
+    }
 
 
 def test_part_of_the_unknown_ids_gets_a_row() -> None:
@@ -84,8 +87,14 @@ def test_a_certain_entry_is_none() -> None:
 
 def test_another_table_or_seed_draws_anew() -> None:
     """Which ids get a row differs by the table's name and seed."""
-    tables = [SparseTable(spec) for spec in (SPEC, dataclasses.replace(SPEC, seed=4),
-                                             dataclasses.replace(SPEC, name="other"))]
+    tables = [
+        SparseTable(spec)
+        for spec in (
+            SPEC,
+            dataclasses.replace(SPEC, seed=4),
+            dataclasses.replace(SPEC, name="other"),
+        )
+    ]
     for table in tables:
         push(table, IDS)
     known = [set(rows(table)) for table in tables]

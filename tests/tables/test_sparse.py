@@ -17,9 +17,12 @@ from psfleet.tables.spec import Initializer, TableSpec
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-EDGES = [0, -1, 1, 2**63 - 1, -2**63]
-IDS = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(-2**63, 2**63 - 1),
-                         st.integers(0, 300)), max_size=200, unique=True)
+EDGES = [0, -1, 1, 2**63 - 1, -(2**63)]
+IDS = st.lists(
+    st.one_of(st.sampled_from(EDGES), st.integers(-(2**63), 2**63 - 1), st.integers(0, 300)),
+    max_size=200,
+    unique=True,
+)
 SPEC = TableSpec("rows", "sparse", (3,), Adagrad(initial_accumulator_value=0.5), seed=4)
 WIDTH = 6  # weights and the accumulator
 
@@ -55,7 +58,7 @@ class Model(RuleBasedStateMachine):
     @rule(count=st.integers(1000, 8000), seed=st.integers(0, 999))
     def push_many(self, count: int, seed: int) -> None:
         random = np.random.default_rng(seed)
-        self.apply(np.unique(random.integers(-2**63, 2**63 - 1, count)), seed)
+        self.apply(np.unique(random.integers(-(2**63), 2**63 - 1, count)), seed)
 
     def apply(self, ids: Ids, seed: int) -> None:
         gradients = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
@@ -108,15 +111,17 @@ def test_growth_through_many_doublings() -> None:
     """200,000 rows added in small and large pushes are all there, each with its own values."""
     spec = TableSpec("t", "sparse", (2,), SGD(), initializer=Initializer("constant", 1.0))
     table = SparseTable(spec)
-    ids = np.unique(np.random.default_rng(0).integers(-2**63, 2**63 - 1, 200_000))
+    ids = np.unique(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 200_000))
     shuffled = np.random.default_rng(1).permutation(ids)
     for start in range(0, len(ids), 7001):
-        part = shuffled[start:start + 7001]
+        part = shuffled[start : start + 7001]
         table.push(part, np.stack([part % 1000, part % 77], axis=1).astype(np.float32), 1.0)
     assert len(table) == len(ids)
     got, rows = table.state(0, len(ids))
     np.testing.assert_array_equal(got, ids)
-    np.testing.assert_array_equal(rows, 1 - np.stack([ids % 1000, ids % 77], axis=1).astype(np.float32))
+    np.testing.assert_array_equal(
+        rows, 1 - np.stack([ids % 1000, ids % 77], axis=1).astype(np.float32)
+    )
 
 
 def test_churn_reuses_memory() -> None:

@@ -11,13 +11,26 @@ from psfleet.errors import FrameError
 from psfleet.wire import frame
 from psfleet.wire.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
 
-HEADER = Header(worker=3, incarnation=7, sequence=9, samples=128, loss=0.25,
-                segments=[Segment(table=2**63 + 5, content=CONTENT_VALUES, count=6, step=2)])
+HEADER = Header(
+    worker=3,
+    incarnation=7,
+    sequence=9,
+    samples=128,
+    loss=0.25,
+    segments=[Segment(table=2**63 + 5, content=CONTENT_VALUES, count=6, step=2)],
+)
 
-headers = st.builds(Header, worker=st.integers(0, 2**32 - 1), incarnation=st.integers(0, 2**64 - 1),
-                    sequence=st.integers(0, 2**64 - 1), samples=st.integers(0, 2**64 - 1),
-                    segments=st.lists(st.builds(Segment, table=st.integers(0, 2**64 - 1),
-                                                count=st.integers(0, 2**64 - 1)), max_size=5))
+headers = st.builds(
+    Header,
+    worker=st.integers(0, 2**32 - 1),
+    incarnation=st.integers(0, 2**64 - 1),
+    sequence=st.integers(0, 2**64 - 1),
+    samples=st.integers(0, 2**64 - 1),
+    segments=st.lists(
+        st.builds(Segment, table=st.integers(0, 2**64 - 1), count=st.integers(0, 2**64 - 1)),
+        max_size=5,
+    ),
+)
 payloads = st.binary(max_size=300)
 
 
@@ -71,8 +84,9 @@ def test_unknown_fields_and_any_order_are_read() -> None:
 
 def test_a_header_in_two_parts_is_merged() -> None:
     """Protobuf merges a message field that is given twice; so does decode."""
-    message = b"".join(Frame(header=part).SerializeToString()
-                       for part in (Header(worker=1), Header(sequence=2)))
+    message = b"".join(
+        Frame(header=part).SerializeToString() for part in (Header(worker=1), Header(sequence=2))
+    )
     assert frame.decode(message)[0] == Header(worker=1, sequence=2)
 
 

@@ -24,8 +24,13 @@ print(faults())
 
 def faults(word: str) -> int:
     """Page faults of 20 buffers of 64 MB in another thread than the main one."""
-    run = subprocess.run([sys.executable, "-c", FAULTS, word], capture_output=True, text=True,
-                         check=True, env={"PATH": "/usr/bin"} | _python_path())
+    run = subprocess.run(
+        [sys.executable, "-c", FAULTS, word],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin"} | _python_path(),
+    )
     return int(run.stdout)
 
 

@@ -39,8 +39,10 @@ def through(pieces: list[Piece], read: Callable[..., Any]) -> Any:
 
 def test_gradients_come_back() -> None:
     """Sparse and dense gradients of one push come back equal, in order, and without a copy."""
-    sent = [Gradient(DENSE.key, np.arange(7, dtype=np.float32), None, 0.5),
-            Gradient(SPARSE.key, ROWS, IDS, 0.1)]
+    sent = [
+        Gradient(DENSE.key, np.arange(7, dtype=np.float32), None, 0.5),
+        Gradient(SPARSE.key, ROWS, IDS, 0.1),
+    ]
     got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
     for before, after in zip(sent, got, strict=True):
         assert (before.table, before.learning_rate) == (after.table, after.learning_rate)
@@ -53,13 +55,17 @@ def test_gradients_come_back() -> None:
 
 def test_reads_and_values_come_back() -> None:
     """A pull's reads and its answer come back equal."""
-    sparse, dense = through([segments.write_read(Read(SPARSE.key, IDS)),
-                             segments.write_read(Read(DENSE.key))], segments.read_reads)
+    sparse, dense = through(
+        [segments.write_read(Read(SPARSE.key, IDS)), segments.write_read(Read(DENSE.key))],
+        segments.read_reads,
+    )
     assert dense == Read(DENSE.key)
     np.testing.assert_array_equal(sparse.ids, IDS)
     values = [ROWS, np.arange(4, dtype=np.float32)]
-    got = through([segments.write_values(SPARSE.key, values[0]),
-                   segments.write_values(DENSE.key, values[1])], segments.read_values)
+    got = through(
+        [segments.write_values(SPARSE.key, values[0]), segments.write_values(DENSE.key, values[1])],
+        segments.read_values,
+    )
     for before, after in zip(values, got, strict=True):
         np.testing.assert_array_equal(before, after)
 
@@ -79,8 +85,10 @@ def test_state_comes_back() -> None:
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_any_mix_of_lengths_stays_aligned(rows: int, values: int) -> None:
     """Segments of odd lengths do not push the next one off its alignment."""
-    sent = [Gradient(DENSE.key, np.zeros(values, np.float32)),
-            Gradient(SPARSE.key, np.ones((rows, 3), np.float32), np.arange(rows, dtype=np.int64))]
+    sent = [
+        Gradient(DENSE.key, np.zeros(values, np.float32)),
+        Gradient(SPARSE.key, np.ones((rows, 3), np.float32), np.arange(rows, dtype=np.int64)),
+    ]
     got = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
     assert all(g.values.flags.aligned for g in got)
     np.testing.assert_array_equal(got[1].ids, sent[1].ids)
@@ -120,15 +128,19 @@ def test_a_table_twice_in_one_push_is_refused() -> None:
     """A push names a table at most once."""
     piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     with pytest.raises(FrameError, match="twice"):
-        through([piece, Piece(Segment.FromString(piece.segment.SerializeToString()), piece.arrays)],
-                segments.read_gradients)
+        through(
+            [piece, Piece(Segment.FromString(piece.segment.SerializeToString()), piece.arrays)],
+            segments.read_gradients,
+        )
 
 
 def test_a_segment_of_the_wrong_kind_is_refused() -> None:
     """Rows for a dense table, or a dense pull of a sparse one, name table and content."""
     with pytest.raises(FrameError, match=r"'dense' is dense; .* expected CONTENT_VALUES"):
-        through([Piece(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
-                segments.read_gradients)
+        through(
+            [Piece(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
+            segments.read_gradients,
+        )
     with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):
         through([segments.write_read(Read(SPARSE.key))], segments.read_reads)
 
@@ -140,23 +152,40 @@ def test_a_pull_whose_answer_could_not_travel_is_refused(monkeypatch: pytest.Mon
         through([segments.write_read(Read(SPARSE.key, IDS))], segments.read_reads)
 
 
-@given(st.binary(max_size=300), st.lists(st.builds(
-    Segment, table=st.sampled_from([DENSE.key, SPARSE.key, 5]), content=st.integers(0, 6),
-    count=st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))), max_size=4))
-def test_any_header_over_any_payload_is_read_or_refused(payload: bytes,
-                                                        lies: list[Segment]) -> None:
+@given(
+    st.binary(max_size=300),
+    st.lists(
+        st.builds(
+            Segment,
+            table=st.sampled_from([DENSE.key, SPARSE.key, 5]),
+            content=st.integers(0, 6),
+            count=st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1)),
+        ),
+        max_size=4,
+    ),
+)
+def test_any_header_over_any_payload_is_read_or_refused(
+    payload: bytes, lies: list[Segment]
+) -> None:
     """No header and payload make a reader raise anything but a psfleet error."""
     header = Header(segments=lies)
-    for read in (segments.read_gradients, segments.read_reads, segments.read_states,
-                 segments.read_values):
+    for read in (
+        segments.read_gradients,
+        segments.read_reads,
+        segments.read_states,
+        segments.read_values,
+    ):
         with contextlib.suppress(PsfleetError):
             read(header, memoryview(payload), spec_of)
 
 
 def test_an_exchange_comes_apart() -> None:
     """Gradients and reads of one message, of the same table too, come back as what they were."""
-    pieces = [segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
-              segments.write_read(Read(SPARSE.key, IDS[:2])), segments.write_read(Read(DENSE.key))]
+    pieces = [
+        segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
+        segments.write_read(Read(SPARSE.key, IDS[:2])),
+        segments.write_read(Read(DENSE.key)),
+    ]
     gradients, reads = through(pieces, segments.read_exchange)
     np.testing.assert_array_equal(gradients[0].values, ROWS)
     np.testing.assert_array_equal(reads[0].ids, IDS[:2])

@@ -42,17 +42,33 @@ def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, Offer]) -> No
 def test_another_process_can_open_it(offered: tuple[SharedMemory, Offer]) -> None:
     """A process of the same user finds the memory by the offer alone and writes into it."""
     memory, offer = offered
-    program = ("from psfleet.wire.shared import *; import numpy as np; "
-               f"SharedMemory.open({offer!r}).array(FIRST, (2,), np.int64)[:] = 5, 6")
+    program = (
+        "from psfleet.wire.shared import *; import numpy as np; "
+        f"SharedMemory.open({offer!r}).array(FIRST, (2,), np.int64)[:] = 5, 6"
+    )
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     assert memory.array(FIRST, (2,), np.int64).tolist() == [5, 6]
 
 
-@pytest.mark.parametrize("change", [
-    {"boot": "elsewhere"}, {"boot": ""}, {"pid": 2**22 + 1}, {"descriptor": 0}, {"size": SIZE - 1},
-    {"size": 2**50}, {"token": bytes(16)}, {"token": b""}])
-def test_a_wrong_offer_is_declined(offered: tuple[SharedMemory, Offer], change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"boot": "elsewhere"},
+        {"boot": ""},
+        {"pid": 2**22 + 1},
+        {"descriptor": 0},
+        {"size": SIZE - 1},
+        {"size": 2**50},
+        {"token": bytes(16)},
+        {"token": b""},
+    ],
+)
+def test_a_wrong_offer_is_declined(
+    offered: tuple[SharedMemory, Offer], change: dict[str, object]
+) -> None:
     """An offer from another host, of another file, size or token opens nothing."""
     assert SharedMemory.open(replace(offered[1], **change)) is None  # type: ignore[arg-type]
 
@@ -69,10 +85,13 @@ def test_a_file_that_can_shrink_is_declined() -> None:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(("offset", "count"), [(0, 1), (FIRST - 1, 1), (SIZE - 3, 1), (SIZE, 1),
-                                               (FIRST, SIZE), (2**63, 1), (FIRST, 2**62)])
-def test_a_place_outside_is_refused(offered: tuple[SharedMemory, Offer], offset: int,
-                                    count: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "count"),
+    [(0, 1), (FIRST - 1, 1), (SIZE - 3, 1), (SIZE, 1), (FIRST, SIZE), (2**63, 1), (FIRST, 2**62)],
+)
+def test_a_place_outside_is_refused(
+    offered: tuple[SharedMemory, Offer], offset: int, count: int
+) -> None:
     """No array reaches into the memory's head or beyond its end."""
     with pytest.raises(FrameError, match="outside of the 65536 bytes"):
         offered[0].array(offset, (count,), np.float32)

@@ -37,8 +37,13 @@ def fail(request: bytes, context: grpc.ServicerContext) -> bytes:
 def endpoint() -> Iterator[str]:
     """A server that fails on demand."""
     server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
-        "test", {"Fail": grpc.unary_unary_rpc_method_handler(fail)}),))
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                "test", {"Fail": grpc.unary_unary_rpc_method_handler(fail)}
+            ),
+        )
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -48,8 +53,9 @@ def endpoint() -> Iterator[str]:
 def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 10) -> PsfleetError:
     """The error that a client makes of a failed call."""
     options = [("grpc.max_receive_message_length", 100)]
-    with (grpc.insecure_channel(endpoint, options) if word == "large"
-          else open_channel(endpoint)) as channel:
+    with (
+        grpc.insecure_channel(endpoint, options) if word == "large" else open_channel(endpoint)
+    ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/test/{method}", None, None)(word.encode(), timeout=timeout)
         return error_of(caught.value, "server 1")
@@ -69,15 +75,19 @@ def test_an_error_crosses_the_wire_as_itself(endpoint: str, cls: type[PsfleetErr
     assert str(back) == TEXT
 
 
-@pytest.mark.parametrize(("word", "method", "cls"), [
-    ("sleep", "Fail", errors.DeadlineExceeded),
-    ("large", "Fail", errors.FrameError),
-    ("later", "Fail", errors.ServerUnavailable),
-    ("crash", "Fail", errors.PsfleetError),
-    ("any", "Unknown", errors.ProtocolError),
-])
-def test_what_grpc_itself_reports_gets_a_class(endpoint: str, word: str, method: str,
-                                               cls: type[PsfleetError]) -> None:
+@pytest.mark.parametrize(
+    ("word", "method", "cls"),
+    [
+        ("sleep", "Fail", errors.DeadlineExceeded),
+        ("large", "Fail", errors.FrameError),
+        ("later", "Fail", errors.ServerUnavailable),
+        ("crash", "Fail", errors.PsfleetError),
+        ("any", "Unknown", errors.ProtocolError),
+    ],
+)
+def test_what_grpc_itself_reports_gets_a_class(
+    endpoint: str, word: str, method: str, cls: type[PsfleetError]
+) -> None:
     """A status without psfleet's metadata becomes the nearest class and names the server."""
     back = error_from(endpoint, word, method, timeout=0.1 if word == "sleep" else 10)
     assert type(back) is cls

@@ -13,8 +13,12 @@ ROOT = Path(__file__).parents[2]
 def test_the_stubs_are_fresh() -> None:
     """tools/generate_stubs.py --check finds nothing to do."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is in the extra dev")
-    check = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tools" / "generate_stubs.py",
-                            "--check"], capture_output=True, text=True, check=False)
+    check = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "tools" / "generate_stubs.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert check.returncode == 0, check.stderr
 
 

@@ -16,13 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from psfleet.environment import Environment
-from psfleet.errors import (
-    DeadlineExceeded,
-    LaneLost,
-    NotReady,
-    PsfleetError,
-    ServerUnavailable,
-)
+from psfleet.errors import DeadlineExceeded, LaneLost, NotReady, PsfleetError, ServerUnavailable
 from psfleet.wire.channel import GRACE, open_channel
 from psfleet.wire.status import error_of
 
@@ -73,8 +67,15 @@ class Cargo(Protocol):
 class Call:
     """A call under way. `changed` is shared by all calls that may be waited for together."""
 
-    def __init__(self, method: str, request: bytes, seconds: float, outage: float,
-                 changed: threading.Condition, cargo: Cargo | None) -> None:
+    def __init__(
+        self,
+        method: str,
+        request: bytes,
+        seconds: float,
+        outage: float,
+        changed: threading.Condition,
+        cargo: Cargo | None,
+    ) -> None:
         self.method = method
         self.request = request
         self.seconds = seconds
@@ -114,6 +115,7 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     Raises:
         DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
     """
+
     def settled() -> bool:
         return all(call.ended for call in calls) or any(call.error for call in calls)
 
@@ -125,8 +127,10 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
             raise call.error
     answers = [call.answer for call in calls if call.answer is not None]
     if len(answers) < len(calls):
-        raise DeadlineExceeded(f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
-                               f"of {len(calls)} servers within {timeout:g} seconds")
+        raise DeadlineExceeded(
+            f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
+            f"of {len(calls)} servers within {timeout:g} seconds"
+        )
     return answers
 
 
@@ -141,8 +145,14 @@ class Client:
         meddle: For tests: wraps the function that makes one attempt (psfleet.testing.faults).
     """
 
-    def __init__(self, index: int, endpoint: str, patience: Patience, changed: threading.Condition,
-                 meddle: Callable[[int, Send], Send] | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        endpoint: str,
+        patience: Patience,
+        changed: threading.Condition,
+        meddle: Callable[[int, Send], Send] | None = None,
+    ) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
         self._changed = changed
@@ -155,8 +165,15 @@ class Client:
         self._thread = threading.Thread(target=self._run, name=f"server {index}", daemon=True)
         self._thread.start()
 
-    def start(self, method: str, request: bytes, *, seconds: float | None = None,
-              outage: float | None = None, cargo: Cargo | None = None) -> Call:
+    def start(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        seconds: float | None = None,
+        outage: float | None = None,
+        cargo: Cargo | None = None,
+    ) -> Call:
         """Ask for a call; it is made after all those asked for before.
 
         Args:
@@ -166,8 +183,14 @@ class Client:
             outage: How long it may be out of reach; None: `patience.outage`.
             cargo: What the request names rather than holds.
         """
-        call = Call(method, request, self.patience.answer if seconds is None else seconds,
-                    self.patience.outage if outage is None else outage, self._changed, cargo)
+        call = Call(
+            method,
+            request,
+            self.patience.answer if seconds is None else seconds,
+            self.patience.outage if outage is None else outage,
+            self._changed,
+            cargo,
+        )
         with self._changed:
             self._open += 1
         self._queue.put(call)

@@ -29,17 +29,28 @@ class Connection:
         sequence: Last push or round of this life that all servers know.
     """
 
-    def __init__(self, environment: Environment, mode: Mode, patience: Patience,
-                 meddle: Callable[[int, Send], Send] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        mode: Mode,
+        patience: Patience,
+        meddle: Callable[[int, Send], Send] | None = None,
+    ) -> None:
         self.worker = environment.rank
         self.workers = environment.workers
         self.mode: Mode = mode
         self.patience = patience
         changed = threading.Condition()
-        self.clients = [Client(index, endpoint, patience, changed, meddle)
-                        for index, endpoint in enumerate(environment.servers)]
-        self.lanes = [Lane(functools.partial(self._attach, client), client.is_idle,
-                           environment.lane == "auto") for client in self.clients]
+        self.clients = [
+            Client(index, endpoint, patience, changed, meddle)
+            for index, endpoint in enumerate(environment.servers)
+        ]
+        self.lanes = [
+            Lane(
+                functools.partial(self._attach, client), client.is_idle, environment.lane == "auto"
+            )
+            for client in self.clients
+        ]
         self.incarnation = 0
         self.sequence = 0
         self._meetings = 0
@@ -47,37 +58,52 @@ class Connection:
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
         register = coordinator_pb2.RegisterRequest(
-            worker=self.worker, boot=int.from_bytes(os.urandom(8), "little"), workers=self.workers)
+            worker=self.worker, boot=int.from_bytes(os.urandom(8), "little"), workers=self.workers
+        )
         answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
         self.incarnation = coordinator_pb2.RegisterReply.FromString(answer).incarnation
         self.join()
 
     def join(self) -> None:
         """Begin on every server, or go on after a rest; learns the last round."""
-        request = shard_pb2.JoinRequest(worker=self.worker, incarnation=self.incarnation,
-                                        mode=write_mode(self.mode))
-        replies = [shard_pb2.JoinReply.FromString(answer)
-                   for answer in self._first("Shard/Join", request, self.clients)]
+        request = shard_pb2.JoinRequest(
+            worker=self.worker, incarnation=self.incarnation, mode=write_mode(self.mode)
+        )
+        replies = [
+            shard_pb2.JoinReply.FromString(answer)
+            for answer in self._first("Shard/Join", request, self.clients)
+        ]
         for index, reply in enumerate(replies):
             if (reply.server, reply.servers) != (index, len(self.clients)):
-                raise ConfigError(f"{self.clients[index].name} is server {reply.server} of "
-                                  f"{reply.servers}; start it as {index} of {len(self.clients)}")
+                raise ConfigError(
+                    f"{self.clients[index].name} is server {reply.server} of "
+                    f"{reply.servers}; start it as {index} of {len(self.clients)}"
+                )
         if len({reply.sequence for reply in replies}) != 1:
-            raise ProtocolError("the servers stand at different rounds: "
-                                f"{[reply.sequence for reply in replies]}")
+            raise ProtocolError(
+                f"the servers stand at different rounds: {[reply.sequence for reply in replies]}"
+            )
         self.sequence = replies[0].sequence
 
-    def meet(self, mode: str = "", value: NDArray[Any] | None = None,
-             timeout: float | None = None) -> bytes:
+    def meet(
+        self, mode: str = "", value: NDArray[Any] | None = None, timeout: float | None = None
+    ) -> bytes:
         """Come to the next meeting of all workers: a barrier, or a reduction of `value`."""
         seconds = self.patience.wait if timeout is None else timeout
-        identity = {"worker": self.worker, "incarnation": self.incarnation,
-                    "number": self._meetings + 1}
+        identity = {
+            "worker": self.worker,
+            "incarnation": self.incarnation,
+            "number": self._meetings + 1,
+        }
         request: Any = coordinator_pb2.BarrierRequest(**identity)
         if value is not None:
             request = coordinator_pb2.AllReduceRequest(
-                **identity, mode=mode, dtype=value.dtype.name, shape=value.shape,
-                value=value.tobytes())
+                **identity,
+                mode=mode,
+                dtype=value.dtype.name,
+                shape=value.shape,
+                value=value.tobytes(),
+            )
         method = "Coordinator/Barrier" if value is None else "Coordinator/AllReduce"
         message = request.SerializeToString()
         [answer] = wait_all([self.clients[0].start(method, message, seconds=seconds)])
@@ -86,15 +112,27 @@ class Connection:
 
     def rest(self) -> None:
         """Sync mode: let rounds close without this worker until all are at the next meeting."""
-        wait_all(self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
-            worker=self.worker, incarnation=self.incarnation, last=self.sequence,
-            rest=self._meetings + 1)))
+        wait_all(
+            self.to_all(
+                "Shard/Leave",
+                shard_pb2.LeaveRequest(
+                    worker=self.worker,
+                    incarnation=self.incarnation,
+                    last=self.sequence,
+                    rest=self._meetings + 1,
+                ),
+            )
+        )
 
     def leave(self) -> None:
         """End this life in order. A server that is gone has ended because everybody had left."""
-        calls = self.to_all("Shard/Leave", shard_pb2.LeaveRequest(
-            worker=self.worker, incarnation=self.incarnation, last=self.sequence),
-            outage=self.patience.leave)
+        calls = self.to_all(
+            "Shard/Leave",
+            shard_pb2.LeaveRequest(
+                worker=self.worker, incarnation=self.incarnation, last=self.sequence
+            ),
+            outage=self.patience.leave,
+        )
         for call in calls:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
@@ -107,9 +145,15 @@ class Connection:
     def _attach(self, client: Client, generation: int, offer: Offer) -> bool:
         """Offer memory to a server; one that knows nothing of this declines too."""
         request = shard_pb2.AttachRequest(
-            worker=self.worker, incarnation=self.incarnation, generation=generation,
-            boot=offer.boot, pid=offer.pid, descriptor=offer.descriptor, bytes=offer.size,
-            token=offer.token)
+            worker=self.worker,
+            incarnation=self.incarnation,
+            generation=generation,
+            boot=offer.boot,
+            pid=offer.pid,
+            descriptor=offer.descriptor,
+            bytes=offer.size,
+            token=offer.token,
+        )
         call = client.start("Shard/Attach", request.SerializeToString())
         try:
             [answer] = wait_all([call])
@@ -125,8 +169,9 @@ class Connection:
     def _first(self, method: str, request: Any, clients: Sequence[Client]) -> list[bytes]:
         start = self.patience.start
         message = request.SerializeToString()
-        return wait_all([client.start(method, message, seconds=start, outage=start)
-                         for client in clients])
+        return wait_all(
+            [client.start(method, message, seconds=start, outage=start) for client in clients]
+        )
 
 
 def reduced(answer: bytes, value: NDArray[Any]) -> NDArray[Any]:

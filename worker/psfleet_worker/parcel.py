@@ -55,10 +55,19 @@ class Parcel:
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, dim] that the caller fills with its rows."""
         mine, at = self._room((len(ids) * 2 + len(ids) * spec.dim,), np.float32)
-        kept, rows = mine[:2 * len(ids)].view(np.int64), mine[2 * len(ids):].reshape(-1, spec.dim)
+        kept, rows = mine[: 2 * len(ids)].view(np.int64), mine[2 * len(ids) :].reshape(-1, spec.dim)
         kept[:] = ids
-        self._add(Segment(table=spec.key, content=segments.ID_ROWS, count=len(ids),
-                          learning_rate=learning_rate, offset=at), kept, rows)
+        self._add(
+            Segment(
+                table=spec.key,
+                content=segments.ID_ROWS,
+                count=len(ids),
+                learning_rate=learning_rate,
+                offset=at,
+            ),
+            kept,
+            rows,
+        )
         return rows
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
@@ -72,15 +81,23 @@ class Parcel:
             mine, at = self._room(values.shape, np.float32)
             np.copyto(mine, values)
             values = mine
-        self._add(Segment(table=spec.key, content=segments.VALUES, count=len(values),
-                          learning_rate=learning_rate, offset=at), values)
+        self._add(
+            Segment(
+                table=spec.key,
+                content=segments.VALUES,
+                count=len(values),
+                learning_rate=learning_rate,
+                offset=at,
+            ),
+            values,
+        )
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
         """Add a segment whose bytes are these arrays, side by side."""
         mine, segment.offset = self._room((sum(array.nbytes for array in arrays),), np.uint8)
         at = 0
         for array in arrays:
-            mine[at:at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+            mine[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
             at += array.nbytes
         self._add(segment, mine)
 
@@ -88,8 +105,11 @@ class Parcel:
         """Add a pull of rows."""
         mine, at = self._room(ids.shape, np.int64)
         np.copyto(mine, ids)
-        self._read(Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
-                   (len(ids), spec.dim), mine)
+        self._read(
+            Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
+            (len(ids), spec.dim),
+            mine,
+        )
 
     def read_values(self, spec: TableSpec, count: int) -> None:
         """Add a pull of this server's `count` values of a dense table."""

@@ -79,9 +79,13 @@ class Pushes:
         with self.lock:
             ticket = self.take()
             if ticket is not None:
-                self.sent(ticket, [client.start("Shard/Push", parcel.request(), cargo=parcel)
-                                   for client, parcel
-                                   in zip(self._clients, ticket.parcels, strict=True)])
+                self.sent(
+                    ticket,
+                    [
+                        client.start("Shard/Push", parcel.request(), cargo=parcel)
+                        for client, parcel in zip(self._clients, ticket.parcels, strict=True)
+                    ],
+                )
 
     def settle(self, under_way: int = 0, timeout: float | None = None) -> None:
         """Wait until at most so many of those that have left are not acknowledged.

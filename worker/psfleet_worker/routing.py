@@ -47,8 +47,11 @@ class Plans:
         """The distinct ids [n] of a batch, dealt to the servers."""
         made = self._made.setdefault(table, deque(maxlen=_KEPT))  # the last one first
         for known, plan in made:
-            if len(known) == len(ids) and (known[::_SAMPLE] == ids[::_SAMPLE]).all() and (
-                    known == ids).all():
+            if (
+                len(known) == len(ids)
+                and (known[::_SAMPLE] == ids[::_SAMPLE]).all()
+                and (known == ids).all()
+            ):
                 return plan
         plan = dedup(ids, self.servers)
         made.appendleft((ids.copy(), plan))  # the caller may change its array
@@ -108,8 +111,14 @@ def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRe
     return SparseRead(spec, read, plans)
 
 
-def add_gradient(parcels: Sequence[Parcel], spec: TableSpec, values: Floats, ids: Ids | None,
-                 gradient: Gradient, plans: Plans) -> None:
+def add_gradient(
+    parcels: Sequence[Parcel],
+    spec: TableSpec,
+    values: Floats,
+    ids: Ids | None,
+    gradient: Gradient,
+    plans: Plans,
+) -> None:
     """Add a gradient's part for every server, empty ones too: all servers count the same steps.
 
     Args:
@@ -123,16 +132,23 @@ def add_gradient(parcels: Sequence[Parcel], spec: TableSpec, values: Floats, ids
             parcel.values(spec, values[low:high], gradient.learning_rate)
     else:
         plan = plans.of(spec.key, ids)
-        plan.merge_into(values, [parcel.rows(spec, mine, gradient.learning_rate)
-                                 for parcel, mine in zip(parcels, plan.unique, strict=True)])
+        plan.merge_into(
+            values,
+            [
+                parcel.rows(spec, mine, gradient.learning_rate)
+                for parcel, mine in zip(parcels, plan.unique, strict=True)
+            ],
+        )
 
 
-def _short(spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient,
-           plans: Plans) -> Iterator[tuple[Any, ...]]:
+def _short(
+    spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient, plans: Plans
+) -> Iterator[tuple[Any, ...]]:
     """Of each server the segment and its arrays, for what is sent in 16 bits or by elements."""
     for content, where, mine in _parts(spec, values, ids, plans):
-        segment = Segment(table=spec.key, content=content, count=len(mine),
-                          learning_rate=gradient.learning_rate)
+        segment = Segment(
+            table=spec.key, content=content, count=len(mine), learning_rate=gradient.learning_rate
+        )
         if gradient.precision == "float32":
             yield (segment, *where, mine)
             continue
@@ -140,8 +156,9 @@ def _short(spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient,
         yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
 
 
-def _parts(spec: TableSpec, values: Floats, ids: Ids | None,
-           plans: Plans) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
+def _parts(
+    spec: TableSpec, values: Floats, ids: Ids | None, plans: Plans
+) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
     """Of each server the content, what says where its values belong, and the values."""
     ranges = plans.ranges(spec) if spec.kind == "dense" else []
     if ids is None:

@@ -56,11 +56,19 @@ class ClusterRuntime:
         meddle: For tests, see psfleet.testing.faults.
     """
 
-    def __init__(self, environment: Environment, mode: Mode, *, patience: Patience | None = None,
-                 meddle: Callable[[int, Send], Send] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        mode: Mode,
+        *,
+        patience: Patience | None = None,
+        meddle: Callable[[int, Send], Send] | None = None,
+    ) -> None:
         if environment.role != "worker":
-            raise ConfigError(f"the role is {environment.role!r}; a cluster's runtime is for "
-                              "workers (PSFLEET_ROLE=worker)")
+            raise ConfigError(
+                f"the role is {environment.role!r}; a cluster's runtime is for "
+                "workers (PSFLEET_ROLE=worker)"
+            )
         self._fleet = Connection(environment, mode, patience or Patience.of(environment), meddle)
         self._mode: Mode = mode
         self._specs: dict[int, TableSpec] = {}
@@ -102,17 +110,25 @@ class ClusterRuntime:
         first, *others = self._fleet.clients
         [answer] = wait_all([self._create_on(first, spec, parts[0])])
         mine = shard_pb2.CreateTableReply.FromString(answer).created
-        wait_all([self._create_on(client, spec, part if mine else part[:0])
-                  for client, part in zip(others, parts[1:], strict=True)])
+        wait_all(
+            [
+                self._create_on(client, spec, part if mine else part[:0])
+                for client, part in zip(others, parts[1:], strict=True)
+            ]
+        )
         self._specs[spec.key] = spec
         return spec.key
 
     def _create_on(self, client: Client, spec: TableSpec, part: Floats) -> Call:
         request = shard_pb2.CreateTableRequest(
-            spec=write_spec(spec), value=part.tobytes(), worker=self.worker_index,
-            incarnation=self._fleet.incarnation)
-        return client.start("Shard/CreateTable", request.SerializeToString(),
-                            outage=self._fleet.patience.start)
+            spec=write_spec(spec),
+            value=part.tobytes(),
+            worker=self.worker_index,
+            incarnation=self._fleet.incarnation,
+        )
+        return client.start(
+            "Shard/CreateTable", request.SerializeToString(), outage=self._fleet.patience.start
+        )
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. One call to each server that has a part in it."""
@@ -126,9 +142,11 @@ class ClusterRuntime:
             ticket = self._pushes.take()
             parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
             asked = [deal.ask(parcels) for deal in dealt]
-            calls = {server: self._call(server, parcel, ticket is not None, timeout)
-                     for server, parcel in enumerate(parcels)
-                     if parcel.reads or ticket or self._open}
+            calls = {
+                server: self._call(server, parcel, ticket is not None, timeout)
+                for server, parcel in enumerate(parcels)
+                if parcel.reads or ticket or self._open
+            }
             if ticket:
                 self._pushes.sent(ticket, list(calls.values()))
         found = self._answers(calls, parcels, reads, asked)
@@ -147,11 +165,17 @@ class ClusterRuntime:
         method = "Shard/Pull"
         if pushes:
             method = "Shard/Exchange" if parcel.reads else "Shard/Push"
-        return self._fleet.clients[server].start(method, parcel.request(), cargo=parcel,
-                                                 seconds=self._seconds(timeout))
+        return self._fleet.clients[server].start(
+            method, parcel.request(), cargo=parcel, seconds=self._seconds(timeout)
+        )
 
-    def _answers(self, calls: dict[int, Call], parcels: Sequence[Parcel], reads: Sequence[Read],
-                 asked: Sequence[Sequence[bool]]) -> list[list[Floats | None]]:
+    def _answers(
+        self,
+        calls: dict[int, Call],
+        parcels: Sequence[Parcel],
+        reads: Sequence[Read],
+        asked: Sequence[Sequence[bool]],
+    ) -> list[list[Floats | None]]:
         """Of each read what each server gave; `asked`: of each read which servers have a part."""
         try:
             answers = wait_all(list(calls.values()))
@@ -166,8 +190,9 @@ class ClusterRuntime:
                 of_read[server] = next(found) if has_part[server] else None
         return values
 
-    def push(self, gradients: Sequence[Gradient], *, samples: int = 0,
-             loss: float | None = None) -> PushTicket:
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> PushTicket:
         """See Runtime.push."""
         tables = [gradient.table for gradient in gradients]
         if len(set(tables)) != len(tables):
@@ -181,8 +206,11 @@ class ClusterRuntime:
         parcels = self._parcels(sequence=sequence, samples=samples, loss=loss)
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
             add_gradient(parcels, spec, values, ids, gradient, self._plans)
-        ticket = self._pushes.add(parcels, linger=self._mode == "async" and all(
-            not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels))
+        ticket = self._pushes.add(
+            parcels,
+            linger=self._mode == "async"
+            and all(not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels),
+        )
         self._fleet.sequence = sequence
         self._open = sequence if self._mode == "sync" else 0
         return ticket
@@ -205,8 +233,9 @@ class ClusterRuntime:
         brought = np.ascontiguousarray(value)
         return reduced(self._gather(None, mode, brought), brought).reshape(np.shape(value))
 
-    def _gather(self, timeout: float | None, mode: str = "",
-                value: NDArray[Any] | None = None) -> bytes:
+    def _gather(
+        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
+    ) -> bytes:
         """Meet all workers. While this one waits, it is no member of rounds."""
         self.flush(timeout)
         if self._mode == "sync":
@@ -255,25 +284,36 @@ class ClusterRuntime:
         spec = self._spec(table)
         for parts in self._deal_state(spec, state):
             self._writes += 1
-            wait_all([client.start("Shard/WriteState", segments.message(
-                self._header(sequence=self._writes), [part]))
-                for client, part in zip(self._fleet.clients, parts, strict=True)])
+            wait_all(
+                [
+                    client.start(
+                        "Shard/WriteState",
+                        segments.message(self._header(sequence=self._writes), [part]),
+                    )
+                    for client, part in zip(self._fleet.clients, parts, strict=True)
+                ]
+            )
 
     def _deal_state(self, spec: TableSpec, state: TableState) -> Iterator[list[Piece]]:
         """Pages of the state, each as one piece for every server."""
         if spec.kind == "dense":
             planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
-            yield [segments.write_state(State(spec.key, state.step, planes[:, low:high]))
-                   for low, high in dense_ranges(spec, self.server_num)]
+            yield [
+                segments.write_state(State(spec.key, state.step, planes[:, low:high]))
+                for low, high in dense_ranges(spec, self.server_num)
+            ]
             return
         ids = check_ids(spec, state.ids)
         rows = np.concatenate(state.values, axis=1, dtype=np.float32)
         for start in range(0, max(len(ids), 1), _PAGE_ROWS):
             page = slice(start, start + _PAGE_ROWS)
-            owned = [owned_by(ids[page], server, self.server_num)
-                     for server in range(self.server_num)]
-            yield [segments.write_state(State(spec.key, state.step, rows[page][mine],
-                                              ids[page][mine])) for mine in owned]
+            owned = [
+                owned_by(ids[page], server, self.server_num) for server in range(self.server_num)
+            ]
+            yield [
+                segments.write_state(State(spec.key, state.step, rows[page][mine], ids[page][mine]))
+                for mine in owned
+            ]
 
     def save(self, path: str) -> None:
         """See Runtime.save. The servers must see the same file system as this worker."""
@@ -285,8 +325,13 @@ class ClusterRuntime:
         self.flush()
         absolute = str(Path(path).absolute())
         specs = read_specs(absolute)
-        wait_all(self._fleet.to_all("Shard/Load", shard_pb2.LoadRequest(path=absolute),
-                                    seconds=self._fleet.patience.wait))
+        wait_all(
+            self._fleet.to_all(
+                "Shard/Load",
+                shard_pb2.LoadRequest(path=absolute),
+                seconds=self._fleet.patience.wait,
+            )
+        )
         self._specs |= {spec.key: spec for spec in specs}
 
     # -- the rest ------------------------------------------------------------------------------
@@ -297,8 +342,10 @@ class ClusterRuntime:
 
     def stats(self) -> list[dict[str, Any]]:
         """See Runtime.stats. Each server counts every push, so samples are equal on all."""
-        return [_stats(shard_pb2.StatusReply.FromString(answer)) for answer
-                in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))]
+        return [
+            _stats(shard_pb2.StatusReply.FromString(answer))
+            for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
+        ]
 
     def stage_links(self, place: Place, queue_size: int) -> StageLinks:
         """The way to the other stages of this worker; it is open until this runtime is closed."""
@@ -322,8 +369,9 @@ class ClusterRuntime:
     def _spec(self, table: int) -> TableSpec:
         spec = self._specs.get(table)
         if spec is None:
-            raise UnknownTable(f"table {table:#x} is unknown to worker {self.worker_index}; "
-                               "create it first")
+            raise UnknownTable(
+                f"table {table:#x} is unknown to worker {self.worker_index}; create it first"
+            )
         return spec
 
     def _header(self, **fields: Any) -> Header:
@@ -335,11 +383,26 @@ class ClusterRuntime:
 
 def _stats(status: Any) -> dict[str, Any]:
     return {
-        "server": status.server, "pid": status.pid, "pushes": status.pushes,
-        "repeats": status.repeats, "samples": sum(status.samples.values()),
-        "losses": dict(status.losses), "round": status.round, "workers": status.workers,
-        "bytes_in": status.bytes_in, "bytes_out": status.bytes_out,
-        "cpu_seconds": status.cpu_seconds, "resident_bytes": status.resident_bytes,
-        "tables": [{"name": table.name, "kind": table.kind, "count": table.count,
-                    "bytes": table.bytes, "step": table.step} for table in status.tables],
+        "server": status.server,
+        "pid": status.pid,
+        "pushes": status.pushes,
+        "repeats": status.repeats,
+        "samples": sum(status.samples.values()),
+        "losses": dict(status.losses),
+        "round": status.round,
+        "workers": status.workers,
+        "bytes_in": status.bytes_in,
+        "bytes_out": status.bytes_out,
+        "cpu_seconds": status.cpu_seconds,
+        "resident_bytes": status.resident_bytes,
+        "tables": [
+            {
+                "name": table.name,
+                "kind": table.kind,
+                "count": table.count,
+                "bytes": table.bytes,
+                "step": table.step,
+            }
+            for table in status.tables
+        ],
     }

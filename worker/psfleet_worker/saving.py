@@ -17,8 +17,11 @@ def save(fleet: Connection, path: str) -> None:
     absolute = str(Path(path).absolute())
     folder = begin_save(absolute)
     try:
-        answers = wait_all(fleet.to_all("Shard/Save", shard_pb2.SaveRequest(path=folder),
-                                        seconds=fleet.patience.wait))
+        answers = wait_all(
+            fleet.to_all(
+                "Shard/Save", shard_pb2.SaveRequest(path=folder), seconds=fleet.patience.wait
+            )
+        )
         replies = [shard_pb2.SaveReply.FromString(answer) for answer in answers]
         specs = [read_spec(table.spec) for table in replies[0].tables]
         finish_save(folder, absolute, [_file(reply) for reply in replies], specs)
@@ -29,6 +32,10 @@ def save(fleet: Connection, path: str) -> None:
 
 def _file(reply: shard_pb2.SaveReply) -> ShardFile:
     dense = [table for table in reply.tables if table.spec.kind == "dense"]
-    return ShardFile(reply.file, reply.sha256, reply.bytes,
-                     {table.spec.name: (table.low, table.high) for table in dense},
-                     {table.spec.name: table.step for table in reply.tables})
+    return ShardFile(
+        reply.file,
+        reply.sha256,
+        reply.bytes,
+        {table.spec.name: (table.low, table.high) for table in dense},
+        {table.spec.name: table.step for table in reply.tables},
+    )

@@ -59,8 +59,11 @@ class StageLinks:
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
         """See Links.send."""
         laid = [_in_one_piece(array) for array in arrays]
-        header = {"from": self._place.process, "tag": tag, "arrays": [
-            [array.dtype.str, array.shape, _order(array)] for array in laid]}
+        header = {
+            "from": self._place.process,
+            "tag": tag,
+            "arrays": [[array.dtype.str, array.shape, _order(array)] for array in laid],
+        }
         frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in laid)]
         deadline = time.monotonic() + self._patience
         while True:
@@ -68,8 +71,9 @@ class StageLinks:
                 self._giving[process].send_multipart(frames, zmq.DONTWAIT, copy=False)
                 return
             except zmq.Again:
-                self._wait(deadline, f"{self._place.name(process)} to take {tag!r}",
-                           self._giving[process])
+                self._wait(
+                    deadline, f"{self._place.name(process)} to take {tag!r}", self._giving[process]
+                )
 
     def receive(self, process: int, tag: str) -> list[Array]:
         """See Links.receive."""
@@ -90,8 +94,7 @@ class StageLinks:
             poller.register(full, zmq.POLLOUT)
         left = deadline - time.monotonic()
         if left <= 0 or not poller.poll(int(left * 1000) + 1):
-            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} "
-                                   f"seconds for {what}")
+            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} seconds for {what}")
         with contextlib.suppress(zmq.Again):
             while True:
                 self._take_in(self._taking.recv_multipart(zmq.DONTWAIT, copy=False))
@@ -100,12 +103,14 @@ class StageLinks:
         try:
             header = json.loads(frames[0].bytes)
             kinds = header["arrays"]
-            arrays = [_array(frame.buffer, *kind)
-                      for frame, kind in zip(frames[1:], kinds, strict=True)]
+            arrays = [
+                _array(frame.buffer, *kind) for frame, kind in zip(frames[1:], kinds, strict=True)
+            ]
             self._inbox[int(header["from"]), str(header["tag"])] = arrays
         except (KeyError, TypeError, ValueError) as error:
-            raise FrameError(f"{self._me} got a message that is none of a stage's: "
-                             f"{error!r}") from None
+            raise FrameError(
+                f"{self._me} got a message that is none of a stage's: {error!r}"
+            ) from None
 
 
 def _in_one_piece(array: Array) -> Array:

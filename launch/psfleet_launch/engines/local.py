@@ -115,8 +115,9 @@ class LocalEngine:
         ours.setblocking(False)
         theirs.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ, None)
-        before = {number: signal.signal(number, self._note)
-                  for number in (*_ENDING, signal.SIGCHLD)}
+        before = {
+            number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)
+        }
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -141,8 +142,11 @@ class LocalEngine:
 
     def _happened(self) -> list[Event]:
         asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
-        ended = [Exited(member, process.returncode) for member, process in self._processes.items()
-                 if member not in self.ended_at and process.poll() is not None]
+        ended = [
+            Exited(member, process.returncode)
+            for member, process in self._processes.items()
+            if member not in self.ended_at and process.poll() is not None
+        ]
         self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
         return [*asked, *self._now_ready(), *causes_first(ended)]
 
@@ -195,9 +199,11 @@ class LocalEngine:
         """Forget that the member has ended; what to say about it."""
         code = self._processes[member].returncode
         self.ended_at.pop(member, None)
-        return (f"{member} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}; "
-                f"it goes on from its log (restart {self._supervisor.restarted[member]} of "
-                f"{self._supervisor.restarts})")
+        return (
+            f"{member} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}; "
+            f"it goes on from its log (restart {self._supervisor.restarted[member]} of "
+            f"{self._supervisor.restarts})"
+        )
 
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
         piped = member == self._job.shown

@@ -25,12 +25,15 @@ def open_log(path: Path) -> IO[bytes]:
     try:
         return path.open("wb", buffering=0)
     except OSError as error:
-        raise ConfigError(f"log file {str(path)!r} cannot be written ({error.strerror}); "
-                          "choose another folder with --log-dir") from None
+        raise ConfigError(
+            f"log file {str(path)!r} cannot be written ({error.strerror}); "
+            "choose another folder with --log-dir"
+        ) from None
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes],
-          piped: bool) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], piped: bool
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; call from the main thread.
 
     Args:
@@ -39,9 +42,15 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
     """
     launcher = os.getpid()
     return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, bufsize=0,
-        stdout=subprocess.PIPE if piped else log, stderr=subprocess.PIPE if piped else log,
-        start_new_session=True, preexec_fn=lambda: _die_with(launcher))
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        bufsize=0,
+        stdout=subprocess.PIPE if piped else log,
+        stderr=subprocess.PIPE if piped else log,
+        start_new_session=True,
+        preexec_fn=lambda: _die_with(launcher),
+    )
 
 
 def _die_with(launcher: int) -> None:

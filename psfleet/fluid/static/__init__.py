@@ -13,6 +13,17 @@ from psfleet.program.program import (
 )
 from psfleet.program.variable import Variable
 
-__all__ = ["Executor", "Program", "Variable", "append_backward", "data", "default_main_program",
-           "default_startup_program", "gradients", "load_inference", "nn", "program_guard",
-           "save_inference"]
+__all__ = [
+    "Executor",
+    "Program",
+    "Variable",
+    "append_backward",
+    "data",
+    "default_main_program",
+    "default_startup_program",
+    "gradients",
+    "load_inference",
+    "nn",
+    "program_guard",
+    "save_inference",
+]

@@ -9,15 +9,27 @@ from psfleet.program.variable import Variable
 __all__ = ["embedding", "fc"]
 
 
-def fc(x: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 1,
-       weight_attr: Any = None, bias_attr: Any = None, activation: str | None = None,
-       name: str | None = None) -> Variable:
+def fc(
+    x: Variable | Sequence[Variable],
+    size: int,
+    num_flatten_dims: int = 1,
+    weight_attr: Any = None,
+    bias_attr: Any = None,
+    activation: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """A fully connected layer, as psfleet.layers.fc."""
     return layers.fc(x, size, num_flatten_dims, weight_attr, bias_attr, activation, name)
 
 
-def embedding(input: Variable, size: Sequence[int | None], is_sparse: bool = False,
-              is_distributed: bool = False, padding_idx: int | None = None,
-              param_attr: Any = None, dtype: str = "float32") -> Variable:
+def embedding(
+    input: Variable,
+    size: Sequence[int | None],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: str = "float32",
+) -> Variable:
     """Rows of a table by id, as psfleet.layers.embedding."""
     return layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)

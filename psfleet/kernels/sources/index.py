@@ -3,11 +3,35 @@
 from numba import int64, uint64, void
 
 from psfleet.kernels.hashing import mix, unmix
-from psfleet.kernels.memory import (kernel, load_i64, load_u32, load_u64, prefetch, prefetch_write,
-                                    read_i64, store_f32, read_f32, store_i64)
-from psfleet.kernels.probing import (BASE, DEAD, LINES, MASK, ROWS, SEGMENT_COUNT, SEGMENT_FIELDS,
-                                     SEGMENTS, STRIDE, find_fast, find_slow, first_line, insert,
-                                     prefetch_line, remove)
+from psfleet.kernels.memory import (
+    kernel,
+    load_i64,
+    load_u32,
+    load_u64,
+    prefetch,
+    prefetch_write,
+    read_i64,
+    store_f32,
+    read_f32,
+    store_i64,
+)
+from psfleet.kernels.probing import (
+    BASE,
+    DEAD,
+    LINES,
+    MASK,
+    ROWS,
+    SEGMENT_COUNT,
+    SEGMENT_FIELDS,
+    SEGMENTS,
+    STRIDE,
+    find_fast,
+    find_slow,
+    first_line,
+    insert,
+    prefetch_line,
+    remove,
+)
 
 AHEAD = 24
 

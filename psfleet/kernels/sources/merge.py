@@ -2,8 +2,17 @@
 # mypy: ignore-errors
 from numba import int64, void
 
-from psfleet.kernels.memory import (kernel, load_f32, load_i64, prefetch, prefetch_write, read_f32,
-                                    read_i64, read_u32, store_f32)
+from psfleet.kernels.memory import (
+    kernel,
+    load_f32,
+    load_i64,
+    prefetch,
+    prefetch_write,
+    read_f32,
+    read_i64,
+    read_u32,
+    store_f32,
+)
 
 DIM = 4
 AHEAD = 16

@@ -34,8 +34,9 @@ class LRScheduler:
     _kept: tuple[str, ...] = ("last_epoch", "last_lr")
     steps_itself = False
 
-    def __init__(self, learning_rate: float = 0.1, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self, learning_rate: float = 0.1, last_epoch: int = -1, verbose: bool = False
+    ) -> None:
         self.base_lr = check_rate(type(self).__name__, learning_rate)
         self.last_lr = self.base_lr
         self.last_epoch = last_epoch
@@ -55,8 +56,10 @@ class LRScheduler:
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lr = float(self.get_lr())
         if self.verbose:
-            print(f"Epoch {self.last_epoch}: {type(self).__name__} set learning rate to "
-                  f"{self.last_lr}.")
+            print(
+                f"Epoch {self.last_epoch}: {type(self).__name__} set learning rate to "
+                f"{self.last_lr}."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What `set_state_dict` needs to go on from here: plain numbers by name."""
@@ -70,8 +73,10 @@ class LRScheduler:
         """
         missing = [name for name in self._kept if name not in state_dict]
         if missing:
-            raise UsageError(f"{type(self).__name__}: the state has no {missing[0]!r}; "
-                             f"it must have {', '.join(self._kept)}")
+            raise UsageError(
+                f"{type(self).__name__}: the state has no {missing[0]!r}; "
+                f"it must have {', '.join(self._kept)}"
+            )
         for name in self._kept:
             setattr(self, name, state_dict[name])
 

@@ -12,14 +12,23 @@ __all__ = ["CyclicLR", "LinearLR", "LinearWarmup", "OneCycleLR"]
 class LinearWarmup(LRScheduler):
     """From start_lr to end_lr in warmup_steps epochs, then `learning_rate` or that schedule."""
 
-    def __init__(self, learning_rate: float | LRScheduler, warmup_steps: int, start_lr: float,
-                 end_lr: float, last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float | LRScheduler,
+        warmup_steps: int,
+        start_lr: float,
+        end_lr: float,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not warmup_steps >= 0:
-            raise ConfigError(f"LinearWarmup: warmup_steps is {warmup_steps!r}, it must be at "
-                              "least 0")
+            raise ConfigError(
+                f"LinearWarmup: warmup_steps is {warmup_steps!r}, it must be at least 0"
+            )
         if not end_lr > start_lr:
-            raise ConfigError(f"LinearWarmup: end_lr is {end_lr!r}, it must be above start_lr "
-                              f"{start_lr!r}")
+            raise ConfigError(
+                f"LinearWarmup: end_lr is {end_lr!r}, it must be above start_lr {start_lr!r}"
+            )
         self.after = learning_rate
         self.warmup_steps = warmup_steps
         self.start_lr = check_rate("LinearWarmup", start_lr, "start_lr")
@@ -55,8 +64,15 @@ class LinearWarmup(LRScheduler):
 class LinearLR(LRScheduler):
     """learning_rate times a factor from start_factor to end_factor in total_steps epochs."""
 
-    def __init__(self, learning_rate: float, total_steps: int, start_factor: float = 1.0 / 3,
-                 end_factor: float = 1.0, last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        total_steps: int,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not 0 < start_factor <= 1:
             raise ConfigError(f"LinearLR: start_factor is {start_factor!r}, it must be in (0, 1]")
         if not 0 <= end_factor <= 1:
@@ -80,21 +96,33 @@ class OneCycleLR(LRScheduler):
     `three_phase` it comes down to the start in as many epochs and goes to the end in the rest.
     """
 
-    def __init__(self, max_learning_rate: float, total_steps: int, divide_factor: float = 25.0,
-                 end_learning_rate: float = 0.0001, phase_pct: float = 0.3,
-                 anneal_strategy: str = "cos", three_phase: bool = False, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self,
+        max_learning_rate: float,
+        total_steps: int,
+        divide_factor: float = 25.0,
+        end_learning_rate: float = 0.0001,
+        phase_pct: float = 0.3,
+        anneal_strategy: str = "cos",
+        three_phase: bool = False,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not (isinstance(total_steps, int) and total_steps > 0):
-            raise ConfigError(f"OneCycleLR: total_steps is {total_steps!r}, it must be a whole "
-                              "number above 0")
+            raise ConfigError(
+                f"OneCycleLR: total_steps is {total_steps!r}, it must be a whole number above 0"
+            )
         if not 0 <= phase_pct <= (0.5 if three_phase else 1):
-            raise ConfigError(f"OneCycleLR: phase_pct is {phase_pct!r}, it must be in [0, 1], "
-                              "and at most 0.5 with three phases")
+            raise ConfigError(
+                f"OneCycleLR: phase_pct is {phase_pct!r}, it must be in [0, 1], "
+                "and at most 0.5 with three phases"
+            )
         if not divide_factor > 0:
             raise ConfigError(f"OneCycleLR: divide_factor is {divide_factor!r}, it must be above 0")
         if anneal_strategy not in _WAYS:
-            raise ConfigError(f"OneCycleLR: anneal_strategy is {anneal_strategy!r}, use 'cos' or "
-                              "'linear'")
+            raise ConfigError(
+                f"OneCycleLR: anneal_strategy is {anneal_strategy!r}, use 'cos' or 'linear'"
+            )
         top = check_rate("OneCycleLR", max_learning_rate, "max_learning_rate")
         end = check_rate("OneCycleLR", end_learning_rate, "end_learning_rate")
         start = top / float(divide_factor)
@@ -111,8 +139,10 @@ class OneCycleLR(LRScheduler):
 
     def get_lr(self) -> float:
         if self.last_epoch > self.total_steps:
-            raise ConfigError(f"OneCycleLR: epoch is {self.last_epoch}, "
-                              f"but the cycle has total_steps {self.total_steps}")
+            raise ConfigError(
+                f"OneCycleLR: epoch is {self.last_epoch}, "
+                f"but the cycle has total_steps {self.total_steps}"
+            )
         for i in range(1, len(self.turns)):
             if self.last_epoch <= self.turns[i] or i == len(self.turns) - 1:
                 part = (self.last_epoch - self.turns[i - 1]) / (self.turns[i] - self.turns[i - 1])
@@ -139,17 +169,27 @@ class CyclicLR(LRScheduler):
     cycle (scale_mode 'cycle') or of the epoch ('iterations').
     """
 
-    def __init__(self, base_learning_rate: float, max_learning_rate: float, step_size_up: int,
-                 step_size_down: int | None = None, mode: str = "triangular",
-                 exp_gamma: float = 1.0, scale_fn: Callable[[float], float] | None = None,
-                 scale_mode: str = "cycle", last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        base_learning_rate: float,
+        max_learning_rate: float,
+        step_size_up: int,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        exp_gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle",
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         down = step_size_up if step_size_down is None else step_size_down
         for name, value in (("step_size_up", step_size_up), ("step_size_down", down)):
             if not value > 0:
                 raise ConfigError(f"CyclicLR: {name} is {value!r}, it must be above 0")
         if scale_fn is None and mode not in ("triangular", "triangular2", "exp_range"):
-            raise ConfigError(f"CyclicLR: mode is {mode!r}, use triangular, triangular2 or "
-                              "exp_range")
+            raise ConfigError(
+                f"CyclicLR: mode is {mode!r}, use triangular, triangular2 or exp_range"
+            )
         if scale_mode not in ("cycle", "iterations"):
             raise ConfigError(f"CyclicLR: scale_mode is {scale_mode!r}, use cycle or iterations")
         self.cycle_size = step_size_up + down

@@ -26,8 +26,14 @@ __all__ = [
 class NoamDecay(LRScheduler):
     """learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5)."""
 
-    def __init__(self, d_model: float, warmup_steps: int, learning_rate: float = 1.0,
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        d_model: float,
+        warmup_steps: int,
+        learning_rate: float = 1.0,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not d_model > 0:
             raise ConfigError(f"NoamDecay: d_model is {d_model!r}, it must be above 0")
         if not warmup_steps > 0:
@@ -45,11 +51,18 @@ class NoamDecay(LRScheduler):
 class PiecewiseDecay(LRScheduler):
     """values[i] until epoch boundaries[i], the last value from then on."""
 
-    def __init__(self, boundaries: Sequence[int], values: Sequence[float],
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        boundaries: Sequence[int],
+        values: Sequence[float],
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if len(values) != len(boundaries) + 1:
-            raise ConfigError(f"PiecewiseDecay: {len(boundaries)} boundaries need "
-                              f"{len(boundaries) + 1} values, there are {len(values)}")
+            raise ConfigError(
+                f"PiecewiseDecay: {len(boundaries)} boundaries need "
+                f"{len(boundaries) + 1} values, there are {len(values)}"
+            )
         self.boundaries = list(boundaries)
         self.values = [check_rate("PiecewiseDecay", value, "a value") for value in values]
         super().__init__(self.values[0], last_epoch, verbose)
@@ -64,8 +77,9 @@ class PiecewiseDecay(LRScheduler):
 class NaturalExpDecay(LRScheduler):
     """learning_rate * e^(-gamma * epoch)."""
 
-    def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+    ) -> None:
         if not gamma > 0:
             raise ConfigError(f"NaturalExpDecay: gamma is {gamma!r}, it must be above 0")
         self.gamma = gamma
@@ -78,8 +92,9 @@ class NaturalExpDecay(LRScheduler):
 class InverseTimeDecay(LRScheduler):
     """learning_rate / (1 + gamma * epoch)."""
 
-    def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+    ) -> None:
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -93,12 +108,20 @@ class PolynomialDecay(LRScheduler):
     With `cycle` the way is stretched to the next multiple of decay_steps instead of ending.
     """
 
-    def __init__(self, learning_rate: float, decay_steps: int, end_lr: float = 0.0001,
-                 power: float = 1.0, cycle: bool = False, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        decay_steps: int,
+        end_lr: float = 0.0001,
+        power: float = 1.0,
+        cycle: bool = False,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not decay_steps > 0:
-            raise ConfigError(f"PolynomialDecay: decay_steps is {decay_steps!r}, it must be "
-                              "above 0")
+            raise ConfigError(
+                f"PolynomialDecay: decay_steps is {decay_steps!r}, it must be above 0"
+            )
         if not power > 0:
             raise ConfigError(f"PolynomialDecay: power is {power!r}, it must be above 0")
         self.decay_steps = decay_steps
@@ -120,8 +143,9 @@ class PolynomialDecay(LRScheduler):
 class ExponentialDecay(LRScheduler):
     """learning_rate * gamma^epoch."""
 
-    def __init__(self, learning_rate: float, gamma: float, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+    ) -> None:
         if not 0 < gamma < 1:
             raise ConfigError(f"ExponentialDecay: gamma is {gamma!r}, it must be in (0, 1)")
         self.gamma = gamma
@@ -134,11 +158,18 @@ class ExponentialDecay(LRScheduler):
 class MultiStepDecay(LRScheduler):
     """learning_rate times gamma for every milestone that has been reached."""
 
-    def __init__(self, learning_rate: float, milestones: Sequence[int], gamma: float = 0.1,
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        milestones: Sequence[int],
+        gamma: float = 0.1,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if any(a >= b for a, b in itertools.pairwise(milestones)):
-            raise ConfigError(f"MultiStepDecay: milestones are {list(milestones)}, they must "
-                              "increase")
+            raise ConfigError(
+                f"MultiStepDecay: milestones are {list(milestones)}, they must increase"
+            )
         if not gamma < 1:
             raise ConfigError(f"MultiStepDecay: gamma is {gamma!r}, it must be below 1")
         self.milestones = list(milestones)
@@ -153,11 +184,18 @@ class MultiStepDecay(LRScheduler):
 class StepDecay(LRScheduler):
     """learning_rate times gamma after every step_size epochs."""
 
-    def __init__(self, learning_rate: float, step_size: int, gamma: float = 0.1,
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        step_size: int,
+        gamma: float = 0.1,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not (isinstance(step_size, int) and step_size > 0):
-            raise ConfigError(f"StepDecay: step_size is {step_size!r}, it must be a whole number "
-                              "above 0")
+            raise ConfigError(
+                f"StepDecay: step_size is {step_size!r}, it must be a whole number above 0"
+            )
         if not gamma < 1:
             raise ConfigError(f"StepDecay: gamma is {gamma!r}, it must be below 1")
         self.step_size = step_size
@@ -171,11 +209,17 @@ class StepDecay(LRScheduler):
 class LambdaDecay(LRScheduler):
     """learning_rate * lr_lambda(epoch)."""
 
-    def __init__(self, learning_rate: float, lr_lambda: Callable[[int], float],
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        lr_lambda: Callable[[int], float],
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not callable(lr_lambda):
-            raise ConfigError(f"LambdaDecay: lr_lambda is {lr_lambda!r}, it must be a function "
-                              "of the epoch")
+            raise ConfigError(
+                f"LambdaDecay: lr_lambda is {lr_lambda!r}, it must be a function of the epoch"
+            )
         self.lr_lambda = lr_lambda
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -186,11 +230,18 @@ class LambdaDecay(LRScheduler):
 class MultiplicativeDecay(LRScheduler):
     """learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
 
-    def __init__(self, learning_rate: float, lr_lambda: Callable[[int], float],
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        lr_lambda: Callable[[int], float],
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not callable(lr_lambda):
-            raise ConfigError(f"MultiplicativeDecay: lr_lambda is {lr_lambda!r}, "
-                              "it must be a function of the epoch")
+            raise ConfigError(
+                f"MultiplicativeDecay: lr_lambda is {lr_lambda!r}, "
+                "it must be a function of the epoch"
+            )
         self.lr_lambda = lr_lambda
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -204,8 +255,14 @@ class MultiplicativeDecay(LRScheduler):
 class CosineAnnealingDecay(LRScheduler):
     """Half a cosine from learning_rate to eta_min in T_max epochs, and back, and on."""
 
-    def __init__(self, learning_rate: float, T_max: int, eta_min: float = 0, last_epoch: int = -1,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        T_max: int,
+        eta_min: float = 0,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not T_max > 0:
             raise ConfigError(f"CosineAnnealingDecay: T_max is {T_max!r}, it must be above 0")
         self.T_max = T_max
@@ -229,14 +286,24 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
-    def __init__(self, learning_rate: float, T_0: int, T_mult: int = 1, eta_min: float = 0,
-                 last_epoch: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        T_0: int,
+        T_mult: int = 1,
+        eta_min: float = 0,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         if not (isinstance(T_0, int) and T_0 > 0):
-            raise ConfigError(f"CosineAnnealingWarmRestarts: T_0 is {T_0!r}, "
-                              "it must be a whole number above 0")
+            raise ConfigError(
+                f"CosineAnnealingWarmRestarts: T_0 is {T_0!r}, it must be a whole number above 0"
+            )
         if not (isinstance(T_mult, int) and T_mult >= 1):
-            raise ConfigError(f"CosineAnnealingWarmRestarts: T_mult is {T_mult!r}, "
-                              "it must be a whole number of at least 1")
+            raise ConfigError(
+                f"CosineAnnealingWarmRestarts: T_mult is {T_mult!r}, "
+                "it must be a whole number of at least 1"
+            )
         self.T_0 = self.T_i = T_0
         self.T_mult = T_mult
         self.T_cur: float = last_epoch
@@ -250,8 +317,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     def step(self, epoch: int | None = None) -> None:
         """Go to the next epoch, or to `epoch`."""
         if epoch is not None and epoch < 0:
-            raise ConfigError(f"CosineAnnealingWarmRestarts: epoch is {epoch!r}, it must be at "
-                              "least 0")
+            raise ConfigError(
+                f"CosineAnnealingWarmRestarts: epoch is {epoch!r}, it must be at least 0"
+            )
         self.T_cur, self.T_i = self.last_epoch + 1 if epoch is None else epoch, self.T_0
         while self.T_cur >= self.T_i:
             self.T_cur -= self.T_i

@@ -37,32 +37,40 @@ def noam_decay(d_model: float, warmup_steps: int, learning_rate: float = 1.0) ->
     return _counting(NoamDecay(d_model, warmup_steps, learning_rate, last_epoch=0))
 
 
-def exponential_decay(learning_rate: float, decay_steps: int, decay_rate: float,
-                      staircase: bool = False) -> LRScheduler:
+def exponential_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> LRScheduler:
     """learning_rate * decay_rate^(n / decay_steps); `staircase` rounds the exponent down."""
     part = _part("exponential_decay", decay_steps, staircase)
     base = check_rate("exponential_decay", learning_rate)
     return PerUpdate(base, lambda n: base * float(decay_rate ** part(n)))
 
 
-def natural_exp_decay(learning_rate: float, decay_steps: int, decay_rate: float,
-                      staircase: bool = False) -> LRScheduler:
+def natural_exp_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> LRScheduler:
     """learning_rate * e^(-decay_rate * n / decay_steps); `staircase` rounds the quotient down."""
     part = _part("natural_exp_decay", decay_steps, staircase)
     base = check_rate("natural_exp_decay", learning_rate)
     return PerUpdate(base, lambda n: base * math.exp(-decay_rate * part(n)))
 
 
-def inverse_time_decay(learning_rate: float, decay_steps: int, decay_rate: float,
-                       staircase: bool = False) -> LRScheduler:
+def inverse_time_decay(
+    learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> LRScheduler:
     """learning_rate / (1 + decay_rate * n / decay_steps); `staircase` as in natural_exp_decay."""
     part = _part("inverse_time_decay", decay_steps, staircase)
     base = check_rate("inverse_time_decay", learning_rate)
     return PerUpdate(base, lambda n: base / (1 + decay_rate * part(n)))
 
 
-def polynomial_decay(learning_rate: float, decay_steps: int, end_learning_rate: float = 0.0001,
-                     power: float = 1.0, cycle: bool = False) -> LRScheduler:
+def polynomial_decay(
+    learning_rate: float,
+    decay_steps: int,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+) -> LRScheduler:
     """From learning_rate to end_learning_rate in decay_steps updates (see PolynomialDecay)."""
     return _counting(PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle))
 
@@ -79,12 +87,14 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> LRS
     return PerUpdate(base, lambda n: base * 0.5 * (math.cos(epoch(n) * math.pi / epochs) + 1))
 
 
-def linear_lr_warmup(learning_rate: float | LRScheduler, warmup_steps: int, start_lr: float,
-                     end_lr: float) -> LRScheduler:
+def linear_lr_warmup(
+    learning_rate: float | LRScheduler, warmup_steps: int, start_lr: float, end_lr: float
+) -> LRScheduler:
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`.
 
     A schedule that follows counts from the first update, as in the reference.
     """
+
     def rate(n: int) -> float:
         if n < warmup_steps:
             return start_lr + (end_lr - start_lr) * n / warmup_steps

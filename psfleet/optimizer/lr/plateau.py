@@ -24,15 +24,25 @@ class ReduceOnPlateau(LRScheduler):
 
     _kept = ("last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter")
 
-    def __init__(self, learning_rate: float, mode: str = "min", factor: float = 0.1,
-                 patience: int = 10, threshold: float = 1e-4, threshold_mode: str = "rel",
-                 cooldown: int = 0, min_lr: float = 0, epsilon: float = 1e-8,
-                 verbose: bool = False) -> None:
+    def __init__(
+        self,
+        learning_rate: float,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0,
+        epsilon: float = 1e-8,
+        verbose: bool = False,
+    ) -> None:
         if mode.lower() not in ("min", "max"):
             raise ConfigError(f"ReduceOnPlateau: mode is {mode!r}, use min or max")
         if threshold_mode.lower() not in ("rel", "abs"):
-            raise ConfigError(f"ReduceOnPlateau: threshold_mode is {threshold_mode!r}, use rel "
-                              "or abs")
+            raise ConfigError(
+                f"ReduceOnPlateau: threshold_mode is {threshold_mode!r}, use rel or abs"
+            )
         if not factor < 1:
             raise ConfigError(f"ReduceOnPlateau: factor is {factor!r}, it must be below 1")
         self.mode = mode.lower()

@@ -14,5 +14,16 @@ from psfleet.program.ops import (
     source,
 )
 
-__all__ = ["activation", "arithmetic", "dropout", "embedding", "loss", "manipulate", "matmul",
-           "metric", "normalize", "reduce", "source"]
+__all__ = [
+    "activation",
+    "arithmetic",
+    "dropout",
+    "embedding",
+    "loss",
+    "manipulate",
+    "matmul",
+    "metric",
+    "normalize",
+    "reduce",
+    "source",
+]

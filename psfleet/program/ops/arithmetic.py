@@ -13,8 +13,25 @@ from psfleet.program.shapes import broadcast
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Min", "Mul", "Pow", "Power", "Scale",
-           "Sqrt", "Square", "Sub", "Unary", "unbroadcast"]
+__all__ = [
+    "Abs",
+    "Add",
+    "Clip",
+    "Div",
+    "Exp",
+    "Log",
+    "Max",
+    "Min",
+    "Mul",
+    "Pow",
+    "Power",
+    "Scale",
+    "Sqrt",
+    "Square",
+    "Sub",
+    "Unary",
+    "unbroadcast",
+]
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
@@ -23,7 +40,8 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
         return gradient
     added = gradient.ndim - len(shape)
     axes = tuple(range(added)) + tuple(
-        added + i for i, n in enumerate(shape) if n == 1 and gradient.shape[added + i] != 1)
+        added + i for i, n in enumerate(shape) if n == 1 and gradient.shape[added + i] != 1
+    )
     total: Array = gradient.sum(axis=axes).reshape(shape)
     return total
 
@@ -34,8 +52,9 @@ class _Binary(Op):
 
     def infer(self, x: "Variable", y: "Variable") -> Spec:
         need_one_dtype(type(self).__name__, x, y)
-        return broadcast(x.shape, y.shape, f"{type(self).__name__} of {x.name!r} and {y.name!r}"
-                         ), x.dtype
+        return broadcast(
+            x.shape, y.shape, f"{type(self).__name__} of {x.name!r} and {y.name!r}"
+        ), x.dtype
 
 
 class Add(_Binary):
@@ -47,8 +66,10 @@ class Add(_Binary):
         return out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        return [unbroadcast(gradient, shape) if need else None
-                for need, shape in zip(context.needs, context.saved, strict=True)]
+        return [
+            unbroadcast(gradient, shape) if need else None
+            for need, shape in zip(context.needs, context.saved, strict=True)
+        ]
 
 
 class Sub(_Binary):
@@ -61,23 +82,28 @@ class Sub(_Binary):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         left, right = context.saved
-        return (unbroadcast(gradient, left) if context.needs[0] else None,
-                unbroadcast(-gradient, right) if context.needs[1] else None)
+        return (
+            unbroadcast(gradient, left) if context.needs[0] else None,
+            unbroadcast(-gradient, right) if context.needs[1] else None,
+        )
 
 
 class Mul(_Binary):
     """x * y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
-        context.save(x.shape, y.shape, y if context.needs[0] else None,
-                     x if context.needs[1] else None)
+        context.save(
+            x.shape, y.shape, y if context.needs[0] else None, x if context.needs[1] else None
+        )
         out: Array = x * y
         return out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         left, right, y, x = context.saved
-        return (unbroadcast(gradient * y, left) if context.needs[0] else None,
-                unbroadcast(gradient * x, right) if context.needs[1] else None)
+        return (
+            unbroadcast(gradient * y, left) if context.needs[0] else None,
+            unbroadcast(gradient * x, right) if context.needs[1] else None,
+        )
 
 
 class Div(_Binary):
@@ -91,8 +117,10 @@ class Div(_Binary):
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         x, y = context.saved
         part = gradient / y
-        return (unbroadcast(part, x.shape) if context.needs[0] else None,
-                unbroadcast(-part * (x / y), y.shape) if context.needs[1] else None)
+        return (
+            unbroadcast(part, x.shape) if context.needs[0] else None,
+            unbroadcast(-part * (x / y), y.shape) if context.needs[1] else None,
+        )
 
 
 class _Choice(_Binary):
@@ -108,8 +136,10 @@ class _Choice(_Binary):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         chosen, left, right = context.saved
-        return (unbroadcast(gradient * chosen, left) if context.needs[0] else None,
-                unbroadcast(gradient * ~chosen, right) if context.needs[1] else None)
+        return (
+            unbroadcast(gradient * chosen, left) if context.needs[0] else None,
+            unbroadcast(gradient * ~chosen, right) if context.needs[1] else None,
+        )
 
 
 class Max(_Choice):
@@ -136,8 +166,10 @@ class Pow(_Binary):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         x, y, out = context.saved
-        return (unbroadcast(gradient * y * x ** (y - 1), x.shape) if context.needs[0] else None,
-                unbroadcast(gradient * out * np.log(x), y.shape) if context.needs[1] else None)
+        return (
+            unbroadcast(gradient * y * x ** (y - 1), x.shape) if context.needs[0] else None,
+            unbroadcast(gradient * out * np.log(x), y.shape) if context.needs[1] else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -22,5 +22,7 @@ def need_one_dtype(what: str, *inputs: "Variable") -> None:
     """Refuse inputs of different dtypes: nothing is widened behind the user's back."""
     for other in inputs[1:]:
         if other.dtype != inputs[0].dtype:
-            raise ShapeError(f"{what} of {inputs[0].name!r} ({inputs[0].dtype}) and {other.name!r} "
-                             f"({other.dtype}): the dtypes differ; use layers.cast on one")
+            raise ShapeError(
+                f"{what} of {inputs[0].name!r} ({inputs[0].dtype}) and {other.name!r} "
+                f"({other.dtype}): the dtypes differ; use layers.cast on one"
+            )

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Dropout", "keep_mask"]
 
 
-def keep_mask(shape: tuple[int, ...], drop: float, seed: int, name: str,
-              step: int) -> NDArray[np.bool_]:
+def keep_mask(
+    shape: tuple[int, ...], drop: float, seed: int, name: str, step: int
+) -> NDArray[np.bool_]:
     """Which values stay: the same for the same arguments in every process and NumPy version.
 
     Drawn from the raw numbers of Philox, whose stream is part of its definition.

@@ -43,8 +43,10 @@ class _Embedding(Op):
 
     def infer(self, ids: "Variable", weights: "Variable") -> Spec:
         if ids.dtype.kind not in "iu":
-            raise IdError(f"embedding {weights.name!r}: ids {ids.name!r} have dtype {ids.dtype}, "
-                          "they must be int64")
+            raise IdError(
+                f"embedding {weights.name!r}: ids {ids.name!r} have dtype {ids.dtype}, "
+                "they must be int64"
+            )
         return (*ids.shape, weights.shape[1]), weights.dtype
 
     def _blank(self, ids: Ids, out: Array) -> Array:

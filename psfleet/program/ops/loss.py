@@ -24,8 +24,10 @@ _WORST = 1e20
 def _check_same(what: str, x: "Variable", label: "Variable") -> None:
     need_floats(what, x, label)
     if not same(x.shape, label.shape):
-        raise ShapeError(f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
-                         "the shapes must be equal")
+        raise ShapeError(
+            f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
+            "the shapes must be equal"
+        )
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,10 @@ class SigmoidCrossEntropy(Op):
             gradient = gradient * counted
         if scale is not None:
             gradient = gradient * scale
-        return (gradient * (sigmoid(x) - label) if context.needs[0] else None,
-                -gradient * x if context.needs[1] else None)
+        return (
+            gradient * (sigmoid(x) - label) if context.needs[0] else None,
+            -gradient * x if context.needs[1] else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -124,27 +128,33 @@ class _ByClass(Op):
         what = type(self).__name__
         need_floats(what, x)
         axis = axis_of(self.axis, x.shape, f"{what} of {x.name!r}")
-        shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1:])
-        short = x.shape[:axis] + x.shape[axis + 1:]
+        shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        short = x.shape[:axis] + x.shape[axis + 1 :]
         if self.soft:
             _check_same(what, x, label)
         elif label.dtype.kind not in "iu":
-            raise IdError(f"{what}: label {label.name!r} has dtype {label.dtype}; hard labels are "
-                          "int64, pass soft_label=True for probabilities")
+            raise IdError(
+                f"{what}: label {label.name!r} has dtype {label.dtype}; hard labels are "
+                "int64, pass soft_label=True for probabilities"
+            )
         elif not same(label.shape, shape) and not same(label.shape, short):
-            raise ShapeError(f"{what} of {x.name!r} {x.shape}: label {label.name!r} is "
-                             f"{label.shape}, it must be {shape}")
+            raise ShapeError(
+                f"{what} of {x.name!r} {x.shape}: label {label.name!r} is "
+                f"{label.shape}, it must be {shape}"
+            )
         return shape, x.dtype
 
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
         """The hard label with an extent of 1 at the axis, 0 where ignored; and what is ignored."""
         axis = self.axis % x.ndim
-        label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1:])
+        label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
         ignored = label == self.ignore
         label = np.where(ignored, 0, label)
         if label.size and not (label.min() >= 0 and label.max() < x.shape[axis]):
-            raise IdError(f"{type(self).__name__}: labels are {label.min()} to {label.max()}, "
-                          f"there are classes 0 to {x.shape[axis] - 1}")
+            raise IdError(
+                f"{type(self).__name__}: labels are {label.min()} to {label.max()}, "
+                f"there are classes 0 to {x.shape[axis] - 1}"
+            )
         return label, ignored
 
 
@@ -169,8 +179,10 @@ class CrossEntropy(_ByClass):
         p, label, ignored = context.saved
         if self.soft:
             safe = np.maximum(p, np.finfo(p.dtype).tiny)
-            return (-gradient * label / safe if context.needs[0] else None,
-                    -gradient * np.log(safe) if context.needs[1] else None)
+            return (
+                -gradient * label / safe if context.needs[0] else None,
+                -gradient * np.log(safe) if context.needs[1] else None,
+            )
         out = np.zeros_like(p)
         picked = np.maximum(np.take_along_axis(p, label, self.axis), np.finfo(p.dtype).tiny)
         np.put_along_axis(out, label, np.where(ignored, 0, -gradient / picked), self.axis)
@@ -195,8 +207,10 @@ class SoftmaxCrossEntropy(_ByClass):
         out = np.exp(logs)
         if self.soft:
             total = label.sum(axis=self.axis, keepdims=True)
-            return (gradient * (out * total - label) if context.needs[0] else None,
-                    -gradient * logs if context.needs[1] else None)
+            return (
+                gradient * (out * total - label) if context.needs[0] else None,
+                -gradient * logs if context.needs[1] else None,
+            )
         picked = np.take_along_axis(out, label, self.axis)
         np.put_along_axis(out, label, picked - 1, self.axis)
         out *= np.where(ignored, 0, gradient).astype(out.dtype, copy=False)

@@ -15,8 +15,7 @@ from psfleet.program.shapes import axis_of, same, size_of
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Cast", "Concat", "Expand", "Gather", "OneHot", "Reshape", "Slice", "Stack",
-           "Transpose"]
+__all__ = ["Cast", "Concat", "Expand", "Gather", "OneHot", "Reshape", "Slice", "Stack", "Transpose"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,10 @@ class Reshape(Op):
         target: list[int | None] = []
         for i, extent in enumerate(self.shape):
             if extent == 0 and i >= len(x.shape):
-                raise ShapeError(f"reshape of {x.name!r} {x.shape} to {self.shape}: "
-                                 f"there is no extent {i} to copy")
+                raise ShapeError(
+                    f"reshape of {x.name!r} {x.shape} to {self.shape}: "
+                    f"there is no extent {i} to copy"
+                )
             target.append(x.shape[i] if extent == 0 else None if extent == -1 else extent)
         if self.shape.count(-1) > 1 or any(extent < -1 for extent in self.shape):
             raise ShapeError(f"reshape of {x.name!r} to {self.shape}: only one extent may be -1")
@@ -42,15 +43,17 @@ class Reshape(Op):
         # An unknown batch extent copied by 0 divides out on both sides.
         copied = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
         size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copied))
-        rest = size_of(tuple(1 if i in copied or self.shape[i] == -1 else n
-                             for i, n in enumerate(target)))
+        rest = size_of(
+            tuple(1 if i in copied or self.shape[i] == -1 else n for i, n in enumerate(target))
+        )
         if size is None or rest is None:
             return
         if -1 in self.shape and rest and size % rest == 0:
             target[self.shape.index(-1)] = size // rest
         elif size != rest:
-            raise ShapeError(f"reshape of {x.name!r} {x.shape} to {self.shape}: "
-                             f"{size} values do not fill it")
+            raise ShapeError(
+                f"reshape of {x.name!r} {x.shape} to {self.shape}: {size} values do not fill it"
+            )
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x.shape)
@@ -68,8 +71,9 @@ class Transpose(Op):
 
     def infer(self, x: "Variable") -> Spec:
         if sorted(self.order) != list(range(len(x.shape))):
-            raise ShapeError(f"transpose of {x.name!r} {x.shape}: {self.order} is not an order of "
-                             "its axes")
+            raise ShapeError(
+                f"transpose of {x.name!r} {x.shape}: {self.order} is not an order of its axes"
+            )
         return tuple(x.shape[axis] for axis in self.order), x.dtype
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -113,9 +117,12 @@ class Concat(Op):
         for other in inputs[1:]:
             rest = [n for i, n in enumerate(other.shape) if i != axis]
             if len(other.shape) != len(shape) or not same(
-                    tuple(rest), tuple(n for i, n in enumerate(shape) if i != axis)):
-                raise ShapeError(f"concat along axis {axis} of {first.name!r} {first.shape} and "
-                                 f"{other.name!r} {other.shape}: the other extents differ")
+                tuple(rest), tuple(n for i, n in enumerate(shape) if i != axis)
+            ):
+                raise ShapeError(
+                    f"concat along axis {axis} of {first.name!r} {first.shape} and "
+                    f"{other.name!r} {other.shape}: the other extents differ"
+                )
             here, more = shape[axis], other.shape[axis]
             shape = [a if a is not None else b for a, b in zip(shape, other.shape, strict=True)]
             shape[axis] = None if here is None or more is None else here + more
@@ -143,8 +150,10 @@ class Stack(Op):
         need_one_dtype("stack", *inputs)
         for other in inputs[1:]:
             if not same(first.shape, other.shape):
-                raise ShapeError(f"stack of {first.name!r} {first.shape} and {other.name!r} "
-                                 f"{other.shape}: the shapes differ")
+                raise ShapeError(
+                    f"stack of {first.name!r} {first.shape} and {other.name!r} "
+                    f"{other.shape}: the shapes differ"
+                )
         axis = axis_of(self.axis, (*first.shape, None), f"stack of {first.name!r}")
         shape: Shape = (*first.shape[:axis], len(inputs), *first.shape[axis:])
         return shape, first.dtype
@@ -166,8 +175,10 @@ class Slice(Op):
 
     def infer(self, x: "Variable") -> Spec:
         if not len(self.axes) == len(self.starts) == len(self.ends):
-            raise ShapeError(f"slice of {x.name!r}: axes {self.axes}, starts {self.starts} and "
-                             f"ends {self.ends} have different lengths")
+            raise ShapeError(
+                f"slice of {x.name!r}: axes {self.axes}, starts {self.starts} and "
+                f"ends {self.ends} have different lengths"
+            )
         shape = list(x.shape)
         for axis, start, end in zip(self.axes, self.starts, self.ends, strict=True):
             axis = axis_of(axis, x.shape, f"slice of {x.name!r}")
@@ -202,15 +213,18 @@ class Gather(Op):
         if index.dtype.kind not in "iu":
             raise IdError(f"gather: index {index.name!r} has dtype {index.dtype}, it must be int64")
         if len(index.shape) > 2 or (len(index.shape) == 2 and index.shape[1] != 1):
-            raise ShapeError(f"gather: index {index.name!r} is {index.shape}, it must be [m] or "
-                             "[m, 1]")
+            raise ShapeError(
+                f"gather: index {index.name!r} is {index.shape}, it must be [m] or [m, 1]"
+            )
         return (index.shape[0] if index.shape else 1, *x.shape[1:]), x.dtype
 
     def forward(self, context: Context, x: Array, index: Array) -> Array:
         flat = index.reshape(-1)
         if flat.size and not (flat.min() >= 0 and flat.max() < len(x)):
-            raise IdError(f"gather: indices are {flat.min()} to {flat.max()}, "
-                          f"there are rows 0 to {len(x) - 1}")
+            raise IdError(
+                f"gather: indices are {flat.min()} to {flat.max()}, "
+                f"there are rows 0 to {len(x) - 1}"
+            )
         context.save(flat, x.shape)
         out: Array = x[flat]
         return out
@@ -252,8 +266,9 @@ class Expand(Op):
     def infer(self, x: "Variable") -> Spec:
         if len(self.times) != len(x.shape):
             raise ShapeError(f"expand of {x.name!r} {x.shape} has {len(self.times)} factors")
-        return tuple(None if n is None else n * t
-                     for n, t in zip(x.shape, self.times, strict=True)), x.dtype
+        return tuple(
+            None if n is None else n * t for n, t in zip(x.shape, self.times, strict=True)
+        ), x.dtype
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x.shape)

@@ -36,16 +36,19 @@ class MatMul(Op):
         need_floats("matmul", x, y)
         left, right = x.shape, y.shape
         if len(left) < 1 or len(right) < 1:
-            raise ShapeError(f"matmul of {x.name!r} {left} and {y.name!r} {right}: both need an "
-                             "axis")
+            raise ShapeError(
+                f"matmul of {x.name!r} {left} and {y.name!r} {right}: both need an axis"
+            )
         if self.transpose_x and len(left) > 1:
             left = (*left[:-2], left[-1], left[-2])
         if self.transpose_y and len(right) > 1:
             right = (*right[:-2], right[-1], right[-2])
         inner = right[-2] if len(right) > 1 else right[-1]
         if not same((left[-1],), (inner,)):
-            raise ShapeError(f"matmul of {x.name!r} {left} and {y.name!r} {right}: "
-                             f"the inner extents {left[-1]} and {inner} differ")
+            raise ShapeError(
+                f"matmul of {x.name!r} {left} and {y.name!r} {right}: "
+                f"the inner extents {left[-1]} and {inner} differ"
+            )
         lead = broadcast(left[:-2], right[:-2], f"matmul of {x.name!r} and {y.name!r}")
         rows = (left[-2],) if len(left) > 1 else ()
         columns = (right[-1],) if len(right) > 1 else ()
@@ -90,14 +93,17 @@ class Affine(Op):
 
     def infer(self, x: "Variable", w: "Variable", b: "Variable | None" = None) -> Spec:
         need_floats("fc", x, w)
-        inner = size_of(x.shape[self.axes:])
+        inner = size_of(x.shape[self.axes :])
         if len(w.shape) != 2 or not same((inner,), w.shape[:1]):
-            raise ShapeError(f"fc of {x.name!r} {x.shape} has {inner} inputs, "
-                             f"but its weights {w.name!r} are {w.shape}")
+            raise ShapeError(
+                f"fc of {x.name!r} {x.shape} has {inner} inputs, "
+                f"but its weights {w.name!r} are {w.shape}"
+            )
         if b is not None and not same(b.shape, w.shape[1:]):
-            raise ShapeError(f"fc of {x.name!r} has {w.shape[1]} outputs, "
-                             f"but its bias {b.name!r} is {b.shape}")
-        return (*x.shape[:self.axes], w.shape[1]), x.dtype
+            raise ShapeError(
+                f"fc of {x.name!r} has {w.shape[1]} outputs, but its bias {b.name!r} is {b.shape}"
+            )
+        return (*x.shape[: self.axes], w.shape[1]), x.dtype
 
     def forward(self, context: Context, x: Array, w: Array, b: Array | None = None) -> Array:
         flat = x.reshape(-1, w.shape[0])
@@ -107,9 +113,10 @@ class Affine(Op):
         if self.relu:
             np.maximum(out, 0, out=out)
         needs_x, needs_w = context.needs[:2]
-        context.save(x.shape, flat if needs_w else None, w if needs_x else None,
-                     out if self.relu else None)
-        return out.reshape(*x.shape[:self.axes], w.shape[1])
+        context.save(
+            x.shape, flat if needs_w else None, w if needs_x else None, out if self.relu else None
+        )
+        return out.reshape(*x.shape[: self.axes], w.shape[1])
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         shape, flat, w, out = context.saved
@@ -118,7 +125,8 @@ class Affine(Op):
             gradient = gradient * (out > 0)
         parts: list[Gradient | None] = [
             (gradient @ w.T).reshape(shape) if context.needs[0] else None,
-            flat.T @ gradient if context.needs[1] else None]
+            flat.T @ gradient if context.needs[1] else None,
+        ]
         if len(context.needs) > 2:
             parts.append(gradient.sum(axis=0) if context.needs[2] else None)
         return parts

@@ -25,10 +25,14 @@ class Accuracy(Op):
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
         if len(x.shape) != 2 or not same(x.shape[:1], label.shape[:1]):
-            raise ShapeError(f"accuracy of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
-                             "they must be [n, classes] and [n, 1]")
+            raise ShapeError(
+                f"accuracy of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "they must be [n, classes] and [n, 1]"
+            )
         if label.dtype.kind not in "iu":
-            raise IdError(f"accuracy: label {label.name!r} has dtype {label.dtype}, it must be int64")
+            raise IdError(
+                f"accuracy: label {label.name!r} has dtype {label.dtype}, it must be int64"
+            )
         return (), np.dtype(np.float32)
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:
@@ -48,8 +52,10 @@ class AreaUnderCurve(Op):
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
         if not same(x.shape[:1], label.shape[:1]):
-            raise ShapeError(f"auc of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
-                             "the numbers of samples differ")
+            raise ShapeError(
+                f"auc of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "the numbers of samples differ"
+            )
         return (), np.dtype(np.float32)
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:

@@ -33,16 +33,18 @@ class LayerNorm(Op):
         x: Variable = inputs[0]
         need_floats("layer_norm", *inputs)
         axis_of(self.axis, x.shape, f"layer_norm of {x.name!r}")
-        width = size_of(x.shape[self.axis:])
+        width = size_of(x.shape[self.axis :])
         for weights in inputs[1:]:
             if not same(weights.shape, (width,)):
-                raise ShapeError(f"layer_norm of {x.name!r}: {weights.name!r} is {weights.shape}, "
-                                 f"it must be ({width},)")
+                raise ShapeError(
+                    f"layer_norm of {x.name!r}: {weights.name!r} is {weights.shape}, "
+                    f"it must be ({width},)"
+                )
         return x.shape, x.dtype
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
         x = inputs[0]
-        flat = x.reshape(int(np.prod(x.shape[:self.axis])), -1)
+        flat = x.reshape(int(np.prod(x.shape[: self.axis])), -1)
         normal = flat - flat.mean(axis=1, keepdims=True, dtype=x.dtype)
         variance = (normal * normal).mean(axis=1, keepdims=True, dtype=x.dtype)
         root = 1 / np.sqrt(variance + x.dtype.type(self.epsilon))

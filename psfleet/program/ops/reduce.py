@@ -90,8 +90,11 @@ class _Extreme(_Reduce):
     def forward(self, context: Context, x: Array) -> Array:
         out = self._extreme(x)
         context.save(x == out)
-        return out if self.keep else out.reshape(
-            [n for i, n in enumerate(x.shape) if i not in self._axes(x)])
+        return (
+            out
+            if self.keep
+            else out.reshape([n for i, n in enumerate(x.shape) if i not in self._axes(x)])
+        )
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (chosen,) = context.saved

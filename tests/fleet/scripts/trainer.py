@@ -24,7 +24,8 @@ def network() -> ps.Variable:
     label = layers.data("label", [None, 1])
     deep = layers.embedding(ids, size=[None, 8], is_distributed=True, name="deep")
     hidden = layers.fc(
-        layers.concat([layers.reshape(deep, [-1, 32]), dense], axis=1), 300, act="relu")
+        layers.concat([layers.reshape(deep, [-1, 32]), dense], axis=1), 300, act="relu"
+    )
     hidden = layers.dropout(hidden, 0.0)
     logit = layers.fc(hidden, 1)
     return layers.mean(layers.sigmoid_cross_entropy_with_logits(logit, label))
@@ -35,8 +36,13 @@ def batches() -> list[dict[str, NDArray[Any]]]:
     made: list[dict[str, NDArray[Any]]] = []
     for _ in range(STEPS):
         ids = rng.integers(-40, 40, (BATCH, 4))
-        made.append({"ids": ids, "dense": rng.normal(size=(BATCH, 3)).astype(np.float32),
-                     "label": (ids[:, :1] > 0).astype(np.float32)})
+        made.append(
+            {
+                "ids": ids,
+                "dense": rng.normal(size=(BATCH, 3)).astype(np.float32),
+                "label": (ids[:, :1] > 0).astype(np.float32),
+            }
+        )
     return made
 
 

@@ -27,15 +27,18 @@ def main(out: str, wrapper: str, steps: int) -> None:
     fleet.init()
     model = build_model()
     adam = optimizer.Adam(0.01, grad_clip=clip.ClipGradByGlobalNorm(0.02))
-    wrapped = {"cut": optimizer.PipelineOptimizer(adam, model.cuts), "plain": adam,
-               "sgd": optimizer.SGD(0.1)}
+    wrapped = {
+        "cut": optimizer.PipelineOptimizer(adam, model.cuts),
+        "plain": adam,
+        "sgd": optimizer.SGD(0.1),
+    }
     chosen = wrapped[wrapper]
     _, pairs = fleet.distributed_optimizer(chosen).minimize(model.loss)
     executor = Executor()
     losses = []
     for step in range(steps):
         feed = make_feed(seed=1000 * fleet.worker_index() + step)
-        loss, = executor.run(feed=feed, fetch_list=[model.loss])
+        (loss,) = executor.run(feed=feed, fetch_list=[model.loss])
         losses.append(loss)
         if wrapper == "cut":
             check_fresh([p.numpy().copy() for p, _ in pairs if not p.sparse])
