@@ -1,6 +1,7 @@
 """psfleet-launch: the command line."""
 
 import importlib.metadata
+import os
 import re
 import secrets
 import socket
@@ -212,10 +213,23 @@ def _check_ports(endpoints: Iterable[str]) -> None:
                 ) from None
 
 
+def _let_go_of_lost_streams() -> None:
+    """Flush what is left to show, into nothing if the terminal is gone.
+
+    Otherwise Python would try again at its end, fail, and exit with 120 in place of the job's code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     try:
         code: int = launch.main(arguments, prog_name="psfleet-launch", standalone_mode=False)
+        _let_go_of_lost_streams()
         return code
     except click.ClickException as error:
         message = error.format_message()

@@ -40,8 +40,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ConfigError(f"psfleet.torch.{name} needs PyTorch, which is not installed; "
-                          "run: pip install psfleet[torch]") from None
+        raise ConfigError(
+            f"psfleet.torch.{name} needs PyTorch, which is not installed; "
+            "run: pip install psfleet[torch]"
+        ) from None
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -17,8 +17,9 @@ __all__ = ["convert"]
 M = TypeVar("M", bound=nn.Module)
 
 
-def convert(model: M, optimizers: Optimizers, *, name: str = "",
-            runtime: Runtime | None = None) -> tuple[M, DistributedOptimizer]:
+def convert(
+    model: M, optimizers: Optimizers, *, name: str = "", runtime: Runtime | None = None
+) -> tuple[M, DistributedOptimizer]:
     """Move a model and its optimizers to the servers, with the weights it has now.
 
     Every `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` that an optimizer trains
@@ -41,14 +42,25 @@ def convert(model: M, optimizers: Optimizers, *, name: str = "",
     given = listed(optimizers)
     trained = {id(p) for o in given for group in o.param_groups for p in group["params"]}
     _check_all_in(model, given)
-    modules = {path: module for path, module in model.named_modules() if _is_table(module)
-               and module.weight.requires_grad and id(module.weight) in trained}
-    swap = _Swap(model, given, {id(module): (module, _counterpart(model, path, module))
-                                for path, module in modules.items()})
+    modules = {
+        path: module
+        for path, module in model.named_modules()
+        if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
+    }
+    swap = _Swap(
+        model,
+        given,
+        {
+            id(module): (module, _counterpart(model, path, module))
+            for path, module in modules.items()
+        },
+    )
     swap.there()
     try:
         converted = swap.root()
-        return cast(M, converted), DistributedOptimizer(converted, given, name=name, runtime=runtime)
+        return cast(M, converted), DistributedOptimizer(
+            converted, given, name=name, runtime=runtime
+        )
     except PsfleetError:
         swap.back()
         raise
@@ -57,16 +69,28 @@ def convert(model: M, optimizers: Optimizers, *, name: str = "",
 class _Swap:
     """Exchanges modules in the model, and their weights in the optimizers' groups; can undo it."""
 
-    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 pairs: dict[int, tuple[nn.Module, TableModule]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        pairs: dict[int, tuple[nn.Module, TableModule]],
+    ) -> None:
         self._model = model
         self._pairs = pairs
-        self._places = [(parent, key, id(child)) for parent in model.modules()
-                        for key, child in parent._modules.items() if id(child) in pairs]
+        self._places = [
+            (parent, key, id(child))
+            for parent in model.modules()
+            for key, child in parent._modules.items()
+            if id(child) in pairs
+        ]
         weights = {id(old.weight): pair for pair in pairs.values() for old in pair[:1]}
-        self._entries = [(group["params"], i, weights[id(p)]) for o in optimizers
-                         for group in o.param_groups for i, p in enumerate(group["params"])
-                         if id(p) in weights]
+        self._entries = [
+            (group["params"], i, weights[id(p)])
+            for o in optimizers
+            for group in o.param_groups
+            for i, p in enumerate(group["params"])
+            if id(p) in weights
+        ]
 
     def there(self) -> None:
         """Put the tables in."""
@@ -95,21 +119,31 @@ def _is_table(module: nn.Module) -> bool:
 def _counterpart(model: nn.Module, path: str, module: Any) -> TableModule:
     """The module on the servers that does what a torch embedding does."""
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
-        raise ConfigError(f"{path!r} is a {type(module).__name__}, a class of your own; convert() knows "
-                          "torch.nn.Embedding and torch.nn.EmbeddingBag only")
+        raise ConfigError(
+            f"{path!r} is a {type(module).__name__}, a class of your own; convert() knows "
+            "torch.nn.Embedding and torch.nn.EmbeddingBag only"
+        )
     for option in ("max_norm", "scale_grad_by_freq"):
         if getattr(module, option):
-            raise ConfigError(f"{path!r} has {option}={getattr(module, option)!r}, which rows on servers "
-                              "cannot follow; build it without")
+            raise ConfigError(
+                f"{path!r} has {option}={getattr(module, option)!r}, which rows on servers "
+                "cannot follow; build it without"
+            )
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise ConfigError(f"{path!r} has hooks, which conversion would lose; register them on the "
-                          "converted model")
+        raise ConfigError(
+            f"{path!r} has hooks, which conversion would lose; register them on the converted model"
+        )
     users = sum(p is module.weight for m in model.modules() for p in m._parameters.values())
     if users > 1:
-        raise ConfigError(f"the weight of {path!r} is used by {users} modules; rows on servers cannot be "
-                          "tied to another parameter")
-    made = _bag(module) if isinstance(module, nn.EmbeddingBag) else Embedding(
-        module.num_embeddings, module.embedding_dim, module.padding_idx)
+        raise ConfigError(
+            f"the weight of {path!r} is used by {users} modules; rows on servers cannot be "
+            "tied to another parameter"
+        )
+    made = (
+        _bag(module)
+        if isinstance(module, nn.EmbeddingBag)
+        else Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx)
+    )
     if module.weight.is_meta:
         made.table.initializer = Initializer("normal", 0.0, 1.0)
     else:
@@ -118,8 +152,13 @@ def _counterpart(model: nn.Module, path: str, module: Any) -> TableModule:
 
 
 def _bag(module: nn.EmbeddingBag) -> EmbeddingBag:
-    return EmbeddingBag(module.num_embeddings, module.embedding_dim, cast(Any, module.mode),
-                        module.include_last_offset, module.padding_idx)
+    return EmbeddingBag(
+        module.num_embeddings,
+        module.embedding_dim,
+        cast(Any, module.mode),
+        module.include_last_offset,
+        module.padding_idx,
+    )
 
 
 def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -128,5 +167,7 @@ def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in known:
-                    raise UsageError(f"torch.optim.{type(optimizer).__name__} has a parameter of shape "
-                                     f"{tuple(parameter.shape)} that is not in the model")
+                    raise UsageError(
+                        f"torch.optim.{type(optimizer).__name__} has a parameter of shape "
+                        f"{tuple(parameter.shape)} that is not in the model"
+                    )

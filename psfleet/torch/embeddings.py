@@ -34,9 +34,16 @@ class TableModule(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, num_embeddings: int | None, embedding_dim: int, padding_idx: int | None,
-                 name: str | None, initializer: Initializer | Start | None, seed: int,
-                 optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        name: str | None,
+        initializer: Initializer | Start | None,
+        seed: int,
+        optimizer: Optimizer | None,
+    ) -> None:
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -79,9 +86,11 @@ class TableModule(nn.Module):
                 missing.append(prefix + "weight")
             return
         if value.shape != (self.num_embeddings, self.embedding_dim):
-            raise ShapeError(f"embedding {self.table.name!r} has the shape "
-                             f"{(self.num_embeddings, self.embedding_dim)}, the state dict has "
-                             f"{tuple(value.shape)} under {prefix + 'weight'!r}")
+            raise ShapeError(
+                f"embedding {self.table.name!r} has the shape "
+                f"{(self.num_embeddings, self.embedding_dim)}, the state dict has "
+                f"{tuple(value.shape)} under {prefix + 'weight'!r}"
+            )
         rows = value.detach().cpu().to(torch.float32).contiguous().numpy()
         exclusively(self.table.runtime, lambda: self.table.replace(rows))
         self.table.forget()
@@ -102,12 +111,20 @@ class Embedding(TableModule):
             `weight`.
     """
 
-    def __init__(self, num_embeddings: int | None, embedding_dim: int,
-                 padding_idx: int | None = None, *, name: str | None = None,
-                 initializer: Initializer | Start | None = None, seed: int = 0,
-                 optimizer: Optimizer | None = None) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, name, initializer, seed,
-                         optimizer)
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        name: str | None = None,
+        initializer: Initializer | Start | None = None,
+        seed: int = 0,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows: float32 [*input.shape, embedding_dim]."""
@@ -124,19 +141,30 @@ class EmbeddingBag(TableModule):
         padding_idx: This id is left out of its bag.
     """
 
-    def __init__(self, num_embeddings: int | None, embedding_dim: int, mode: Mode = "mean",
-                 include_last_offset: bool = False, padding_idx: int | None = None, *,
-                 name: str | None = None, initializer: Initializer | Start | None = None,
-                 seed: int = 0, optimizer: Optimizer | None = None) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, name, initializer, seed,
-                         optimizer)
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        mode: Mode = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        name: str | None = None,
+        initializer: Initializer | Start | None = None,
+        seed: int = 0,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer
+        )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")
         self.mode: Mode = mode
         self.include_last_offset = include_last_offset
 
-    def forward(self, input: Tensor, offsets: Tensor | None = None,
-                per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """One row for each bag: float32 [bags, embedding_dim].
 
         Args:
@@ -148,9 +176,15 @@ class EmbeddingBag(TableModule):
         # The pulled rows are the weight of a small embedding_bag, and each id's place its index.
         places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
         places, padding = self._without_padding(input, places)
-        return F.embedding_bag(places, rows, offsets, mode=self.mode,
-                               per_sample_weights=per_sample_weights,
-                               include_last_offset=self.include_last_offset, padding_idx=padding)
+        return F.embedding_bag(
+            places,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
 
     def extra_repr(self) -> str:
         """For print(model)."""

@@ -49,8 +49,10 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     known = _FOR_ROWS if rows else _FOR_DENSE
     what = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
     if kind not in known:
-        raise ConfigError(f"torch.optim.{kind.__name__} has no exact rule for {what}; "
-                          f"use {', '.join(sorted(k.__name__ for k in known))}")
+        raise ConfigError(
+            f"torch.optim.{kind.__name__} has no exact rule for {what}; "
+            f"use {', '.join(sorted(k.__name__ for k in known))}"
+        )
     for option in ("maximize", "differentiable"):
         _require(kind, group, option, False)
     if rows:
@@ -58,12 +60,15 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     return known[kind](kind, group)
 
 
-def _require(kind: type[torch.optim.Optimizer], group: Group, option: str, wanted: Any,
-             hint: str = "") -> None:
+def _require(
+    kind: type[torch.optim.Optimizer], group: Group, option: str, wanted: Any, hint: str = ""
+) -> None:
     value = group.get(option, wanted)
     if value != wanted:
-        raise ConfigError(f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
-                          f"no exact rule; it must be {wanted!r}" + (f" ({hint})" if hint else ""))
+        raise ConfigError(
+            f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
+            f"no exact rule; it must be {wanted!r}" + (f" ({hint})" if hint else "")
+        )
 
 
 def _decay(group: Group) -> Decay:
@@ -81,8 +86,9 @@ def _sgd(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
 
 def _adagrad(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
     _require(kind, group, "lr_decay", 0, "use a scheduler of torch.optim.lr_scheduler")
-    return Formula(Adagrad(float(group["eps"]), float(group["initial_accumulator_value"])),
-                   _decay(group))
+    return Formula(
+        Adagrad(float(group["eps"]), float(group["initial_accumulator_value"])), _decay(group)
+    )
 
 
 def _betas(group: Group) -> tuple[float, float, float]:
@@ -113,8 +119,12 @@ def _radam(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
 
 
 def _rmsprop(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    rule = TorchRMSprop(float(group["alpha"]), float(group["eps"]), float(group["momentum"]),
-                        bool(group["centered"]))
+    rule = TorchRMSprop(
+        float(group["alpha"]),
+        float(group["eps"]),
+        float(group["momentum"]),
+        bool(group["centered"]),
+    )
     return Formula(rule, _decay(group))
 
 
@@ -125,10 +135,17 @@ def _adadelta(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
 _Make = Callable[[type[torch.optim.Optimizer], Group], Formula]
 
 _FOR_DENSE: dict[type[torch.optim.Optimizer], _Make] = {
-    torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam, torch.optim.NAdam: _nadam, torch.optim.RAdam: _radam,
-    torch.optim.RMSprop: _rmsprop, torch.optim.Adadelta: _adadelta,
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.NAdam: _nadam,
+    torch.optim.RAdam: _radam,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
 }
 _FOR_ROWS: dict[type[torch.optim.Optimizer], _Make] = {
-    torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.SparseAdam: _sparse_adam,
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.SparseAdam: _sparse_adam,
 }

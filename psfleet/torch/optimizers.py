@@ -37,8 +37,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         UsageError: The optimizers do not fit the model. Nothing was changed.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers = None, *, name: str = "",
-                 runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizers = None,
+        *,
+        name: str = "",
+        runtime: Runtime | None = None,
+    ) -> None:
         given = listed(optimizers)
         groups = [group for optimizer in given for group in optimizer.param_groups]
         kinds = [type(optimizer) for optimizer in given for _ in optimizer.param_groups]
@@ -63,8 +69,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # -- training ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, samples: int = 0,
-             loss: float | None = None) -> Any:
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        samples: int = 0,
+        loss: float | None = None,
+    ) -> Any:
         """Push every gradient, then bring the new values.
 
         Args:
@@ -99,7 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         arrays = self.runtime.pull(reads)
         for dense, array in zip(self._dense, arrays, strict=False):
             dense.parameter.copy_(as_tensor(array))
-        for (each, ids), array in zip(ahead, arrays[len(self._dense):], strict=True):
+        for (each, ids), array in zip(ahead, arrays[len(self._dense) :], strict=True):
             each.hold(ids, array)
 
     def upload(self) -> None:
@@ -113,8 +124,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch, but not after the tables were made."""
         if hasattr(self, "_dense"):
-            raise UsageError("add_param_group was called on a distributed optimizer, whose tables are "
-                             "made already; pass every parameter to the optimizers it is made of")
+            raise UsageError(
+                "add_param_group was called on a distributed optimizer, whose tables are "
+                "made already; pass every parameter to the optimizers it is made of"
+            )
         super().add_param_group(param_group)
 
     # -- parts of a step -----------------------------------------------------------------------
@@ -124,7 +137,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for dense in self._dense:
             grad = dense.parameter.grad
             if grad is not None:
-                gradients.append(Gradient(dense.spec.key, array_of(grad), None, float(dense.group["lr"])))
+                gradients.append(
+                    Gradient(dense.spec.key, array_of(grad), None, float(dense.group["lr"]))
+                )
         found = [sparse.rows.gradient(sparse.rate()) for sparse in self._sparse]
         return gradients + [gradient for gradient in found if gradient is not None]
 
@@ -132,8 +147,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for made in self._groups:
             if formula_of(made.kind, made.group, rows=made.rows) != made.formula:
                 now = formula_of(made.kind, made.group, rows=made.rows).rule
-                raise UsageError(f"an option of torch.optim.{made.kind.__name__} has changed: {now} "
-                                 f"instead of {made.formula.rule}; on the servers only 'lr' may change")
+                raise UsageError(
+                    f"an option of torch.optim.{made.kind.__name__} has changed: {now} "
+                    f"instead of {made.formula.rule}; on the servers only 'lr' may change"
+                )
 
     # -- values --------------------------------------------------------------------------------
 
@@ -152,5 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _refuse_step(closure: Any = None) -> Any:
-    raise UsageError("step() was called on an optimizer whose parameters are on the servers; "
-                     "call it on the optimizer that psfleet.torch returned")
+    raise UsageError(
+        "step() was called on an optimizer whose parameters are on the servers; "
+        "call it on the optimizer that psfleet.torch returned"
+    )

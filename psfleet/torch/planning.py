@@ -58,8 +58,13 @@ class Group:
 class Plan:
     """Checks everything before anything is made."""
 
-    def __init__(self, model: nn.Module, groups: list[dict[str, Any]],
-                 kinds: list[type[torch.optim.Optimizer]], prefix: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        kinds: list[type[torch.optim.Optimizer]],
+        prefix: str,
+    ) -> None:
         self._modules = _tables_of(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
         self._prefix = prefix
@@ -70,8 +75,10 @@ class Plan:
             self._take(group, kind)
         for name, module in self._modules.items():
             if module.optimizer is None and id(module.weight) not in self._group_of:
-                raise UsageError(f"no optimizer has the embedding {name!r}; give it `optimizer=`, or pass "
-                                 "its weight to a torch optimizer")
+                raise UsageError(
+                    f"no optimizer has the embedding {name!r}; give it `optimizer=`, or pass "
+                    "its weight to a torch optimizer"
+                )
 
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
         own = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
@@ -91,8 +98,10 @@ class Plan:
     def _admit(self, parameter: nn.Parameter) -> None:
         name = self._names.get(id(parameter))
         if name is None:
-            raise UsageError(f"an optimizer has a parameter of shape {tuple(parameter.shape)} that is not "
-                             "in the model")
+            raise UsageError(
+                f"an optimizer has a parameter of shape {tuple(parameter.shape)} that is not "
+                "in the model"
+            )
         if id(parameter) in self._group_of:
             raise UsageError(f"parameter {name!r} is in two optimizers; give it to one")
         if parameter.dtype != torch.float32:
@@ -103,12 +112,18 @@ class Plan:
         dense = []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
-            spec = TableSpec(_free(runtime, self._names[id(parameter)]), "dense",
-                             tuple(parameter.shape), formula.rule, formula.decay)
+            spec = TableSpec(
+                _free(runtime, self._names[id(parameter)]),
+                "dense",
+                tuple(parameter.shape),
+                formula.rule,
+                formula.decay,
+            )
             runtime.create(spec, array_of(parameter))
             dense.append(Dense(parameter, spec, group))
-        return dense, [self._make_rows(runtime, path, module)
-                       for path, module in self._modules.items()]
+        return dense, [
+            self._make_rows(runtime, path, module) for path, module in self._modules.items()
+        ]
 
     def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> Sparse:
         rows = module.table
@@ -124,8 +139,9 @@ class Plan:
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:
     """The model's embeddings by their places, each once."""
-    tables = {name: module for name, module in model.named_modules()
-              if isinstance(module, TableModule)}
+    tables = {
+        name: module for name, module in model.named_modules() if isinstance(module, TableModule)
+    }
     names = [module.table.name for module in tables.values() if module.table.name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -142,8 +158,10 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")
         if any(float(state.get("step", 1)) for state in optimizer.state.values()):
-            raise UsageError(f"torch.optim.{type(optimizer).__name__} has stepped already; convert it "
-                             "before its first step")
+            raise UsageError(
+                f"torch.optim.{type(optimizer).__name__} has stepped already; convert it "
+                "before its first step"
+            )
     return given
 
 

@@ -75,7 +75,10 @@ class _Part:
                 continue
             if tensor.untyped_storage().data_ptr() != ids.untyped_storage().data_ptr():
                 continue
-            columns, offset = tuple(tensor.shape[1:]), ids.storage_offset() - tensor.storage_offset()
+            columns, offset = (
+                tuple(tensor.shape[1:]),
+                ids.storage_offset() - tensor.storage_offset(),
+            )
             if len(tensor) == len(ids) and tensor.stride(0) == ids.stride(0):
                 return _Part(path, columns, int(offset), tuple(ids.shape[1:]), ids.stride())
             if tensor.numel() == ids.numel() and tensor.is_contiguous() and ids.is_contiguous():
@@ -97,8 +100,9 @@ class _Part:
             return tensor.reshape(-1, *self.shape) if fits else None
         if tensor.stride(0) != self.strides[0]:
             return None
-        return torch.as_strided(tensor, (len(tensor), *self.shape), self.strides,
-                                tensor.storage_offset() + self.offset)
+        return torch.as_strided(
+            tensor, (len(tensor), *self.shape), self.strides, tensor.storage_offset() + self.offset
+        )
 
 
 class _Ahead:
@@ -117,7 +121,9 @@ class _Ahead:
         self._parts = {}
         for rows in living_rows():
             if rows.watcher not in (None, self):
-                raise UsageError("two prefetch() loops run at the same time; finish or close the first")
+                raise UsageError(
+                    "two prefetch() loops run at the same time; finish or close the first"
+                )
             rows.watcher = self
         return self.batch is not _END
 

@@ -59,8 +59,15 @@ class Rows:
         watcher: Told of each lookup.
     """
 
-    def __init__(self, name: str | None, count: int | None, dim: int, padding: int | None,
-                 initializer: Initializer, seed: int) -> None:
+    def __init__(
+        self,
+        name: str | None,
+        count: int | None,
+        dim: int,
+        padding: int | None,
+        initializer: Initializer,
+        seed: int,
+    ) -> None:
         self.name = name
         self.count = count
         self.dim = dim
@@ -84,8 +91,10 @@ class Rows:
     def runtime(self) -> Runtime:
         """Where the table is."""
         if self._runtime is None:
-            raise UsageError(f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
-                             "model to psfleet.torch.DistributedOptimizer before its first lookup")
+            raise UsageError(
+                f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
+                "model to psfleet.torch.DistributedOptimizer before its first lookup"
+            )
         return self._runtime
 
     @property
@@ -97,9 +106,19 @@ class Rows:
     def bind(self, runtime: Runtime, name: str, formula: Formula) -> None:
         """Make the table. `fill` must follow on all workers."""
         if self._runtime is not None:
-            raise UsageError(f"the embedding {self.name!r} has an optimizer already; give each model one")
-        spec = TableSpec(name, "sparse", (self.dim,), formula.rule, formula.decay, self.initializer,
-                         self.seed, formula.every_row)
+            raise UsageError(
+                f"the embedding {self.name!r} has an optimizer already; give each model one"
+            )
+        spec = TableSpec(
+            name,
+            "sparse",
+            (self.dim,),
+            formula.rule,
+            formula.decay,
+            self.initializer,
+            self.seed,
+            formula.every_row,
+        )
         runtime.create(spec)
         self.name, self._runtime, self._spec = name, runtime, spec
         _living.add(self)
@@ -192,8 +211,10 @@ class Rows:
             return
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.count:
-            raise IdError(f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
-                          f"id {low if low < 0 else high} is not one of them")
+            raise IdError(
+                f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
+                f"id {low if low < 0 else high} is not one of them"
+            )
 
 
 def living_rows() -> list[Rows]:

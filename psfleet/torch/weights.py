@@ -79,7 +79,8 @@ class Ledger:
         self._ids, self._count = [ids], len(ids)
         values = grad._values()
         self._weight.grad = torch.sparse_coo_tensor(
-            torch.arange(len(ids))[None], values, grad.shape, check_invariants=False)
+            torch.arange(len(ids))[None], values, grad.shape, check_invariants=False
+        )
         return SparseGrad(ids, _values(grad))
 
 
@@ -87,8 +88,15 @@ class _LookUp(torch.autograd.Function):
     """Rows that were pulled, as a function of the weight."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: Floats, ids: Ids, ledger: Ledger,
-                padding: int | None, device: torch.device) -> Tensor:
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        rows: Floats,
+        ids: Ids,
+        ledger: Ledger,
+        padding: int | None,
+        device: torch.device,
+    ) -> Tensor:
         ctx.ids, ctx.ledger, ctx.padding, ctx.shape = ids, ledger, padding, weight.shape
         return as_tensor(rows).to(device)
 
@@ -105,8 +113,14 @@ class _LookUp(torch.autograd.Function):
         return sparse, None, None, None, None, None
 
 
-def look_up(weight: TableWeight, rows: Floats, ids: Ids, ledger: Ledger, padding: int | None,
-            device: torch.device) -> Tensor:
+def look_up(
+    weight: TableWeight,
+    rows: Floats,
+    ids: Ids,
+    ledger: Ledger,
+    padding: int | None,
+    device: torch.device,
+) -> Tensor:
     """The rows, float32 [*ids.shape, dim], so that their gradient arrives at the weight.
 
     Args:

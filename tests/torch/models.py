@@ -61,8 +61,12 @@ class Sequence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.towers = nn.ModuleDict({"user": nn.Embedding(ROWS, 7, padding_idx=0, sparse=True),
-                                     "item": nn.Embedding(ROWS, 5, sparse=True)})
+        self.towers = nn.ModuleDict(
+            {
+                "user": nn.Embedding(ROWS, 7, padding_idx=0, sparse=True),
+                "item": nn.Embedding(ROWS, 5, sparse=True),
+            }
+        )
         self.gru = nn.GRU(7, 5, batch_first=True)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -90,8 +94,10 @@ def _sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _momentum(model: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(tables_of(model), 0.01, momentum=0.7),
-            torch.optim.SGD(dense_of(model), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-3)]
+    return [
+        torch.optim.SGD(tables_of(model), 0.01, momentum=0.7),
+        torch.optim.SGD(dense_of(model), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    ]
 
 
 def _adagrad(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -99,17 +105,26 @@ def _adagrad(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _adam(model: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SparseAdam(tables_of(model), 0.01),
-            torch.optim.Adam(dense_of(model), 0.003, weight_decay=1e-3)]
+    return [
+        torch.optim.SparseAdam(tables_of(model), 0.01),
+        torch.optim.Adam(dense_of(model), 0.003, weight_decay=1e-3),
+    ]
 
 
 def _adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SparseAdam(tables_of(model), 0.01, betas=(0.8, 0.99), eps=1e-4),
-            torch.optim.AdamW(dense_of(model), 0.003, weight_decay=0.1)]
+    return [
+        torch.optim.SparseAdam(tables_of(model), 0.01, betas=(0.8, 0.99), eps=1e-4),
+        torch.optim.AdamW(dense_of(model), 0.003, weight_decay=0.1),
+    ]
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], list[torch.optim.Optimizer]]] = {
-    "sgd": _sgd, "momentum": _momentum, "adagrad": _adagrad, "adam": _adam, "adamw": _adamw}
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adagrad": _adagrad,
+    "adam": _adam,
+    "adamw": _adamw,
+}
 
 
 def batches(steps: int, seed: int = 1) -> Iterator[Batch]:
@@ -120,13 +135,18 @@ def batches(steps: int, seed: int = 1) -> Iterator[Batch]:
         ids[torch.rand(ids.shape, generator=dice) < 0.1] = 0
         cuts = torch.randint(0, ids.numel() + 1, (BATCH - 1,), generator=dice).sort().values
         ends = torch.tensor([ids.numel()])
-        yield {"ids": ids, "offsets": torch.cat([torch.tensor([0]), cuts, ends]),
-               "numbers": torch.randn(BATCH, 3, generator=dice),
-               "weights": torch.rand(ids.numel(), generator=dice),
-               "label": (ids[:, 0] % 2).float()}
+        yield {
+            "ids": ids,
+            "offsets": torch.cat([torch.tensor([0]), cuts, ends]),
+            "numbers": torch.randn(BATCH, 3, generator=dice),
+            "weights": torch.rand(ids.numel(), generator=dice),
+            "label": (ids[:, 0] % 2).float(),
+        }
 
 
-def curve(model: Callable[[Batch], Tensor], optimizers: Iterable[Any], data: Iterable[Batch]) -> list[float]:
+def curve(
+    model: Callable[[Batch], Tensor], optimizers: Iterable[Any], data: Iterable[Batch]
+) -> list[float]:
     """The loss of each step of plain training."""
     optimizers, losses = list(optimizers), []
     for batch in data:

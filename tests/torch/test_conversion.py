@@ -35,7 +35,9 @@ def test_curve_of_torch(model: str, optimizer: str) -> None:
         # torch keeps the velocity of a sparse gradient as a sum of all gradients so far, whose float32
         # rounding alone takes it 1.1e-5 away from float64; psfleet stays within 5e-7 of that.
         plain = plain.double()
-        reference = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in data]
+        reference = [
+            {k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in data
+        ]
         wanted = curve(plain, OPTIMIZERS[optimizer](plain), reference)
     else:
         wanted = curve(plain, OPTIMIZERS[optimizer](plain), data)
@@ -130,25 +132,38 @@ REFUSED = [
     (embedding(), SGD, {"momentum": 0.9, "dampening": 0.5}, ConfigError, "dampening is 0.5"),
     (embedding(), torch.optim.Adagrad, {"lr_decay": 0.5}, ConfigError, "lr_decay is 0.5"),
     (torch.nn.Linear(2, 2), torch.optim.ASGD, {}, ConfigError, "ASGD has no exact rule"),
-    (torch.nn.Linear(2, 2), torch.optim.SparseAdam, {}, ConfigError, "SparseAdam has no exact rule"),
+    (
+        torch.nn.Linear(2, 2),
+        torch.optim.SparseAdam,
+        {},
+        ConfigError,
+        "SparseAdam has no exact rule",
+    ),
     (torch.nn.Linear(2, 2), torch.optim.AdamW, {"amsgrad": True}, ConfigError, "amsgrad is True"),
     (torch.nn.Linear(2, 2).double(), SGD, {}, UsageError, "torch.float64"),
 ]
 
 
-@pytest.mark.parametrize(("model", "kind", "options", "error", "words"), REFUSED,
-                         ids=[case[4] for case in REFUSED])
-def test_refused(model: torch.nn.Module, kind: type[torch.optim.Optimizer],
-                 options: dict[str, Any], error: type[PsfleetError], words: str,
-                 fleet: EmbeddedRuntime) -> None:
+@pytest.mark.parametrize(
+    ("model", "kind", "options", "error", "words"), REFUSED, ids=[case[4] for case in REFUSED]
+)
+def test_refused(
+    model: torch.nn.Module,
+    kind: type[torch.optim.Optimizer],
+    options: dict[str, Any],
+    error: type[PsfleetError],
+    words: str,
+    fleet: EmbeddedRuntime,
+) -> None:
     """What has no exact counterpart is refused with its name and value, and nothing was changed."""
     before = dict(model.named_modules())
     optimizer = kind(model.parameters(), **options)
     with pytest.raises(error, match=words):
         pst.convert(model, optimizer)
     assert dict(model.named_modules()) == before
-    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], model.parameters(),
-                                      strict=True))
+    assert all(
+        a is b for a, b in zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True)
+    )
     assert fleet.specs() == {}
 
 

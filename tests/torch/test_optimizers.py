@@ -26,15 +26,7 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 import psfleet.torch as pst
-from tests.torch.models import (
-    MODELS,
-    OPTIMIZERS,
-    DeepFM,
-    batches,
-    curve,
-    dense_of,
-    tables_of,
-)
+from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, dense_of, tables_of
 
 
 class Counting(EmbeddedRuntime):
@@ -86,10 +78,16 @@ def test_schedulers() -> None:
         return losses
 
     own = OPTIMIZERS["adam"](plain)
-    wanted = follow(plain, own, [lr_scheduler.StepLR(own[0], 10, 0.3),
-                                 lr_scheduler.CosineAnnealingLR(own[1], 40)])
+    wanted = follow(
+        plain,
+        own,
+        [lr_scheduler.StepLR(own[0], 10, 0.3), lr_scheduler.CosineAnnealingLR(own[1], 40)],
+    )
     moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
-    halves = [lambda epoch: 0.3 ** (epoch // 10), lambda epoch: (1 + np.cos(np.pi * epoch / 40)) / 2]
+    halves = [
+        lambda epoch: 0.3 ** (epoch // 10),
+        lambda epoch: (1 + np.cos(np.pi * epoch / 40)) / 2,
+    ]
     got = follow(moved, [opt], [lr_scheduler.LambdaLR(opt, halves)])
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
     assert opt.param_groups[0]["lr"] == pytest.approx(0.01 * 0.3**4)
@@ -129,9 +127,19 @@ def test_names_and_numbers(fleet: EmbeddedRuntime) -> None:
     for name in ("", "", "other"):
         model = torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True), torch.nn.Linear(2, 1))
         pst.convert(model, torch.optim.SGD(model.parameters(), 0.1), name=name)
-    assert sorted(spec.name for spec in fleet.specs().values()) == sorted([
-        "0", "1.weight", "1.bias", "0~2", "1.weight~2", "1.bias~2", "other.0", "other.1.weight",
-        "other.1.bias"])
+    assert sorted(spec.name for spec in fleet.specs().values()) == sorted(
+        [
+            "0",
+            "1.weight",
+            "1.bias",
+            "0~2",
+            "1.weight~2",
+            "1.bias~2",
+            "other.0",
+            "other.1.weight",
+            "other.1.bias",
+        ]
+    )
 
 
 def test_values_set_by_hand() -> None:
@@ -196,8 +204,10 @@ def test_two_workers() -> None:
     torch.manual_seed(4)
     start = DeepFM()
     halves = [list(batches(30, seed)) for seed in (1, 2)]
-    whole = [{key: torch.cat([one[key], other[key]]) for key in ("ids", "numbers", "label")}
-             for one, other in zip(*halves, strict=True)]
+    whole = [
+        {key: torch.cat([one[key], other[key]]) for key in ("ids", "numbers", "label")}
+        for one, other in zip(*halves, strict=True)
+    ]
     alone = copy.deepcopy(start)
     alone, opt = pst.convert(alone, OPTIMIZERS["sgd"](alone))
     wanted = np.array(curve(alone, [opt], whole))
@@ -205,6 +215,7 @@ def test_two_workers() -> None:
     states: list[Any] = [{}, {}]
 
     with nothing_left(), LocalFleet(2, 2) as fleet:
+
         def work(worker: int) -> None:
             runtime = fleet.connect(worker, "sync")
             model = copy.deepcopy(start)

@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 
 
 IDS = torch.randint(0, 30, (50, 5), generator=torch.Generator().manual_seed(1))
-PLAIN = [IDS[i:i + 16] for i in range(0, 50, 16)]  # the last is shorter
+PLAIN = [IDS[i : i + 16] for i in range(0, 50, 16)]  # the last is shorter
 SHAPES = {
     "tensor": (PLAIN, lambda b: b),
     "loader": (DataLoader(TensorDataset(IDS, IDS), batch_size=16), lambda b: b[0]),
@@ -76,11 +76,14 @@ def test_rows_are_here_before_they_are_looked_up(shape: str) -> None:
 
 def test_computed_ids_are_named() -> None:
     """Ids that are not in the batch are pulled when looked up, or in time if `ids` names them."""
+
     def take(batch: Any) -> Any:
         return batch * 7
 
     wanted, slow = run(PLAIN, take)
-    got, fast = run(PLAIN, take, ids=lambda m: lambda b: {m.left: b[:, 0] * 7, m.right: b[:, 2:] * 7})
+    got, fast = run(
+        PLAIN, take, ids=lambda m: lambda b: {m.left: b[:, 0] * 7, m.right: b[:, 2:] * 7}
+    )
     assert got == wanted
     assert len(slow) == 16
     assert len(fast) == 10

@@ -9,8 +9,14 @@ ROOT = Path(__file__).parents[2]
 
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -22,9 +28,13 @@ def test_torch_is_not_imported() -> None:
 
 def test_missing_torch_is_named() -> None:
     """Where torch is missing, using a name says how to install it."""
-    code = ("import sys; sys.modules['torch'] = None\n"
-            "import psfleet.torch as pst\n"
-            "try: pst.Embedding\n"
-            "except Exception as error: print(type(error).__name__, error)")
-    assert run(code) == ("ConfigError psfleet.torch.Embedding needs PyTorch, which is not installed; "
-                         "run: pip install psfleet[torch]")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import psfleet.torch as pst\n"
+        "try: pst.Embedding\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    assert run(code) == (
+        "ConfigError psfleet.torch.Embedding needs PyTorch, which is not installed; "
+        "run: pip install psfleet[torch]"
+    )
