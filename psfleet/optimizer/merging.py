@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from psfleet.optimizer.gradients import Grad, scaled
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameter import Parameter
+from psfleet.program.gradient import summed
 from psfleet.strategy import GradientMerge
 
 __all__ = ["GradientMerger"]
@@ -38,7 +37,7 @@ class GradientMerger:
             before = self._kept.get(id(parameter))
             self._kept[id(parameter)] = (
                 parameter,
-                grad if before is None else _sum(before[1], grad),
+                grad if before is None else summed(before[1], grad),
             )
         self._steps += 1
         self._samples += samples
@@ -51,12 +50,3 @@ class GradientMerger:
         total, self._steps, self._samples = self._samples, 0, 0
         self._kept.clear()
         return merged, total
-
-
-def _sum(first: Grad, second: Grad) -> Grad:
-    if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
-        return SparseGrad(
-            np.concatenate([first.ids, second.ids]), np.concatenate([first.rows, second.rows])
-        )
-    total: Grad = first + second  # type: ignore[operator]  # a parameter's gradients are of one kind
-    return total
