@@ -37,17 +37,25 @@ __all__ = [
 ]
 
 Call = Hashable
-Mode = Literal["sync", "async"]
+Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
 Outcome = Literal["applied", "held"]
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A worker's life begins, or goes on after a rest. Answered with the last round or sequence."""
+    """A worker's life begins, or goes on after a rest. Answered with the last round or sequence.
+
+    Attributes:
+        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        switch: 0, or n: all workers have met, nothing is under way, and from now on the fleet
+            runs in this mode, which is its n-th change.
+    """
 
     worker: int
     incarnation: int
     mode: Mode
+    staleness: int = 0
+    switch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,10 @@ class Push:
 
     Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
     named on every server, with no rows where none fall, so that all servers count the same steps.
+    In geo mode it brings what is to be added to the weights.
+
+    Attributes:
+        clock: Ssp mode: the worker's pushes since all last met.
     """
 
     worker: int
@@ -79,6 +91,7 @@ class Push:
     gradients: tuple[Gradient, ...]
     samples: int = 0
     loss: float | None = None
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +99,14 @@ class Pull:
     """A worker wants values.
 
     `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
+    `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
     """
 
     worker: int
     incarnation: int
     reads: tuple[Read, ...]
     commit: int = 0
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +169,12 @@ Journal = Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Reply to `call`: for a push its outcome, for join and leave a number."""
+    """Reply to `call`: for a push its outcome, for join and leave a number, for join a clock too."""
 
     call: Call
     outcome: Outcome | None = None
     number: int = 0
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from psfleet.errors import (
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.routing import check_elements
 from psfleet.runtime import Gradient, Read
+from psfleet.shard.clocks import Clocks
 from psfleet.shard.events import (
     Answer,
     Call,
@@ -43,6 +44,7 @@ from psfleet.shard.events import (
 )
 from psfleet.shard.layout import dense_range
 from psfleet.shard.rounds import Rounds
+from psfleet.shard.staleness import Staleness
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
@@ -84,6 +86,9 @@ class Shard:
         self.writes: dict[int, int] = {}  # worker -> last write of its life
         self.makers: dict[int, int] = {}  # table -> worker that made it
         self.rounds = Rounds(workers)
+        self.clocks = Clocks()
+        self.switches = 0  # changes of the mode so far
+        self.staleness = Staleness()  # for displays
         self.journal: Journal | None = None
         self.counters = Counters()
         self._parked: dict[Call, Pull] = {}
@@ -177,11 +182,8 @@ class Shard:
                 f"worker {event.worker} wants to join, "
                 f"but the fleet has workers 0 to {self.workers - 1}"
             )
-        if self.mode not in (None, event.mode):
-            raise ConfigError(
-                f"worker {event.worker} asks for mode {event.mode!r}, "
-                f"but the fleet runs in mode {self.mode!r}"
-            )
+        if event.switch <= self.switches:
+            self._check_mode(event)
         known = self.lives.get(event.worker, -1)
         if event.incarnation < known:
             raise Fenced(
@@ -189,22 +191,70 @@ class Shard:
             )
         if event.incarnation > known:
             self._record(event)
-            self.mode = event.mode
+            self.mode, self.clocks.staleness = event.mode, event.staleness
             self.lives[event.worker] = event.incarnation
             self.sequences[event.worker] = self.writes[event.worker] = 0
             self.rounds.forget(event.worker)
+            self.clocks.begin(event.worker, self._running())
+        if event.switch > self.switches:
+            self._switch(event)
         last = self.rounds.closed if self.mode == "sync" else self.sequences[event.worker]
-        return [Answer(call, number=last)]
+        return [Answer(call, number=last, clock=self.clocks.at.get(event.worker, 0))]
+
+    def _check_mode(self, event: Join) -> None:
+        if self.mode is None:
+            return
+        if event.mode != self.mode:
+            raise ConfigError(
+                f"worker {event.worker} asks for mode {event.mode!r}, "
+                f"but the fleet runs in mode {self.mode!r}"
+            )
+        if event.mode == "ssp" and event.staleness != self.clocks.staleness:
+            raise ConfigError(
+                f"worker {event.worker} asks for a staleness of {event.staleness}, "
+                f"but the fleet runs with {self.clocks.staleness}"
+            )
+
+    def _switch(self, event: Join) -> None:
+        """All workers have met with nothing under way: go on in another mode.
+
+        Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
+        whatever of the old mode still arrives late is recognised as old.
+        """
+        if event.switch != self.switches + 1 or self.rounds.held or self._parked:
+            raise ProtocolError(
+                f"worker {event.worker} makes change {event.switch} of the mode, but server "
+                f"{self.index} has made {self.switches} and not all is settled here"
+            )
+        self._record(event)
+        last = max(self.rounds.closed, *self.sequences.values())
+        self.rounds.closed = last
+        self.sequences = dict.fromkeys(self.sequences, last)
+        self.mode, self.switches = event.mode, event.switch
+        self.clocks = Clocks(event.staleness)
+
+    def _running(self) -> list[int]:
+        """Seats that the clocks wait for: all but those that rest or have left."""
+        return [
+            seat
+            for seat in range(self.workers)
+            if seat not in self.rounds.resting and seat not in self.rounds.left
+        ]
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self.admit(event.worker, event.incarnation)
         if not event.rest:
             if event.worker not in self.rounds.left:
                 self._record(event)
+                rested = bool(self.rounds.resting)
                 self.rounds.leave(event.worker)
+                if rested and not self.rounds.resting:
+                    self.clocks.restart()
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
             self.rounds.rest(event.worker, event.rest)
+            if not self.rounds.resting:  # it was the last to come
+                self.clocks.restart()
         return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
@@ -224,6 +274,9 @@ class Shard:
             self.rounds.hold(push)
         else:
             self.sequences[push.worker] = push.sequence
+            self.staleness.pushed(push.worker)
+            if self.mode == "ssp":
+                self.clocks.advance(push.worker, push.clock)
             self._apply([push])
 
     def _write(self, write: Write, call: Call) -> list[Instruction]:
@@ -271,10 +324,17 @@ class Shard:
         pull = self._parked.pop(call, None)
         if pull is None:
             return []
-        waiting = ", ".join(f"worker {seat}" for seat in self.rounds.awaited())
-        error = DeadlineExceeded(
-            f"round {pull.commit} did not close in time on server {self.index}: it waits for {waiting}"
-        )
+        if self.mode == "ssp":
+            awaited = self.clocks.awaited(pull.clock, self._running())
+            what = (
+                f"worker {pull.worker} is {self.clocks.staleness + 1} pushes ahead on "
+                f"server {self.index} and was not caught up with in time"
+            )
+        else:
+            awaited = self.rounds.awaited()
+            what = f"round {pull.commit} did not close in time on server {self.index}"
+        waiting = ", ".join(f"worker {seat}" for seat in awaited)
+        error = DeadlineExceeded(f"{what}: it waits for {waiting}")
         return [Refuse(call, error)]
 
     # -- the journal ---------------------------------------------------------------------------
@@ -359,8 +419,19 @@ class Shard:
         while self.rounds.is_complete():
             self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
             self._apply(self.rounds.close())
-        ready = [call for call, pull in self._parked.items() if pull.commit <= self.rounds.closed]
-        return [Serve(call, self._parked.pop(call).reads) for call in ready]
+        ready = [call for call, pull in self._parked.items() if self._is_ready(pull)]
+        return [self._serve(call, self._parked.pop(call)) for call in ready]
+
+    def _is_ready(self, pull: Pull) -> bool:
+        if self.mode == "ssp":
+            return not self.clocks.awaited(pull.clock, self._running())
+        return pull.commit <= self.rounds.closed
+
+    def _serve(self, call: Call, pull: Pull) -> Serve:
+        self.staleness.pulled(pull.worker)
+        if self.mode == "ssp":
+            self.clocks.serve(pull.clock, self._running())
+        return Serve(call, pull.reads)
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -404,7 +475,8 @@ class Shard:
     def validate(self) -> None:
         """Check what must always hold; for tests."""
         self.rounds.validate()
-        assert all(pull.commit > self.rounds.closed for pull in self._parked.values())
+        assert not any(map(self._is_ready, self._parked.values()))
+        self.clocks.validate()
         assert set(self.sequences) == set(self.lives)
 
 

@@ -1,0 +1,57 @@
+"""How old gradients are when they arrive.
+
+The staleness of a push is the number of pushes of other workers that this server has applied since
+it last gave its worker values: since the weights were read that the gradient is taken for. A worker
+that reads ahead (psfleet.torch.prefetch) uses rows of the pull before; its figures are then too low by
+what came in between.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Staleness", "quantile"]
+
+_EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
+
+
+@dataclass
+class Staleness:
+    """A histogram over the pushes of one shard; costs two additions for each.
+
+    Attributes:
+        counts: How many pushes had each staleness; above 256 rounded down to a power of two.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    _applied: int = 0
+    _own: dict[int, int] = field(default_factory=dict)
+    _seen: dict[int, int] = field(default_factory=dict)
+
+    def pulled(self, worker: int) -> None:
+        """The worker is given values."""
+        self._seen[worker] = self._of_others(worker)
+
+    def pushed(self, worker: int) -> None:
+        """A new push of the worker is applied."""
+        age = self._of_others(worker) - self._seen.setdefault(worker, self._of_others(worker))
+        bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        self._applied += 1
+        self._own[worker] = self._own.get(worker, 0) + 1
+
+    def _of_others(self, worker: int) -> int:
+        return self._applied - self._own.get(worker, 0)
+
+
+def quantile(histograms: Iterable[Mapping[int, int]], share: float) -> int | None:
+    """The staleness that so great a share of all pushes did not exceed; None: there were none."""
+    total: dict[int, int] = {}
+    for histogram in histograms:
+        for age, count in histogram.items():
+            total[age] = total.get(age, 0) + count
+    left = share * sum(total.values())
+    for age in sorted(total):
+        left -= total[age]
+        if left <= 0:
+            return age
+    return None
