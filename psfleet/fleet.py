@@ -51,6 +51,7 @@ __all__ = [
     "server_endpoints",
     "server_index",
     "server_num",
+    "settings",
     "shard",
     "stop_worker",
     "util",
@@ -180,6 +181,10 @@ class Fleet:
         mode = settings.consistency.mode
         runtime = runtimes.load_runtime("cluster", self._environment.seat, mode)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
+
+    def settings(self) -> Settings:
+        """The strategy that counts: of each setting what the launcher says, else what `init` was told."""
+        return self._settings(self._strategy)
 
     def _settings(self, strategy: DistributedStrategy | None) -> Settings:
         """What counts of the script's strategy and the launcher's."""
@@ -406,6 +411,7 @@ worker_index = _fleet.worker_index
 server_index = _fleet.server_index
 worker_num = _fleet.worker_num
 server_num = _fleet.server_num
+settings = _fleet.settings
 server_endpoints = _fleet.server_endpoints
 worker_endpoints = _fleet.worker_endpoints
 init_worker = _fleet.init_worker

@@ -5,7 +5,7 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 """
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
     "Ticket",
     "active",
     "is_active",
+    "is_trained",
     "load_runtime",
     "provide",
     "use",
@@ -168,6 +169,19 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Flush, leave the fleet and let go of every resource. Safe to call twice."""
+
+
+def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
+    """Whether a push has reached one of these tables.
+
+    A worker that finds so before its first push joins a job under way: it must neither write the
+    tables' first rows nor wait for workers that have long done so.
+
+    Args:
+        tables: Their names.
+    """
+    held = (table for server in runtime.stats() for table in server["tables"])
+    return any(table["step"] > 0 for table in held if table["name"] in tables)
 
 
 def load_runtime(name: str, *arguments: Any) -> Runtime:

@@ -81,6 +81,7 @@ from psfleet.optimizer.lr import (
 )
 from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.variable import Variable, apply
+from psfleet.tables.entry import Entry
 
 __all__ = [
     "abs",
@@ -188,9 +189,12 @@ def embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     dtype: DTypeLike = "float32",
+    entry: Entry | None = None,
 ) -> Variable:
     """Rows of a table by ids [..., 1]: [..., dim]. Arguments as in psfleet.layers.embedding."""
-    rows = layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+    rows = layers.embedding(
+        input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
+    )
     if not input.shape or input.shape[-1] != 1:
         return rows
     lead = [0] * (len(input.shape) - 1)

@@ -2,19 +2,28 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from psfleet.clip import merge_rows
 from psfleet.kernels.halves import overflows
-from psfleet.optimizer.binding import Seat
 from psfleet.parameter import SparseGrad
 from psfleet.runtime import Gradient
 from psfleet.strategy import AMP
+from psfleet.tables.spec import TableSpec
 
 __all__ = ["Shortener"]
 
-Gradients = list[tuple[Seat, Gradient]]
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
+
+
+class _Held(Protocol):
+    """What has a table."""
+
+    @property
+    def spec(self) -> TableSpec: ...
+
+
+S = TypeVar("S", bound=_Held)
 
 
 class Shortener:
@@ -34,7 +43,7 @@ class Shortener:
         self.scale = settings.init_loss_scaling if settings.dtype == "float16" else 1.0
         self._good = self._bad = 0  # steps in a row
 
-    def take(self, gradients: Sequence[tuple[Seat, Gradient]]) -> Gradients:
+    def take(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
         """The gradients as they are to be pushed; none if the step is skipped."""
         if self._settings.dtype == "float16":
             return self._scaled(gradients)
@@ -43,7 +52,7 @@ class Shortener:
             for seat, gradient in gradients
         ]
 
-    def _scaled(self, gradients: Sequence[tuple[Seat, Gradient]]) -> Gradients:
+    def _scaled(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
         summed = [(seat, _summed(seat, gradient)) for seat, gradient in gradients]
         overflow = any(overflows(gradient.values, self.scale) for _, gradient in summed)
         sent = (
@@ -79,7 +88,7 @@ class Shortener:
         )
 
 
-def _summed(seat: Seat, gradient: Gradient) -> Gradient:
+def _summed(seat: _Held, gradient: Gradient) -> Gradient:
     """The gradient with each id once: it is the sum that has to fit."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient

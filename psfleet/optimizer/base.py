@@ -90,7 +90,7 @@ class Optimizer:
         self._known: dict[str, Parameter] = {}
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
-        self.merger: GradientMerger | None = None
+        self.merger: GradientMerger[Parameter] | None = None
         self.shortener: Shortener | None = None
         self._promise(self._parameters or [], early=False)
 

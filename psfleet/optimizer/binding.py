@@ -1,5 +1,6 @@
 """Where the optimizers' parameters live: one table each, and the values this worker has seen."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,10 +16,10 @@ from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.pipeline.links import here
 from psfleet.rules.base import Rule
-from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
 from psfleet.tables.spec import Decay, TableSpec
 
-__all__ = ["Owner", "Seat", "Tables", "as_gradient", "invalidate", "tables"]
+__all__ = ["Owner", "Seat", "Tables", "Watcher", "as_gradient", "invalidate", "tables", "watch"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -33,6 +34,13 @@ class Owner(Protocol):
 
     def rule(self, parameter: Parameter | None = None) -> Rule: ...
     def decay(self, parameter: Parameter | None = None) -> Decay: ...
+
+
+class Watcher(Protocol):
+    """Has seen values of tables."""
+
+    def forget(self) -> None:
+        """Every table may have changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +189,9 @@ class Tables:
         seat = Seat(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
             self.runtime.create(spec, _master(parameter))
-        elif parameter.binding is None and not _has_value(parameter):
+        elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
+            self.runtime, [spec.name]
+        ):
             self.runtime.create(spec)
         else:
             self.exclusively(lambda: self._preload(seat))
@@ -279,6 +289,7 @@ class Tables:
 
 
 _known: list[Tables] = []
+_watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
 
 
 def tables(runtime: Runtime | None = None) -> Tables:
@@ -289,9 +300,14 @@ def tables(runtime: Runtime | None = None) -> Tables:
     return _known[0]
 
 
+def watch(watcher: Watcher) -> None:
+    """Tell it, for as long as it lives, of each `invalidate`."""
+    _watchers.add(watcher)
+
+
 def invalidate() -> None:
     """Forget the values seen: the tables were changed by more than this worker's pushes."""
-    for known in _known:
+    for known in (*_known, *_watchers):
         known.forget()
 
 

@@ -1,19 +1,19 @@
 """Gradient merge: one push for the gradients of several steps."""
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from psfleet.optimizer.gradients import Grad, scaled
-from psfleet.parameter import Parameter
 from psfleet.program.gradient import summed
 from psfleet.strategy import GradientMerge
 
 __all__ = ["GradientMerger"]
 
-Pairs = list[tuple[Parameter, Grad]]
+P = TypeVar("P")
 
 
-class GradientMerger:
-    """Keeps the gradients of steps and gives their sum or mean every k-th time.
+class GradientMerger(Generic[P]):
+    """Keeps the gradients of steps and gives their sum or mean every k-th time; P: what has gradients.
 
     Gradients are added in the order of the steps; rows of sparse ones are kept side by side and
     summed by the push. What waits when training ends before a k-th step is not applied.
@@ -21,14 +21,14 @@ class GradientMerger:
 
     def __init__(self, settings: GradientMerge) -> None:
         self._settings = settings
-        self._kept: dict[int, tuple[Parameter, Grad]] = {}
+        self._kept: dict[int, tuple[P, Grad]] = {}
         self._steps = 0
         self._samples = 0
 
     def take(
-        self, pairs: Sequence[tuple[Parameter, Grad]], samples: int
-    ) -> tuple[Pairs, int] | None:
-        """Take one step's gradients.
+        self, pairs: Sequence[tuple[P, Grad]], samples: int
+    ) -> tuple[list[tuple[P, Grad]], int] | None:
+        """Take one step's gradients; they must not be changed afterwards.
 
         Returns:
             The merged gradients and their samples if this was a k-th step, else None.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.initializer import Start
 from psfleet.optimizer.base import Optimizer
+from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 from psfleet.torch.rows import Rows, exclusively
 
@@ -43,6 +44,7 @@ class TableModule(nn.Module):
         initializer: Initializer | Start | None,
         seed: int,
         optimizer: Optimizer | None,
+        entry: Entry | None,
     ) -> None:
         super().__init__()
         self.num_embeddings = num_embeddings
@@ -52,7 +54,12 @@ class TableModule(nn.Module):
         start = initializer or Initializer()
         if isinstance(start, Start):
             start = start.resolve((num_embeddings, embedding_dim))
-        self.table = Rows(name, num_embeddings, embedding_dim, self.padding_idx, start, seed)
+        if entry is not None and num_embeddings is not None:
+            raise ConfigError(
+                f"an embedding with rows 0 to {num_embeddings - 1} has all of them; {entry} is for "
+                "num_embeddings=None"
+            )
+        self.table = Rows(name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry)
         self.weight = self.table.weight
 
     def extra_repr(self) -> str:
@@ -109,6 +116,7 @@ class Embedding(TableModule):
         seed: Of the initializer.
         optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
             `weight`.
+        entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.
     """
 
     def __init__(
@@ -121,9 +129,10 @@ class Embedding(TableModule):
         initializer: Initializer | Start | None = None,
         seed: int = 0,
         optimizer: Optimizer | None = None,
+        entry: Entry | None = None,
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer
+            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -135,7 +144,7 @@ class EmbeddingBag(TableModule):
     """torch.nn.EmbeddingBag with its rows on the servers.
 
     Args:
-        num_embeddings, embedding_dim, name, initializer, seed, optimizer: As for Embedding.
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry: As for Embedding.
         mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
         include_last_offset: `offsets` has one more entry, the number of ids.
         padding_idx: This id is left out of its bag.
@@ -153,9 +162,10 @@ class EmbeddingBag(TableModule):
         initializer: Initializer | Start | None = None,
         seed: int = 0,
         optimizer: Optimizer | None = None,
+        entry: Entry | None = None,
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer
+            num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")

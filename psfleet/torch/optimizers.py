@@ -1,6 +1,6 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,9 +8,9 @@ from torch import nn
 
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
-from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
 from psfleet.torch.formulas import formula_of
-from psfleet.torch.planning import Optimizers, Plan, array_of, listed
+from psfleet.torch.planning import Dense, Optimizers, Plan, Sparse, array_of, listed
 from psfleet.torch.rows import exclusively
 from psfleet.torch.weights import as_tensor
 
@@ -54,17 +54,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer.step = _refuse_step  # type: ignore[method-assign]
         super().__init__(groups or [{"params": []}], {})
         self._groups = plan.groups
-        later = self.runtime.worker_index > 0
-        if later:  # the first to make a dense table gives its value: let that be worker 0
-            self.runtime.barrier()
-        self._dense, self._sparse = plan.make(self.runtime)
-        if self.runtime.worker_num > 1 and not later:
-            self.runtime.barrier()
-        exclusively(self.runtime, self._fill)
-        for sparse in self._sparse:
-            sparse.rows.content = None
+        self._dense, self._sparse = self._make(plan)
         self.refresh()
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
+
+    def _make(self, plan: Plan) -> tuple[list[Dense], list[Sparse]]:
+        """The tables, with the values of worker 0, unless they are trained already."""
+        joins_late = is_trained(self.runtime, plan.tables(self.runtime))
+        later = self.runtime.worker_index > 0 and not joins_late
+        if later:  # the first to make a dense table gives its value: let that be worker 0
+            self.runtime.barrier()
+        dense, sparse = plan.make(self.runtime)
+        if not joins_late:
+            if self.runtime.worker_num > 1 and not later:
+                self.runtime.barrier()
+            exclusively(self.runtime, lambda: _fill(sparse))
+        for each in sparse:
+            each.rows.content = None
+        return dense, sparse
 
     # -- training ------------------------------------------------------------------------------
 
@@ -154,10 +161,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- values --------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        for sparse in self._sparse:
-            sparse.rows.fill()
-
     def _write(self) -> None:
         for dense in self._dense:
             state = self.runtime.read_table(dense.spec.key)
@@ -166,6 +169,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
         self.upload()
+
+
+def _fill(tables: Iterable[Sparse]) -> None:
+    for sparse in tables:
+        sparse.rows.fill()
 
 
 def _refuse_step(closure: Any = None) -> Any:

@@ -107,13 +107,24 @@ class Plan:
         if parameter.dtype != torch.float32:
             raise UsageError(f"parameter {name!r} is {parameter.dtype}; servers hold torch.float32")
 
+    def tables(self, runtime: Runtime) -> list[str]:
+        """The names that the tables are going to have."""
+        dense = [self._dense_name(runtime, parameter) for parameter in self._parameters]
+        return dense + [self._rows_name(runtime, *found) for found in self._modules.items()]
+
+    def _dense_name(self, runtime: Runtime, parameter: nn.Parameter) -> str:
+        return _free(runtime, self._names[id(parameter)])
+
+    def _rows_name(self, runtime: Runtime, path: str, module: TableModule) -> str:
+        return module.table.name or _free(runtime, _joined(self._prefix, path or "embedding"))
+
     def make(self, runtime: Runtime) -> tuple[list[Dense], list[Sparse]]:
-        """The tables, all new."""
+        """The tables, all new to this worker."""
         dense = []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
             spec = TableSpec(
-                _free(runtime, self._names[id(parameter)]),
+                self._dense_name(runtime, parameter),
                 "dense",
                 tuple(parameter.shape),
                 formula.rule,
@@ -127,7 +138,7 @@ class Plan:
 
     def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> Sparse:
         rows = module.table
-        name = rows.name or _free(runtime, _joined(self._prefix, path or "embedding"))
+        name = self._rows_name(runtime, path, module)
         own = module.optimizer
         if own is not None:
             rows.bind(runtime, name, Formula(own.rule(), own.decay()))

@@ -13,6 +13,7 @@ from psfleet.errors import IdError, UsageError
 from psfleet.parameter import SparseGrad
 from psfleet.routing import as_ids
 from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.torch.formulas import Formula
 from psfleet.torch.weights import Ledger, TableWeight, as_tensor, look_up
@@ -54,6 +55,7 @@ class Rows:
         dim: Width of a row.
         padding: An id without gradients; None: there is none.
         initializer, seed: First values of the rows.
+        entry: Which unknown ids of a push get a row; None: all.
         weight: The stand-in that torch's optimizers see.
         content: Rows to begin with, float32 [count, dim], instead of the initializer's.
         watcher: Told of each lookup.
@@ -67,6 +69,7 @@ class Rows:
         padding: int | None,
         initializer: Initializer,
         seed: int,
+        entry: Entry | None = None,
     ) -> None:
         self.name = name
         self.count = count
@@ -74,6 +77,7 @@ class Rows:
         self.padding = padding
         self.initializer = initializer
         self.seed = seed
+        self.entry = entry
         self.weight = TableWeight(count, dim)
         self.content: Floats | None = None
         self.watcher: Watcher | None = None
@@ -118,6 +122,7 @@ class Rows:
             self.initializer,
             self.seed,
             formula.every_row,
+            self.entry,
         )
         runtime.create(spec)
         self.name, self._runtime, self._spec = name, runtime, spec

@@ -11,6 +11,7 @@ import pytest
 from psfleet import initializer
 from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded import EmbeddedRuntime
+from psfleet.entry import ProbabilityEntry
 from psfleet.errors import ConfigError, IdError, UsageError
 from psfleet.runtime import Read
 
@@ -150,6 +151,18 @@ def test_own_optimizer(fleet: EmbeddedRuntime) -> None:
     torch.testing.assert_close(emb(torch.tensor([4])), before - 0.5)
     [spec] = fleet.specs().values()
     assert (spec.name, spec.rule.name) == ("own", "adagrad")
+
+
+def test_entry(fleet: EmbeddedRuntime) -> None:
+    """An embedding's entry is its table's: a part of the unknown ids gets a row."""
+    emb, opt = table(initializer=initializer.Constant(2.0), entry=ProbabilityEntry(0.25))
+    emb(torch.arange(1000)).sum().backward()
+    opt.step()
+    [spec] = fleet.specs().values()
+    assert spec.entry == ProbabilityEntry(0.25)
+    assert 180 < int((emb(torch.arange(1000))[:, 0] == 1).sum()) < 320
+    with pytest.raises(ConfigError, match=r"rows 0 to 9 has all of them.*num_embeddings=None"):
+        pst.EmbeddingBag(10, 2, entry=ProbabilityEntry(0.25))
 
 
 def test_refused() -> None:

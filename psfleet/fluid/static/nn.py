@@ -5,6 +5,7 @@ from typing import Any
 
 from psfleet import layers
 from psfleet.program.variable import Variable
+from psfleet.tables.entry import Entry
 
 __all__ = ["embedding", "fc"]
 
@@ -30,6 +31,9 @@ def embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     dtype: str = "float32",
+    entry: Entry | None = None,
 ) -> Variable:
     """Rows of a table by id, as psfleet.layers.embedding."""
-    return layers.embedding(input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+    return layers.embedding(
+        input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
+    )
