@@ -19,7 +19,11 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_DURABILITY | | none; log: servers keep a log and can be started again; log+fsync: on the disk |
 | PSFLEET_LOG_FOLDER | | where servers keep their logs |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
+| PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
+| PSFLEET_TLS | | the folder of this process's credentials; TCP is encrypted and both ends prove themselves |
+| PSFLEET_INSECURE | | 1: TCP without credentials, where every host on the network is trusted |
+| PSFLEET_LIMITS | | what a server takes at most, such as tables=20000,message=67108864 (psfleet/limits.py) |
 | PSFLEET_PLAN | | the first training step writes here what the strategy means for it, and ends the script |
 
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from psfleet.errors import ConfigError
+from psfleet.limits import Limits
 
 __all__ = ["Environment", "check_endpoint", "plan_file", "read_environment"]
 
@@ -59,10 +64,18 @@ class Environment:
     durability: str = "none"
     log_folder: str = ""
     job: str = ""
+    dead_after: float = 0.0
+    tls: str = ""
+    insecure: bool = False
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         if self.role is None:
             return
+        if self.tls and self.insecure:
+            raise ConfigError(
+                f"PSFLEET_TLS is {self.tls!r} and PSFLEET_INSECURE is 1; unset one of them"
+            )
         if not self.servers:
             raise ConfigError(
                 f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
@@ -73,6 +86,10 @@ class Environment:
         if self.lane not in ("auto", "inline"):
             raise ConfigError(f"PSFLEET_LANE is {self.lane!r}; it must be auto or inline")
         self._check_durability()
+        if not 0 <= self.dead_after < float("inf"):
+            raise ConfigError(
+                f"PSFLEET_DEAD_AFTER is {self.dead_after}; it must be seconds, or 0 to wait for ever"
+            )
         if self.role == "worker":
             self._check_stages()
         seats = len(self.servers) if self.role == "server" else self.workers
@@ -117,6 +134,11 @@ class Environment:
                 f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
                 f"for {sum(copies)} processes; name one for each"
             )
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two signs of life of a process."""
+        return min(1.0, self.dead_after / 5) if self.dead_after else 1.0
 
     @property
     def seat(self) -> "Environment":
@@ -168,6 +190,10 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         durability=variables.get("PSFLEET_DURABILITY") or "none",
         log_folder=variables.get("PSFLEET_LOG_FOLDER", ""),
         job=variables.get("PSFLEET_JOB", ""),
+        dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
+        tls=variables.get("PSFLEET_TLS", ""),
+        insecure=_switch(variables, "PSFLEET_INSECURE"),
+        limits=Limits.read(variables.get("PSFLEET_LIMITS", "")),
     )
 
 
@@ -206,6 +232,13 @@ def _counts(variables: Mapping[str, str], name: str) -> tuple[int, ...]:
         raise ConfigError(f"{name} is {variables[name]!r}; it must be whole numbers") from None
 
 
+def _switch(variables: Mapping[str, str], name: str) -> bool:
+    said = variables.get(name, "")
+    if said not in ("", "0", "1"):
+        raise ConfigError(f"{name} is {said!r}; it must be 1 or nothing")
+    return said == "1"
+
+
 def _number(variables: Mapping[str, str], name: str, synonym: str, default: int) -> int:
     for key in (name, synonym):
         text = variables.get(key, "")
@@ -215,3 +248,12 @@ def _number(variables: Mapping[str, str], name: str, synonym: str, default: int)
             except ValueError:
                 raise ConfigError(f"{key} is {text!r}; it must be a whole number") from None
     return default
+
+
+def _seconds(variables: Mapping[str, str], name: str) -> float:
+    try:
+        return float(variables.get(name) or 0)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {variables[name]!r}; it must be a number of seconds"
+        ) from None

@@ -6,7 +6,8 @@ PsfleetError
 │   ├── IdError                                an id is not a whole number of 64 bits
 │   ├── UnknownTable                           no table of that name or key
 │   ├── TableConflict                          the table exists with another definition
-│   └── ConfigError                            a setting is unknown, missing or contradictory
+│   ├── ConfigError                            a setting is unknown, missing or contradictory
+│   └── LimitExceeded                          more than a server takes
 ├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
 ├── ProtocolError                              a message came out of order
 │   ├── Gap                                    a sequence number was skipped
@@ -15,10 +16,12 @@ PsfleetError
 │   └── NotReady                               the server does not know the caller yet
 ├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
+├── AccessDenied          (also PermissionError) the other end is not of this job
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 
 __all__ = [
+    "AccessDenied",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
@@ -27,6 +30,7 @@ __all__ = [
     "Gap",
     "IdError",
     "LaneLost",
+    "LimitExceeded",
     "NotReady",
     "ProtocolError",
     "PsfleetError",
@@ -66,6 +70,10 @@ class ConfigError(UsageError):
     """A setting is unknown, missing or contradicts another."""
 
 
+class LimitExceeded(UsageError):
+    """More than a server takes (psfleet.limits). Nothing was changed."""
+
+
 class FrameError(PsfleetError, ValueError):
     """Bytes from the wire or from disk are not what they claim to be."""
 
@@ -96,6 +104,10 @@ class DeadlineExceeded(PsfleetError, TimeoutError):
 
 class ServerUnavailable(PsfleetError, ConnectionError):
     """A server does not answer."""
+
+
+class AccessDenied(PsfleetError, PermissionError):
+    """One end does not know the other: no certificate or token, or that of another job."""
 
 
 class LogError(PsfleetError):

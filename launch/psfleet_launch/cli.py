@@ -14,6 +14,7 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
+from psfleet_launch import security
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
@@ -64,6 +65,7 @@ _RESTARTS = 5  # of each server in one job
 )
 @click.option("--tcp", is_flag=True, help="Free TCP ports on 127.0.0.1 instead of unix sockets.")
 @click.option("--port", type=click.IntRange(1, 65535), help="TCP ports from this one on.")
+@click.option("--insecure", is_flag=True, help="TCP in the clear: without certificates and token.")
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -106,6 +108,7 @@ def launch(
     strategy_file: str | None,
     tcp: bool,
     port: int | None,
+    insecure: bool,
     log_dir: Path,
     name: str | None,
     start_timeout: float,
@@ -135,11 +138,14 @@ def launch(
         port or (0 if tcp else None),
         server_script,
         durability,
+        insecure,
     )
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
     with private_folder() as folder:
-        job = Job(request, name, secrets.token_hex(16), folder, logs)
+        needs_credentials = request.port is not None and not insecure
+        credentials = security.make(folder / "tls") if needs_credentials else {}
+        job = Job(request, name, secrets.token_hex(16), folder, logs, credentials)
         _check_ports(requested_endpoints(job))
         return _run(job, Limits(start=start_timeout), Screen(not no_progress))
 

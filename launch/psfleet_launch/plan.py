@@ -30,6 +30,9 @@ __all__ = [
 
 Role = Literal["server", "worker"]
 
+_OWN = ("PSFLEET_READY_FILE", "PSFLEET_TLS", "PSFLEET_INSECURE")
+"""Variables that a job sets for its members or not at all."""
+
 
 @dataclass(frozen=True, order=True)
 class Member:
@@ -68,6 +71,7 @@ class Request:
         port: None: unix sockets. 0: any free TCP ports. n: TCP ports n, n+1, ... on 127.0.0.1.
         server_script: Servers run the script too, and it branches on `fleet.is_server()`.
         durability: What servers keep: none, log or log+fsync; with a log they are started again.
+        insecure: TCP is plain, without certificates and token.
     """
 
     script: str
@@ -78,6 +82,7 @@ class Request:
     port: int | None = None
     server_script: bool = False
     durability: str = "none"
+    insecure: bool = False
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -86,6 +91,10 @@ class Request:
         return tuple(said.get("copies") or [1] * int(said.get("stages", 1)))
 
     def __post_init__(self) -> None:
+        if self.insecure and self.port is None:
+            raise ConfigError(
+                "--insecure is for TCP (--tcp or --port); unix sockets are in a private folder"
+            )
         _at_least_one("--servers", self.servers)
         _at_least_one("--workers", self.workers)
         if not Path(self.script).is_file():
@@ -116,6 +125,7 @@ class Job:
         token: Unique; marks the environment of every process of the job.
         folder: Private (mode 0700): sockets and ready files. Removed at the end.
         logs: The folder of the logs.
+        credentials: The folder of each role's credentials; empty: none are needed.
     """
 
     request: Request
@@ -123,6 +133,7 @@ class Job:
     token: str
     folder: Path
     logs: Path
+    credentials: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def servers(self) -> list[Member]:
@@ -218,6 +229,10 @@ def child_environment(
     }
     if job.request.strategy:
         settled["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
+    if member.role in job.credentials:
+        settled["PSFLEET_TLS"] = str(job.credentials[member.role])
+    if job.request.insecure:
+        settled["PSFLEET_INSECURE"] = "1"
     if member.stage >= 0:
         settled |= _of_stage(job, member)
     if job.request.durability != "none":
@@ -228,7 +243,7 @@ def child_environment(
         }
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
-    inherited = {name: value for name, value in base.items() if name != "PSFLEET_READY_FILE"}
+    inherited = {name: value for name, value in base.items() if name not in _OWN}
     return {**_threads(job, member, cores), **inherited, **settled}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from psfleet.environment import Environment
+
 if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply
 
@@ -86,8 +88,15 @@ class Poller:
         history: Pictures so far, oldest first; a server that does not answer adds nothing.
     """
 
-    def __init__(self, endpoints: Sequence[str], processes: int = 1, every: float = 1.0) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        processes: int = 1,
+        every: float = 1.0,
+        environment: Environment | None = None,
+    ) -> None:
         self.history: list[Progress] = []
+        self._environment = environment or Environment()
         self._endpoints = list(endpoints)
         self._processes = processes
         self._every = every
@@ -107,13 +116,18 @@ class Poller:
         import grpc  # here: a job without a display does without
 
         from psfleet.wire.channel import open_channel
+        from psfleet.wire.security import Access
         from psfleet.wire.v1.shard_pb2 import StatusRequest
         from psfleet.wire.v1.shard_pb2_grpc import ShardStub
 
         with contextlib.ExitStack() as channels:
-            opened = [channels.enter_context(open_channel(one)) for one in self._endpoints]
+            access = Access.of(self._environment)
+            opened = [channels.enter_context(open_channel(one, access)) for one in self._endpoints]
             stubs = [ShardStub(channel) for channel in opened]  # type: ignore[no-untyped-call]
             while not self._stopped.wait(self._every):
                 with contextlib.suppress(grpc.RpcError):
-                    replies = [stub.Status(StatusRequest(), timeout=self._every) for stub in stubs]
+                    replies = [
+                        stub.Status(StatusRequest(), timeout=self._every, metadata=access.metadata)
+                        for stub in stubs
+                    ]
                     self.history.append(add_up(replies, time.monotonic(), self._processes))

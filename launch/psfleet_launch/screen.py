@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from psfleet.environment import Environment
 from psfleet_launch.plan import Job, Request
 from psfleet_launch.progress import Poller, line
 
@@ -51,7 +52,7 @@ class Screen:
             _count(asked.workers, "worker"),
             asked.strategy.get("consistency", {}).get("mode"),
             *(_part(part, asked) for part in asked.strategy if part != "consistency"),
-            "tcp" if asked.port is not None else None,
+            None if asked.port is None else "tcp, insecure" if asked.insecure else "tcp with TLS",
         ]
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
@@ -66,7 +67,10 @@ class Screen:
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
-        self._poller = Poller(endpoints, sum(self._job.request.copies))
+        own = Environment(
+            tls=str(self._job.credentials.get("worker", "")), insecure=self._job.request.insecure
+        )
+        self._poller = Poller(endpoints, sum(self._job.request.copies), environment=own)
         self._poller.start()
         if self._console.is_terminal:
             self._live = Live(

@@ -14,6 +14,7 @@ import click
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch.cli import merged
+from psfleet_launch.security import certs
 
 __all__ = ["main"]
 
@@ -24,6 +25,9 @@ _USAGE_EXIT = 2
 @click.version_option(package_name="psfleet", prog_name="psfleet")
 def psfleet() -> None:
     """Tools around psfleet-launch."""
+
+
+psfleet.add_command(certs)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})

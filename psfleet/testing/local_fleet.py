@@ -18,6 +18,7 @@ from typing import Literal
 from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable
 from psfleet.runtime import Runtime, load_runtime
+from psfleet.wire.certificates import make_credentials
 
 __all__ = ["LocalFleet"]
 
@@ -33,11 +34,14 @@ class LocalFleet:
     Args:
         servers: How many servers.
         workers: How many workers will come.
-        transport: "unix" sockets in a private folder, or "tcp" on free ports.
+        transport: "unix" sockets in a private folder, "tcp" on free ports with credentials of its
+            own, or "plain tcp" without.
         start_within: Seconds until every server must be ready.
         durability: What servers keep; with a log `reviving` starts those that die again.
         crashes: Of some servers where each of its processes dies, one after the other
             (psfleet.testing.faults.Crashes).
+        credentials: Folders of the credentials of servers and workers, in place of its own.
+        limits: What a server takes at most, as PSFLEET_LIMITS says it.
 
     Attributes:
         endpoints: Of the servers, once entered.
@@ -49,10 +53,12 @@ class LocalFleet:
         self,
         servers: int = 2,
         workers: int = 2,
-        transport: Literal["unix", "tcp"] = "unix",
+        transport: Literal["unix", "tcp", "plain tcp"] = "unix",
         start_within: float = 120.0,
         durability: str = "none",
         crashes: Mapping[int, Sequence[str]] | None = None,
+        credentials: Mapping[str, Path] | None = None,
+        limits: str = "",
     ) -> None:
         self.servers = servers
         self.workers = workers
@@ -60,6 +66,8 @@ class LocalFleet:
         self.start_within = start_within
         self.durability = durability
         self.restarts = 0
+        self.credentials = dict(credentials or {})
+        self.limits = limits
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -67,6 +75,8 @@ class LocalFleet:
 
     def __enter__(self) -> "LocalFleet":
         self._folder = Path(tempfile.mkdtemp(prefix="psfleet-"))
+        if self.transport == "tcp" and not self.credentials:
+            self.credentials = make_credentials(self._folder / "tls")
         try:
             for index in range(self.servers):
                 self.processes.append(self._spawn(index))
@@ -99,7 +109,13 @@ class LocalFleet:
     def environment(self, worker: int) -> Environment:
         """What the environment of that worker's process would say."""
         return Environment(
-            "worker", worker, self.endpoints, self.workers, durability=self.durability
+            "worker",
+            worker,
+            self.endpoints,
+            self.workers,
+            durability=self.durability,
+            tls=str(self.credentials.get("worker", "")),
+            insecure=self.transport == "plain tcp",
         )
 
     def connect(self, worker: int, mode: str) -> Runtime:
@@ -162,6 +178,9 @@ class LocalFleet:
             "PYTHONPATH": path,
             "PSFLEET_DURABILITY": self.durability,
             "PSFLEET_LOG_FOLDER": str(self._folder),
+            "PSFLEET_TLS": str(self.credentials.get("server", "")),
+            "PSFLEET_INSECURE": "1" if self.transport == "plain tcp" else "",
+            "PSFLEET_LIMITS": self.limits,
         }
         if crashes := self._crashes.get(index):
             settled["PSFLEET_CRASH"] = crashes.pop(0)

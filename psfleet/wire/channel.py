@@ -1,24 +1,24 @@
 """How channels and servers are opened: the options, each with its reason."""
 
+from typing import Any
+
 import grpc
 
+from psfleet.limits import Limits
 from psfleet.wire.frame import MAX_MESSAGE
+from psfleet.wire.security import Access
 
-__all__ = ["GRACE", "SERVER_OPTIONS", "open_channel"]
+__all__ = ["GRACE", "open_channel", "server_options"]
 
 GRACE = 1.0
 """Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
 the wait is for, says so before gRPC gives up with nothing but a code."""
 
-_SIZES = [
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-]
-
 _PING_MS = 20_000
 
-_CHANNEL_OPTIONS = [
-    *_SIZES,
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
     # Two clients in one process (tests, several fleets) must not share connections.
     ("grpc.use_local_subchannel_pool", 1),
     # psfleet resends by itself, with the sequence numbers that make it safe.
@@ -34,15 +34,33 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", _PING_MS // 2),
 ]
 
-SERVER_OPTIONS = [
-    *_SIZES,
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
     # A port that is in use is an error, not a second server behind the same port.
     ("grpc.so_reuseport", 0),
     # Let clients ping as often as they do.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
+    # Who connects and does not prove itself is not waited for (gRPC's own: two minutes).
+    ("grpc.server_handshake_timeout_ms", 20_000),
 ]
 
 
-def open_channel(endpoint: str) -> grpc.Channel:
-    """A channel to `unix:/path` or `host:port`; it connects when first used."""
-    return grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
+    """A channel to `unix:/path` or `host:port`; it connects when first used.
+
+    Calls over TCP carry `access.metadata`.
+
+    Raises:
+        ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
+    """
+    return (access or Access()).channel(endpoint, _CHANNEL_OPTIONS)
+
+
+def server_options(limits: Limits) -> list[tuple[str, Any]]:
+    """The options of a server that keeps these limits."""
+    return [
+        *_SERVER_OPTIONS,
+        ("grpc.max_receive_message_length", limits.message),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", limits.streams),
+    ]

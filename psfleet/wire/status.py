@@ -10,8 +10,9 @@ import grpc
 
 from psfleet import errors
 from psfleet.errors import (
+    AccessDenied,
     DeadlineExceeded,
-    FrameError,
+    LimitExceeded,
     ProtocolError,
     PsfleetError,
     ServerUnavailable,
@@ -31,6 +32,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.UnknownTable: _Code.NOT_FOUND,
     errors.TableConflict: _Code.ALREADY_EXISTS,
     errors.ConfigError: _Code.INVALID_ARGUMENT,
+    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
     errors.FrameError: _Code.INVALID_ARGUMENT,
     errors.ProtocolError: _Code.FAILED_PRECONDITION,
     errors.Gap: _Code.OUT_OF_RANGE,
@@ -39,6 +41,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.NotReady: _Code.UNAVAILABLE,
     errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
     errors.ServerUnavailable: _Code.UNAVAILABLE,
+    errors.AccessDenied: _Code.UNAUTHENTICATED,
     errors.CheckpointError: _Code.DATA_LOSS,
 }
 _CLASSES = {cls.__name__: cls for cls in CODES}
@@ -48,7 +51,8 @@ _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
     _Code.UNAVAILABLE: ServerUnavailable,
     _Code.CANCELLED: ServerUnavailable,
     _Code.DEADLINE_EXCEEDED: DeadlineExceeded,
-    _Code.RESOURCE_EXHAUSTED: FrameError,
+    _Code.RESOURCE_EXHAUSTED: LimitExceeded,
+    _Code.UNAUTHENTICATED: AccessDenied,
     _Code.UNIMPLEMENTED: ProtocolError,
 }
 

@@ -28,14 +28,19 @@ _OPTIONS = {
 )
 @click.option("--workers", help="How many workers will come.")
 @click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
+@click.option(
+    "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
+)
 @click.option("--load", type=click.Path(), help="Start from this checkpoint.")
-def main(load: str | None, **options: str | None) -> None:
+def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
 
     What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
-    PSFLEET_READY_FILE.
+    PSFLEET_READY_FILE. Credentials for TCP are in the folder that PSFLEET_TLS names.
     """
     given = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
+    if insecure:
+        given["PSFLEET_INSECURE"] = "1"
     try:
         environment = read_environment({**os.environ, "PSFLEET_ROLE": "server", **given})
         serve(environment, load)

@@ -11,24 +11,26 @@ from pathlib import Path
 import grpc
 
 from psfleet.errors import ConfigError
+from psfleet.wire.security import Access
 
 __all__ = ["bind", "release"]
 
 _LONGEST_PATH = 107  # bytes of a unix socket's path
 
 
-def bind(server: grpc.Server, endpoint: str) -> str:
+def bind(server: grpc.Server, endpoint: str, access: Access) -> str:
     """Let the server listen there; the endpoint as clients must name it (port 0 is replaced).
 
     Raises:
-        ConfigError: The address is in use, not of this host, or no address.
+        ConfigError: The address is in use, not of this host, or no address; or it is TCP, and
+            `access` has no credentials and is not insecure.
     """
     if endpoint.startswith("unix:"):
         _claim_socket(endpoint)
     else:
         _try_port(endpoint)
     try:
-        port = server.add_insecure_port(endpoint)
+        port = access.listen(server, endpoint)
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {endpoint!r}: {error}") from None
     if endpoint.startswith("unix:"):

@@ -18,9 +18,11 @@ from psfleet.environment import Environment
 from psfleet.errors import ConfigError
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.shard.shard import Shard
-from psfleet.wire.channel import SERVER_OPTIONS
+from psfleet.wire.channel import server_options
+from psfleet.wire.security import Access
 from psfleet_server import listening
 from psfleet_server.coordinator import Coordinator
+from psfleet_server.gate import gates
 from psfleet_server.host import Host
 from psfleet_server.log import Log
 from psfleet_server.parking import Deadlines
@@ -50,6 +52,7 @@ class Server:
         self.environment = environment
         self.endpoint = environment.servers[environment.rank]
         self.recovered = 0
+        self._access = Access.of(environment)
         self._load_path = load_path
         self._log: Log | None = None
         self._lingers = False
@@ -64,13 +67,17 @@ class Server:
     def __enter__(self) -> "Server":
         if self.environment.ready_file:  # an earlier process of this place may have left it
             Path(self.environment.ready_file).unlink(missing_ok=True)
-        server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        server = grpc.server(
+            self._pool,
+            options=server_options(self.environment.limits),
+            interceptors=gates(self._access, self.endpoint),
+        )
         keeps_log = self.environment.durability != "none"
         if keeps_log:
             # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
             # connection that is made after `bind` and before `start`, so little comes between them.
             self._begin()
-        self.endpoint = listening.bind(server, self.endpoint)
+        self.endpoint = listening.bind(server, self.endpoint, self._access)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
             if not keeps_log:

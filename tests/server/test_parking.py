@@ -10,6 +10,7 @@ import pytest
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.wire.channel import GRACE, open_channel
+from psfleet.wire.security import INSECURE
 from psfleet.wire.status import error_of
 from psfleet_server.parking import Deadlines, Reply, immediate, parkable
 
@@ -78,7 +79,7 @@ def channel(station: Station) -> Iterator[grpc.Channel]:
     port = server.add_insecure_port("127.0.0.1:0")
     station.deadlines.start()
     server.start()
-    with open_channel(f"127.0.0.1:{port}") as channel:
+    with open_channel(f"127.0.0.1:{port}", INSECURE) as channel:
         yield channel
     server.stop(None).wait()
     station.deadlines.stop()

@@ -10,6 +10,7 @@ import pytest
 from psfleet import errors
 from psfleet.errors import PsfleetError
 from psfleet.wire.channel import open_channel
+from psfleet.wire.security import INSECURE
 from psfleet.wire.status import CODES, error_of, failure, status_of
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -54,7 +55,9 @@ def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 
     """The error that a client makes of a failed call."""
     options = [("grpc.max_receive_message_length", 100)]
     with (
-        grpc.insecure_channel(endpoint, options) if word == "large" else open_channel(endpoint)
+        grpc.insecure_channel(endpoint, options)
+        if word == "large"
+        else open_channel(endpoint, INSECURE)
     ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/test/{method}", None, None)(word.encode(), timeout=timeout)
@@ -79,7 +82,7 @@ def test_an_error_crosses_the_wire_as_itself(endpoint: str, cls: type[PsfleetErr
     ("word", "method", "cls"),
     [
         ("sleep", "Fail", errors.DeadlineExceeded),
-        ("large", "Fail", errors.FrameError),
+        ("large", "Fail", errors.LimitExceeded),
         ("later", "Fail", errors.ServerUnavailable),
         ("crash", "Fail", errors.PsfleetError),
         ("any", "Unknown", errors.ProtocolError),

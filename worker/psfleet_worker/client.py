@@ -16,8 +16,16 @@ from typing import Any, Protocol
 import grpc
 
 from psfleet.environment import Environment
-from psfleet.errors import DeadlineExceeded, LaneLost, NotReady, PsfleetError, ServerUnavailable
+from psfleet.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    LaneLost,
+    NotReady,
+    PsfleetError,
+    ServerUnavailable,
+)
 from psfleet.wire.channel import GRACE, open_channel
+from psfleet.wire.security import Access, is_tcp
 from psfleet.wire.status import error_of
 
 __all__ = ["Call", "Cargo", "Client", "Patience", "Send", "wait_all"]
@@ -143,6 +151,7 @@ class Client:
         patience: How long to wait.
         changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: For tests: wraps the function that makes one attempt (psfleet.testing.faults).
+        access: With what this process proves itself over TCP.
     """
 
     def __init__(
@@ -152,13 +161,16 @@ class Client:
         patience: Patience,
         changed: threading.Condition,
         meddle: Callable[[int, Send], Send] | None = None,
+        access: Access | None = None,
     ) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
         self._changed = changed
-        self._channel = open_channel(endpoint)
+        self._endpoint = endpoint
+        self._access = access or Access()
+        self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
-        self._send: Send = meddle(index, self._attempt) if meddle else self._attempt
+        self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._open = 0  # calls that have not ended
         self._closing = threading.Event()
@@ -232,6 +244,7 @@ class Client:
                     raise
             except (ServerUnavailable, NotReady) as error:
                 call.fall_back()
+                self._check_access(error)
                 now = time.monotonic()
                 lost = now if lost is None else lost
                 if self._closing.is_set() or now >= min(deadline, lost + call.outage):
@@ -239,7 +252,21 @@ class Client:
                 self._closing.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _attempt(self, method: str, request: bytes, seconds: float) -> bytes:
+    def _check_access(self, error: PsfleetError) -> None:
+        """A server that does not know this process is not asked again."""
+        if not is_tcp(self._endpoint) or not isinstance(error, ServerUnavailable):
+            return
+        from psfleet.wire.refusals import why_refused  # loads the cryptography, rarely needed
+
+        if why := why_refused(self._endpoint, self._access):
+            raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
+
+    def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
+        """Make one attempt at a call now, beside those that were asked for before.
+
+        Raises:
+            PsfleetError: What it ended with.
+        """
         if self._closing.is_set():
             raise ServerUnavailable(f"the connection to {self.name} is closed")
         stub = self._methods.get(method)
@@ -247,7 +274,9 @@ class Client:
             path = f"/psfleet.v1.{method}"
             stub = self._methods[method] = self._channel.unary_unary(path, None, None)
         try:
-            answer: bytes = stub(request, timeout=max(seconds, 0) + GRACE)
+            answer: bytes = stub(
+                request, timeout=max(seconds, 0) + GRACE, metadata=self._access.metadata
+            )
         except grpc.RpcError as error:
             raise error_of(error, self.name) from None
         except ValueError as error:  # the channel was closed meanwhile

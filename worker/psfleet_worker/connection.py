@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, ProtocolError, ServerUnavailable
 from psfleet.shard.events import Mode
+from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
@@ -41,8 +42,9 @@ class Connection:
         self.mode: Mode = mode
         self.patience = patience
         changed = threading.Condition()
+        access = Access.of(environment)
         self.clients = [
-            Client(index, endpoint, patience, changed, meddle)
+            Client(index, endpoint, patience, changed, meddle, access)
             for index, endpoint in enumerate(environment.servers)
         ]
         self.lanes = [

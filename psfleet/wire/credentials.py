@@ -1,0 +1,89 @@
+"""Who may talk to a fleet over TCP: the job's certificates and its token, as files in a folder.
+
+    ca.pem      the job's own certificate authority: whoever has no certificate of it is a stranger
+    cert.pem    this role's certificate
+    key.pem     its private key, for its owner only
+    token       the job's secret word, sent with every call
+
+Both ends show a certificate (mutual TLS). A server's certificate is made out to `SERVER_NAME` and not
+to a host: only the job's launcher makes them, so whoever has one is a server of the job, wherever it
+runs. A worker's certificate is not good for a server, so a worker cannot pose as one.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from psfleet.errors import ConfigError
+
+__all__ = ["FILES", "SERVER_NAME", "Credentials"]
+
+SERVER_NAME = "psfleet-server"
+FILES = ("ca.pem", "cert.pem", "key.pem", "token")
+_LONGEST = 1 << 16  # bytes of one of these files
+_FEWEST = 16  # characters of a token
+_OTHERS = 0o007
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What one role of one job proves itself with. `repr` shows no secret."""
+
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Credentials":
+        """The credentials in a folder.
+
+        Raises:
+            ConfigError: A file is missing, empty, or can be read by every user.
+        """
+        credentials = cls(Path(folder))
+        for name in FILES:
+            credentials._content(name)
+        if len(credentials.token) < _FEWEST or not credentials.token.isascii():
+            raise ConfigError(
+                f"{str(credentials.folder / 'token')!r} holds no token of at least {_FEWEST} letters; "
+                "make new credentials with: psfleet certs FOLDER"
+            )
+        return credentials
+
+    @cached_property
+    def ca(self) -> bytes:
+        """The authority's certificate, PEM."""
+        return self._content("ca.pem")
+
+    @cached_property
+    def certificate(self) -> bytes:
+        """This role's certificate, PEM."""
+        return self._content("cert.pem")
+
+    @cached_property
+    def key(self) -> bytes:
+        """Its private key, PEM."""
+        return self._content("key.pem")
+
+    @cached_property
+    def token(self) -> str:
+        """The job's secret word."""
+        return self._content("token").decode("ascii", "replace").strip()
+
+    def _content(self, name: str) -> bytes:
+        path = self.folder / name
+        try:
+            mode = path.stat().st_mode
+            with path.open("rb") as file:
+                content = file.read(_LONGEST)
+        except OSError as error:
+            raise ConfigError(
+                f"credential {str(path)!r} cannot be read ({error.strerror}); PSFLEET_TLS must name a "
+                "folder that the launcher or `psfleet certs` has made"
+            ) from None
+        if name in ("key.pem", "token") and mode & _OTHERS:
+            raise ConfigError(
+                f"{str(path)!r} has mode {mode & 0o777:o}: every user can get at it; chmod 600 it, and "
+                "make new credentials if somebody may have read it"
+            )
+        if not content.strip():
+            raise ConfigError(f"credential {str(path)!r} is empty; make new ones: psfleet certs")
+        return content

@@ -1,0 +1,81 @@
+"""Why a server over TCP does not answer: it is away, or it and this process do not know each other.
+
+gRPC says UNAVAILABLE for both, and where a server turns a certificate down it says only that the
+connection was closed. So the question is asked again, with Python's own TLS. No request is sent.
+"""
+
+import contextlib
+import datetime
+import socket
+import ssl
+
+from psfleet.errors import PsfleetError
+from psfleet.wire.certificates import ends
+from psfleet.wire.credentials import SERVER_NAME, Credentials
+from psfleet.wire.security import Access, is_tcp
+
+__all__ = ["why_refused"]
+
+_PATIENCE = 2.0  # seconds for each step
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What an HTTP/2 client begins with: the preface and empty settings (RFC 9113, section 3.4)."""
+
+
+def why_refused(endpoint: str, access: Access) -> str:
+    """Why the server and this process do not know each other; empty: that is not it, or not sure."""
+    if not is_tcp(endpoint):
+        return ""
+    first = _ask(endpoint, access)
+    # A server that is just being killed looks like one that hangs up.
+    return first if first and _ask(endpoint, access) == first else ""
+
+
+def _ask(endpoint: str, access: Access) -> str:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as plain:
+            if access.credentials is None:
+                return _ask_plainly(plain)
+            return _ask_with(plain, access.credentials)
+    except OSError:
+        return ""
+
+
+def _ask_plainly(plain: socket.socket) -> str:
+    """A server with TLS answers no plain HTTP/2; one without begins with its settings."""
+    plain.sendall(_HELLO)
+    with contextlib.suppress(ConnectionResetError):
+        if plain.recv(4)[:1] not in (b"", b"\x15"):  # 0x15: a TLS alert
+            return ""
+    return "the server wants credentials and this process has none (PSFLEET_TLS)"
+
+
+def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=credentials.ca.decode())
+    context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
+    try:
+        tls = context.wrap_socket(plain, server_hostname=SERVER_NAME)
+    except ssl.SSLCertVerificationError as error:
+        return f"the server's certificate is not one for this process: {error.verify_message}"
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            return "the server speaks no TLS; it was started with --insecure, or it is no server"
+        return ""
+    with tls:
+        try:
+            tls.sendall(_HELLO)
+            return "" if tls.recv(1) else _turned_down(credentials)
+        except (ssl.SSLError, ConnectionError):
+            return _turned_down(credentials)
+
+
+def _turned_down(credentials: Credentials) -> str:
+    """The server's certificate is good, but it does not take ours."""
+    with contextlib.suppress(PsfleetError):
+        end = ends(credentials.certificate)
+        if end <= datetime.datetime.now(datetime.UTC):
+            return f"this process's certificate has expired, on {end:%Y-%m-%d %H:%M} UTC"
+    return "the server does not take this process's certificate; it is of another job"
