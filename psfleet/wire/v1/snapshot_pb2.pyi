@@ -1,0 +1,159 @@
+# From protos/psfleet/v1/snapshot.proto, SHA-256 1a3b5c8484cb1ea25ba84e3b63d8fde33a2813ba8b54ff9619a50167b34f0fb6
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class BeginCutRequest(_message.Message):
+    __slots__ = ("number", "folder", "hold", "at_round", "round", "members", "since")
+    class MembersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    AT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    folder: str
+    hold: bool
+    at_round: bool
+    round: int
+    members: _containers.ScalarMap[int, int]
+    since: int
+    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ...) -> None: ...
+
+class BeginCutReply(_message.Message):
+    __slots__ = ("mode", "closed", "lives", "since")
+    class LivesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    mode: int
+    closed: int
+    lives: _containers.ScalarMap[int, int]
+    since: bool
+    def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., since: bool = ...) -> None: ...
+
+class MarkRequest(_message.Message):
+    __slots__ = ("number", "worker", "incarnation", "last")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    worker: int
+    incarnation: int
+    last: int
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class MarkReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FinishRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class FinishReply(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: bytes
+    def __init__(self, part: _Optional[bytes] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("number", "complete", "path", "base")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    complete: bool
+    path: str
+    base: bool
+    def __init__(self, number: _Optional[int] = ..., complete: bool = ..., path: _Optional[str] = ..., base: bool = ...) -> None: ...
+
+class SettleReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadyRequest(_message.Message):
+    __slots__ = ("number", "worker", "incarnation")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    worker: int
+    incarnation: int
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ReadyReply(_message.Message):
+    __slots__ = ("mark", "round")
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    mark: bool
+    round: int
+    def __init__(self, mark: bool = ..., round: _Optional[int] = ...) -> None: ...
+
+class KeepRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "number", "state")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    number: int
+    state: bytes
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+
+class KeepReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeptRequest(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    def __init__(self, worker: _Optional[int] = ...) -> None: ...
+
+class KeptReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: bytes
+    def __init__(self, state: _Optional[bytes] = ...) -> None: ...
+
+class TakeRequest(_message.Message):
+    __slots__ = ("path", "kind", "base")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    kind: str
+    base: bool
+    def __init__(self, path: _Optional[str] = ..., kind: _Optional[str] = ..., base: bool = ...) -> None: ...
+
+class TakeReply(_message.Message):
+    __slots__ = ("number", "path")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    path: str
+    def __init__(self, number: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
