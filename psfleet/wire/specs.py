@@ -13,13 +13,19 @@ __all__ = ["MAX_DENSE", "read_mode", "read_spec", "write_mode", "write_spec"]
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
-_MODES: dict[Mode, shard_pb2.Mode] = {"sync": shard_pb2.MODE_SYNC, "async": shard_pb2.MODE_ASYNC}
+_MODES: dict[Mode, shard_pb2.Mode] = {
+    "sync": shard_pb2.MODE_SYNC,
+    "async": shard_pb2.MODE_ASYNC,
+    "ssp": shard_pb2.MODE_SSP,
+    "geo": shard_pb2.MODE_GEO,
+    "half-async": shard_pb2.MODE_HALF_ASYNC,
+}
 
 
 def write_mode(mode: Mode) -> shard_pb2.Mode:
     """The message's word for a mode."""
     if mode not in _MODES:
-        raise ConfigError(f"mode is {mode!r}; it must be sync or async")
+        raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
     return _MODES[mode]
 
 
@@ -28,7 +34,11 @@ def read_mode(mode: int) -> Mode:
     for name, number in _MODES.items():
         if number == mode:
             return name
-    raise FrameError(f"mode {mode} is unknown; this server knows sync (1) and async (2)")
+    raise FrameError(f"mode {mode} is unknown; this server knows {_spoken()}")
+
+
+def _spoken() -> str:
+    return ", ".join(f"{name} ({number})" for name, number in _MODES.items())
 
 
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ProtocolError, PsfleetError
 from psfleet.runtime import Read
-from psfleet.shard.events import Answer, Call, Event, Expire, Instruction, Push, Refuse, Serve
+from psfleet.shard.events import Answer, Call, Event, Expire, Instruction, Pull, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
+from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.answers import Places, lay_out
@@ -84,8 +85,8 @@ class Host:
         if not reply.done:
             reply.park(self._deadlines, lambda: self._expire(reply))
 
-    def exchange(self, push: Push, reads: Sequence[Read], places: Places | None) -> bytes:
-        """Take a push and answer the reads that came with it.
+    def exchange(self, push: Push, pull: Pull, reply: Reply) -> None:
+        """Take a push, then the pull that came with it, whose reply may have to wait.
 
         Raises:
             ProtocolError: In sync mode, where a pull has to wait until every server holds the push.
@@ -97,7 +98,8 @@ class Host:
             )
         answer = self.ask(push)
         assert answer.outcome is not None
-        return self.answer(Header(outcome=OUTCOMES[answer.outcome]), reads, places)
+        reply.header = Header(outcome=OUTCOMES[answer.outcome])
+        self.submit(pull, reply)
 
     def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""
@@ -139,6 +141,9 @@ class Host:
                 resident_bytes=_resident(),
                 workers=len(set(shard.lives) - shard.rounds.left),
                 pid=os.getpid(),
+                staleness=shard.staleness.counts,
+                lead=shard.clocks.lead,
+                mode=write_mode(shard.mode) if shard.mode else None,
             )
 
     def _expire(self, reply: Reply) -> None:
@@ -163,7 +168,7 @@ class Host:
 
     def _serve(self, serve: Serve, reply: Reply) -> None:
         try:
-            message = self.answer(Header(), serve.reads, reply.places)
+            message = self.answer(reply.header or Header(), serve.reads, reply.places)
         except PsfleetError as error:
             reply.fail(error)
         else:

@@ -24,6 +24,7 @@ import grpc
 from psfleet.errors import PsfleetError
 from psfleet.wire import status
 from psfleet.wire.channel import GRACE
+from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
 
 __all__ = ["Deadlines", "Reply", "immediate", "parkable"]
@@ -37,6 +38,7 @@ class Reply:
     Attributes:
         done: It has been answered.
         places: Where the values of its answer go; None: into the message.
+        header: What the answer says beside its values.
     """
 
     def __init__(self, context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
@@ -46,6 +48,7 @@ class Reply:
         self._parked: Deadlines | None = None
         self.done = False
         self.places: Places | None = None
+        self.header: Header | None = None
 
     def answer(self, message: bytes) -> None:
         """End the call with a message."""

@@ -127,11 +127,15 @@ def encode(record: Record) -> tuple[int, list[Part]]:
                     )
                 )
             ]
-        case Join(worker, incarnation, mode):
+        case Join():
             return _JOIN, [
                 _bytes(
                     shard_pb2.JoinRequest(
-                        worker=worker, incarnation=incarnation, mode=write_mode(mode)
+                        worker=record.worker,
+                        incarnation=record.incarnation,
+                        mode=write_mode(record.mode),
+                        staleness=record.staleness,
+                        switch=record.switch,
                     )
                 )
             ]
@@ -150,6 +154,7 @@ def encode(record: Record) -> tuple[int, list[Part]]:
                 sequence=record.sequence,
                 samples=record.samples,
                 loss=record.loss,
+                clock=record.clock,
             )
             return _PUSH, _framed(header, map(segments.write_gradient, record.gradients))
         case Write(states, worker, incarnation, number):
@@ -192,7 +197,9 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         )
     if kind == _JOIN:
         asked = shard_pb2.JoinRequest.FromString(bytes(body))
-        return Join(asked.worker, asked.incarnation, read_mode(asked.mode))
+        return Join(
+            asked.worker, asked.incarnation, read_mode(asked.mode), asked.staleness, asked.switch
+        )
     if kind == _LEAVE:
         asked = shard_pb2.LeaveRequest.FromString(bytes(body))
         return Leave(asked.worker, asked.incarnation, asked.last, asked.rest)
@@ -208,7 +215,15 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         return Write(tuple(states), header.worker, header.incarnation, header.sequence)
     gradients = segments.read_gradients(header, payload, spec_of)
     loss = header.loss if header.HasField("loss") else None
-    return Push(header.worker, header.incarnation, header.sequence, gradients, header.samples, loss)
+    return Push(
+        header.worker,
+        header.incarnation,
+        header.sequence,
+        gradients,
+        header.samples,
+        loss,
+        header.clock,
+    )
 
 
 def _decode_decision(kind: int, body: memoryview) -> Decision:

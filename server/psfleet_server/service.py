@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from psfleet.checkpoint import load_shard, write_shard
 from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
 from psfleet.kernels.dedup import first_repeat
-from psfleet.runtime import Gradient
+from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.layout import dense_range
 from psfleet.tables.dense import DenseTable
@@ -39,7 +39,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
             {
                 "Push": immediate(shard.push),
                 "Pull": parkable(shard.pull),
-                "Exchange": immediate(shard.exchange),
+                "Exchange": parkable(shard.exchange),
                 "Attach": immediate(shard.attach),
                 "Join": immediate(shard.join),
                 "Leave": immediate(shard.leave),
@@ -86,12 +86,13 @@ class _Shard:
         header, content, memory = self._open(request)
         reads = segments.read_reads(header, content, self._spec_of)
         reply.places = _places(header, memory)
-        self._host.submit(Pull(header.worker, header.incarnation, reads, header.commit), reply)
+        self._host.submit(_pull(header, reads), reply)
 
-    def exchange(self, request: bytes) -> bytes:
+    def exchange(self, request: bytes, reply: Reply) -> None:
         header, content, memory = self._open(request)
         gradients, reads = segments.read_exchange(header, content, self._spec_of)
-        return self._host.exchange(self._push(header, gradients), reads, _places(header, memory))
+        reply.places = _places(header, memory)
+        self._host.exchange(self._push(header, gradients), _pull(header, reads), reply)
 
     def attach(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.AttachRequest, request)
@@ -115,16 +116,31 @@ class _Shard:
         if header.HasField("lane"):
             self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
         return Push(
-            header.worker, header.incarnation, header.sequence, gradients, header.samples, loss
+            header.worker,
+            header.incarnation,
+            header.sequence,
+            gradients,
+            header.samples,
+            loss,
+            header.clock,
         )
 
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
-        answer = self._host.ask(Join(asked.worker, asked.incarnation, read_mode(asked.mode)))
+        mode = read_mode(asked.mode)
+        answer = self._host.ask(
+            Join(asked.worker, asked.incarnation, mode, asked.staleness, asked.switch)
+        )
         self._host.lanes.drop(asked.worker, before=asked.incarnation)
         shard = self._host.shard
         return _bytes(
-            shard_pb2.JoinReply(server=shard.index, servers=shard.servers, sequence=answer.number)
+            shard_pb2.JoinReply(
+                server=shard.index,
+                servers=shard.servers,
+                sequence=answer.number,
+                clock=answer.clock,
+                switches=shard.switches,
+            )
         )
 
     def leave(self, request: bytes) -> bytes:
@@ -221,6 +237,10 @@ class _Shard:
 
     def _spec_of(self, key: int) -> TableSpec:
         return self._host.shard.table(key).spec
+
+
+def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
+    return Pull(header.worker, header.incarnation, reads, header.commit, header.clock)
 
 
 def _places(header: Header, memory: SharedMemory | None) -> Places | None:

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 e729b6f841a5e1250cd7b86b365bd1fc74259ac74fb1bcb2f63909d6732bc604
+# From protos/psfleet/v1/frame.proto, SHA-256 d33c797e891aedca594fc7fa4abaa774cbb4e0d53ee8bdf7dbad66c21f5aff36
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -55,7 +55,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Header(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -74,7 +75,8 @@ class Header(_message.Message):
     loss: float
     outcome: Outcome
     lane: Lane
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ...) -> None: ...
+    clock: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

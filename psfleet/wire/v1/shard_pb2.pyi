@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 938cb223187373c3254f8f2247ff0be962ba60f4c1df30ad63dd2d73ff1a4330
+# From protos/psfleet/v1/shard.proto, SHA-256 f347f80917424a2320a455c8d284d907466f1ac72ef032339d185ded6e12a81e
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -13,19 +13,29 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_UNSPECIFIED: _ClassVar[Mode]
     MODE_SYNC: _ClassVar[Mode]
     MODE_ASYNC: _ClassVar[Mode]
+    MODE_SSP: _ClassVar[Mode]
+    MODE_GEO: _ClassVar[Mode]
+    MODE_HALF_ASYNC: _ClassVar[Mode]
 MODE_UNSPECIFIED: Mode
 MODE_SYNC: Mode
 MODE_ASYNC: Mode
+MODE_SSP: Mode
+MODE_GEO: Mode
+MODE_HALF_ASYNC: Mode
 
 class JoinRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "mode")
+    __slots__ = ("worker", "incarnation", "mode", "staleness", "switch")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     mode: Mode
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
+    staleness: int
+    switch: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., switch: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "generation", "boot", "pid", "descriptor", "bytes", "token")
@@ -54,14 +64,18 @@ class AttachReply(_message.Message):
     def __init__(self, attached: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("server", "servers", "sequence")
+    __slots__ = ("server", "servers", "sequence", "clock", "switches")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
     server: int
     servers: int
     sequence: int
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    clock: int
+    switches: int
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ..., clock: _Optional[int] = ..., switches: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "last", "rest")
@@ -204,7 +218,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid")
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +233,13 @@ class StatusReply(_message.Message):
         key: int
         value: float
         def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    class StalenessEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     SERVER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +253,9 @@ class StatusReply(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     server: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     pushes: int
@@ -245,7 +269,10 @@ class StatusReply(_message.Message):
     resident_bytes: int
     workers: int
     pid: int
-    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    staleness: _containers.ScalarMap[int, int]
+    lead: int
+    mode: Mode
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "kind", "count", "bytes", "step")
