@@ -1,5 +1,24 @@
-"""Which ids of a sparse table get a row: `layers.embedding(..., entry=ProbabilityEntry(0.1))`."""
+"""Which ids of a sparse table get a row, and which rows go: `layers.embedding(..., entry=...)`.
 
-from psfleet.tables.entry import ProbabilityEntry
+See docs/tables.md. Entries are joined with `&`.
+"""
 
-__all__ = ["ProbabilityEntry"]
+from psfleet.tables.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    Entries,
+    Entry,
+    ProbabilityEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
+
+__all__ = [
+    "CapacityEntry",
+    "CountFilterEntry",
+    "Entries",
+    "Entry",
+    "ProbabilityEntry",
+    "ShowClickEntry",
+    "TTLEntry",
+]

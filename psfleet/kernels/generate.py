@@ -50,8 +50,14 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
 
 @cache
-def sparse_kernels(rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool) -> ModuleType:
-    """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`."""
+def sparse_kernels(
+    rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool, scores: int = 0
+) -> ModuleType:
+    """`pull` and `push` for rows of `dim` weights under this rule; `rest` too if `every_row`.
+
+    Args:
+        scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
+    """
     text = RuleText(rule, l1, l2, dim)
     template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
     return load_text(
@@ -59,7 +65,8 @@ def sparse_kernels(rule: Rule, l1: bool, l2: bool, dim: int, every_row: bool) ->
         Template(template).substitute(
             core=text.core(),
             dim=dim,
-            stride=4 * text.row_width(),
+            scores=scores,
+            stride=4 * (text.row_width() + scores),
             fill_slots=text.fill_slots(),
             load_scalars=text.load_scalars(),
         ),

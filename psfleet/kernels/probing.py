@@ -1,8 +1,10 @@
 """Finding an id's row: the index of a sparse table, as code that kernels call.
 
 The index is 256 segments, chosen by the top bits of the hash, each a power of two of 64-byte lines.
-A line holds four entries: four hashes, four row slots (uint32), four spare uint32. An entry is free
+A line holds four entries: four hashes, four row slots (uint32), four stamps (uint32). An entry is free
 while its slot is 0 and dead when it is DEAD; probing goes from line to line until a free entry.
+A stamp is the low half of the step at which the row was last pushed: it costs a push nothing, for the
+line is at hand, and a sweep over the lines finds rows of any age without a look at them.
 Lines and rows never move, except that a segment which fills up is rehashed to another place in the
 arena; thresholds are staggered so that segments grow one by one, never all in the same push.
 
@@ -45,12 +47,18 @@ __all__ = [
     "SEGMENT_FIELDS",
     "STRIDE",
     "USED",
+    "age_of",
+    "drop",
     "find_fast",
     "find_slow",
     "first_line",
     "insert",
+    "place_of",
     "prefetch_line",
     "remove",
+    "segment_of",
+    "touch_fast",
+    "touch_slow",
 ]
 
 LINES = 0  # address of the lines' arena
@@ -80,14 +88,15 @@ _U = uint64
 
 
 @helper
-def _segment(d, hashed):
+def segment_of(d, hashed):
+    """Address of the fields of the hash's segment."""
     return load_i64(d, SEGMENTS) + int64(hashed >> _U(56)) * (8 * SEGMENT_FIELDS)
 
 
 @helper
 def first_line(d, hashed):
     """Address of the line where the search for a hash begins."""
-    segment = _segment(d, hashed)
+    segment = segment_of(d, hashed)
     return (
         load_i64(d, LINES)
         + (load_i64(segment, BASE) + (int64(hashed) & load_i64(segment, MASK))) * 64
@@ -120,9 +129,36 @@ def find_fast(line, hashed):
 
 
 @helper
-def _place_of(d, hashed):
+def touch_fast(line, hashed, step):
+    """The same, for a row that is pushed at this step."""
+    hits = (
+        _U(load_u64(line, 0) == hashed)
+        | _U(load_u64(line, 1) == hashed) << _U(1)
+        | _U(load_u64(line, 2) == hashed) << _U(2)
+        | _U(load_u64(line, 3) == hashed) << _U(3)
+    )
+    slot = int64(0)
+    if hits != _U(0):
+        entry = trailing_zeros(hits)
+        slot = int64(load_u32(line, 8 + entry))
+        if slot == DEAD:
+            slot = int64(0)
+        else:
+            store_u32(line, 12 + entry, uint32(step))
+    return slot
+
+
+@helper
+def age_of(step, stamp):
+    """How many steps ago the stamp was given: exact below 2**31, see sources/index.py `restamp`."""
+    age = int64(uint32(step) - stamp) & 0xFFFFFFFF
+    return int64(0) if age >= 3 << 30 else age  # given in a future that was taken back
+
+
+@helper
+def place_of(d, hashed):
     """(line, entry) of the hash, or of the free entry that ends its chain."""
-    segment = _segment(d, hashed)
+    segment = segment_of(d, hashed)
     lines, mask = load_i64(d, LINES) + load_i64(segment, BASE) * 64, load_i64(segment, MASK)
     place = int64(hashed) & mask
     while True:
@@ -137,8 +173,18 @@ def _place_of(d, hashed):
 @helper
 def find_slow(d, hashed):
     """The slot of the hash, or 0."""
-    line, entry = _place_of(d, hashed)
+    line, entry = place_of(d, hashed)
     return int64(load_u32(line, 8 + entry))
+
+
+@helper
+def touch_slow(d, hashed, step):
+    """The slot of the hash, whose row is pushed at this step, or 0."""
+    line, entry = place_of(d, hashed)
+    slot = int64(load_u32(line, 8 + entry))
+    if slot != 0:
+        store_u32(line, 12 + entry, uint32(step))
+    return slot
 
 
 @helper
@@ -149,9 +195,9 @@ def _mark(d, slot, value):
 
 
 @helper
-def insert(d, hashed):
-    """A slot for a hash that is not there. Its row holds whatever was there."""
-    segment = _segment(d, hashed)
+def insert(d, hashed, step):
+    """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
+    segment = segment_of(d, hashed)
     number = int64(hashed >> _U(56))
     capacity = (load_i64(segment, MASK) + 1) * 4
     if load_i64(segment, USED) * 256 > capacity * (115 + (number * 0x9E3779B1 >> 8) % 64):
@@ -162,9 +208,10 @@ def insert(d, hashed):
     else:
         slot = load_i64(d, NEXT_SLOT)
         store_i64(d, NEXT_SLOT, slot + 1)
-    line, entry = _place_of(d, hashed)
+    line, entry = place_of(d, hashed)
     store_u64(line, entry, hashed)
     store_u32(line, 8 + entry, uint32(slot))
+    store_u32(line, 12 + entry, uint32(step))
     store_i64(segment, USED, load_i64(segment, USED) + 1)
     store_i64(segment, LIVE, load_i64(segment, LIVE) + 1)
     _mark(d, slot, 0)
@@ -172,18 +219,23 @@ def insert(d, hashed):
 
 
 @helper
-def remove(d, hashed):
-    """Forget a hash. Returns 1 if it was there; its row becomes free."""
-    line, entry = _place_of(d, hashed)
+def drop(d, segment, line, entry):
+    """Take an entry that stands in this line of this segment away; its row becomes free."""
     slot = int64(load_u32(line, 8 + entry))
-    if slot == 0:
-        return 0
     store_u32(line, 8 + entry, uint32(DEAD))
-    segment = _segment(d, hashed)
     store_i64(segment, LIVE, load_i64(segment, LIVE) - 1)
     store_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0, uint32(load_i64(d, FREE_ROW)))
     store_i64(d, FREE_ROW, slot)
     _mark(d, slot, REMOVED)
+
+
+@helper
+def remove(d, hashed):
+    """Forget a hash. Returns 1 if it was there; its row becomes free."""
+    line, entry = place_of(d, hashed)
+    if load_u32(line, 8 + entry) == uint32(0):
+        return 0
+    drop(d, segment_of(d, hashed), line, entry)
     return 1
 
 
@@ -208,7 +260,7 @@ def _rehash(d, segment):
     lines, old, size = (load_i64(d, LINES), load_i64(segment, BASE), load_i64(segment, MASK) + 1)
     order = int64(trailing_zeros(uint64(size)))
     live = load_i64(segment, LIVE)
-    grown = order + 1 if live * 2 > load_i64(segment, USED) else order
+    grown = order + 1 if live * 4 > load_i64(segment, USED) * 3 else order
     base = _take_lines(d, grown)
     mask = (int64(1) << grown) - 1
     for i in range(size):

@@ -1,14 +1,57 @@
-"""Which unknown ids of a push get a row. Those that get none leave no trace in the table."""
+"""What gets a row of a sparse table, and what loses it: the `entry` of a table.
 
-from dataclasses import dataclass
+    CountFilterEntry(3)                                    a row from the third push on
+    TTLEntry(steps=10_000) & CapacityEntry(rows=1_000_000) forgotten rows go, and the table stays small
+
+Everything here is a definition. psfleet.tables.sparse does what it says, as a function of the pushes alone.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
 from psfleet.errors import ConfigError
 
-__all__ = ["Entry", "ProbabilityEntry", "make_entry"]
+__all__ = [
+    "CapacityEntry",
+    "CountFilterEntry",
+    "Entries",
+    "Entry",
+    "ProbabilityEntry",
+    "ShowClickEntry",
+    "TTLEntry",
+    "make_entry",
+    "part_of",
+]
+
+
+T = TypeVar("T")
+
+
+class _Part:
+    """One of several things that an entry says."""
+
+    __slots__ = ()
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the entry consists of."""
+        return (self,)
+
+    def __and__(self, other: "Entry") -> "Entries":
+        """Both."""
+        return Entries((*self.parts, *other.parts))
+
+    def values(self) -> dict[str, float]:
+        """What `make_entry` needs beside the kind."""
+        named: Any = fields(self)  # type: ignore[arg-type]  # every part is a dataclass
+        found = {field.name: getattr(self, field.name) for field in named}
+        return {name: float(value) for name, value in found.items() if not isinstance(value, str)}
 
 
 @dataclass(frozen=True, slots=True)
-class ProbabilityEntry:
+class ProbabilityEntry(_Part):
     """Each push that names an id without a row gives it one with this probability.
 
     The draw is a hash of id, table, seed and the table's step: the same on any number of servers,
@@ -32,12 +75,203 @@ class ProbabilityEntry:
         """Its name in messages and checkpoints."""
         return "probability"
 
+
+@dataclass(frozen=True, slots=True)
+class CountFilterEntry(_Part):
+    """An id gets its row with its `count_filter`-th push, which is the first to update it.
+
+    Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
+    a round counts once. What is known of ids without a row takes about 40 bytes each.
+
+    Attributes:
+        count_filter: At least 1; 1 lets every id in.
+        candidates: Ids without a row that the whole table remembers at most, in equal parts on its
+            servers; beyond that those that were pushed the longest time ago are forgotten.
+    """
+
+    count_filter: int
+    candidates: int = 1 << 24
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count_filter < 2**31:
+            raise ConfigError(
+                f"the count_filter of an entry is {self.count_filter}; it must be at least 1"
+            )
+        if not 1 <= self.candidates < 2**31:
+            raise ConfigError(
+                f"the candidates of an entry are {self.candidates}; it must be at least 1"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return "count_filter"
+
+
+@dataclass(frozen=True, slots=True)
+class ShowClickEntry(_Part):
+    """Rows know how often they were shown and clicked; `shrink` removes those that are worth little.
+
+    A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
+    shows and clicks by decay_rate and removes rows whose score is then below delete_threshold, and those
+    that no push has named since the delete_after_unseen-th `shrink` before it.
+
+    Attributes:
+        show_name: Input of the program that says for each sample how often it was shown. Pushes of a
+            table bring the sums for each id as two more columns beside the gradient.
+        click_name: Input that says how often it was clicked.
+        nonclk_coeff: Worth of a show without a click.
+        click_coeff: Worth of a click.
+        decay_rate: In (0, 1].
+        delete_threshold: A score.
+        delete_after_unseen: A number of shrinks, at least 1.
+    """
+
+    show_name: str
+    click_name: str
+    nonclk_coeff: float = 0.1
+    click_coeff: float = 1.0
+    decay_rate: float = 0.98
+    delete_threshold: float = 0.8
+    delete_after_unseen: int = 30
+
+    def __post_init__(self) -> None:
+        for name in (self.show_name, self.click_name):
+            if not name or ":" in name or "+" in name:
+                raise ConfigError(
+                    f"an input of ShowClickEntry is {name!r}; it must have a name without : and +"
+                )
+        if not 0 < self.decay_rate <= 1:
+            raise ConfigError(
+                f"the decay_rate of an entry is {self.decay_rate}; it must be above 0 and at most 1"
+            )
+        if self.delete_after_unseen < 1:
+            raise ConfigError(
+                f"delete_after_unseen of an entry is {self.delete_after_unseen}; it must be at least 1"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return f"show_click:{self.show_name}:{self.click_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TTLEntry(_Part):
+    """Rows that no push names for some time go, and so do ids that wait for a row.
+
+    Attributes:
+        steps: Updates of the table, at most 2**30; 0: no limit. A row goes between `steps` and 9/8 of
+            `steps` after its last push, at a step that its id decides: the same on any number of servers.
+        seconds: Time in which the servers run; 0: no limit. Looked at 16 times in as many seconds.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.steps <= 2**30:
+            raise ConfigError(f"the steps of a TTLEntry are {self.steps}; use 1 to 2**30")
+        if not 0 <= self.seconds < float("inf"):
+            raise ConfigError(f"the seconds of a TTLEntry are {self.seconds}; use a number above 0")
+        if not self.steps and not self.seconds:
+            raise ConfigError("a TTLEntry needs steps or seconds; both are 0")
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return "ttl"
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityEntry(_Part):
+    """The table holds so many rows at most, or as many as fit into so much memory.
+
+    Attributes:
+        rows: Of the whole table, in equal parts on its servers, rounded up; 0: no limit.
+        bytes: Memory of the whole table with state and index, likewise; 0: no limit.
+        full: What becomes of a push that brings more. "evict": the rows that were pushed the longest
+            time ago go, of equally old ones those whose ids have the smallest hash; at least a
+            sixteenth of the capacity at a time. "refuse": the push is refused whole.
+            With neither rows nor bytes, "evict" means: when the server's memory is used up.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    full: Literal["evict", "refuse"] = "evict"
+
+    def __post_init__(self) -> None:
+        if self.full not in ("evict", "refuse"):
+            raise ConfigError(f"full of a CapacityEntry is {self.full!r}; use evict or refuse")
+        if not 0 <= self.rows < 2**63 or not 0 <= self.bytes < 2**63:
+            raise ConfigError(
+                f"a CapacityEntry has {self.rows} rows and {self.bytes} bytes; use positive numbers"
+            )
+        if self.full == "refuse" and not self.rows and not self.bytes:
+            raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows go when the table is full."""
+        return self.full == "evict"
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return f"capacity:{self.full}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(_Part):
+    """Several at once, made by `&`.
+
+    Attributes:
+        several: One of a kind each; ProbabilityEntry and CountFilterEntry exclude each other.
+    """
+
+    several: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        kinds = [type(part) for part in self.several]
+        doubled = len(set(kinds)) < len(kinds)
+        if doubled or {ProbabilityEntry, CountFilterEntry} <= set(kinds):
+            raise ConfigError(
+                f"an entry joins {', '.join(kind.__name__ for kind in kinds)}; use each at most "
+                "once, and only one of ProbabilityEntry and CountFilterEntry"
+            )
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the entry consists of."""
+        return self.several
+
+    @property
+    def kind(self) -> str:
+        """Its name in messages and checkpoints."""
+        return "+".join(part.kind for part in self.several)
+
     def values(self) -> dict[str, float]:
         """What `make_entry` needs beside the kind."""
-        return {"probability": self.probability}
+        return {name: value for part in self.several for name, value in part.values().items()}
 
 
-Entry = ProbabilityEntry
+Entry = ProbabilityEntry | CountFilterEntry | ShowClickEntry | TTLEntry | CapacityEntry | Entries
+
+_KINDS: dict[str, Callable[..., Any]] = {
+    "probability": ProbabilityEntry,
+    "count_filter": CountFilterEntry,
+    "show_click": ShowClickEntry,
+    "ttl": TTLEntry,
+    "capacity": CapacityEntry,
+}
+_WORDS = {"show_click": ("show_name", "click_name"), "capacity": ("full",)}
+_WHOLE = ("count_filter", "candidates", "delete_after_unseen", "steps", "rows", "bytes")
+
+
+def part_of(entry: "Entry | None", kind: type[T]) -> T | None:
+    """The part of that kind, if the entry has one."""
+    parts = () if entry is None else entry.parts
+    return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
@@ -48,8 +282,26 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     """
     if not kind:
         return None
-    if kind != "probability" or set(values) != {"probability"}:
-        raise ConfigError(
-            f"entry {kind!r} with {sorted(values)} is unknown; use probability with ['probability']"
-        )
-    return ProbabilityEntry(values["probability"])
+    left = dict(values)
+    parts = [_make_part(part, left) for part in kind.split("+")]
+    if left:
+        raise ConfigError(f"entry {kind!r} has no {sorted(left)}")
+    entry: Entry = functools.reduce(lambda a, b: a & b, parts)
+    return entry
+
+
+def _make_part(kind: str, values: dict[str, float]) -> Any:
+    """One part, whose own values are taken away."""
+    name, *words = kind.split(":")
+    if name not in _KINDS or len(words) != len(_WORDS.get(name, ())):
+        raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(_KINDS))}")
+    make: Any = _KINDS[name]
+    own = {field.name for field in fields(make)} - set(_WORDS.get(name, ()))
+    found: dict[str, Any] = {key: values.pop(key) for key in own if key in values}
+    if set(found) != own:
+        raise ConfigError(f"entry {kind!r} with {sorted(found)} is unknown; it needs {sorted(own)}")
+    for key in own.intersection(_WHOLE):
+        if not float(found[key]).is_integer():
+            raise ConfigError(f"{key} of entry {kind!r} is {found[key]}; it must be a whole number")
+        found[key] = int(found[key])
+    return make(**found, **dict(zip(_WORDS.get(name, ()), words, strict=True)))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial import address_of
 from psfleet.kernels.probing import (
     BASE,
@@ -23,15 +24,23 @@ from psfleet.kernels.probing import (
     SEGMENT_FIELDS,
     SEGMENTS,
     STRIDE,
+    USED,
 )
 from psfleet.tables.arena import Arena
 
-__all__ = ["Index"]
+__all__ = ["ROW_BYTES", "Index"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+ROW_BYTES = 144  # of index, for each row of a table that has just grown
+
 _FEWEST_ROWS = 1 << 16
+_BINS = 4096  # of ages
+_LINES = 12  # reserved for each row; 9/4 is what a table that only grows takes
+_LEAST = (
+    115 + (np.arange(SEGMENT_COUNT) * 0x9E3779B1 >> 8) % 64
+)  # see `insert` in kernels/probing.py
 
 
 class Index:
@@ -51,11 +60,12 @@ class Index:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self._width = width
         first = FIRST_LINES * (SEGMENT_COUNT + 1)
-        # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: at most 9/4 per row.
+        # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: up to 3 per row where
+        # rows come and go. The rest is there so that `check_lines` need not look closely.
         self.max_rows, (self._lines, self._rows, *mark_arenas) = _reserve(
             max_rows,
             lambda rows: [
-                (first + rows * 9 // 4 + SEGMENT_COUNT * 8) * 64,
+                (first + rows * _LINES + SEGMENT_COUNT * 8) * 64,
                 (rows + 1) * width * 4,
                 *([(rows + 1) * 8] if marks else []),
             ],
@@ -91,6 +101,30 @@ class Index:
         """Slots that no row has had: at least so many rows can be added. Costs nothing to ask."""
         return self.max_rows + 1 - int(self._d[NEXT_SLOT])
 
+    @property
+    def free(self) -> int:
+        """Rows that can be added without memory: slots of rows that were removed."""
+        return int(self._d[NEXT_SLOT]) - 1 - len(self)
+
+    def lines_with(self, ids: Ids) -> int:
+        """How many lines are in use at most once these unknown ids have been added."""
+        used = self._segments[:, USED] + np.bincount(
+            (hash_ids(ids) >> np.uint64(56)).astype(np.int64), minlength=SEGMENT_COUNT
+        )
+        sizes, lines = self._segments[:, MASK] + 1, int(self._d[NEXT_LINE])
+        while (full := used * 256 > sizes * 4 * _LEAST).any():
+            sizes = np.where(full, 2 * sizes, sizes)
+            lines += int(sizes[full].sum())
+        return lines
+
+    def has_lines(self, count: int) -> bool:
+        """Whether the index has memory for so many new ids, whatever they are; costs nothing to ask."""
+        return 4 * int(self._d[NEXT_LINE]) + 3 * count <= self._lines.size // 64
+
+    def can_hold(self, ids: Ids) -> bool:
+        """The same for these unknown ids. False only if most of them fall into few segments."""
+        return self.lines_with(ids) <= self._lines.size // 64
+
     def keep_ahead(self) -> None:
         """Have memory for the next rows made in the background."""
         self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4)
@@ -102,24 +136,90 @@ class Index:
         self._rows.populate(0, (rows + 1) * self._width * 4)
         self._lines.populate(0, rows * 9 // 4 * 64)
 
-    def locate(self, ids: Ids, *, add: bool) -> tuple[NDArray[np.int64], int]:
-        """The slot of each id and how many were unknown: those get slot 0, or are added if `add`."""
+    def locate(self, ids: Ids) -> tuple[Ids, int]:
+        """The slot of each id, 0 for an unknown one, and how many were unknown."""
         slots = np.empty(len(ids), np.int64)
-        unknown = self._kernels.locate(
-            self.address, address_of(ids), len(ids), address_of(slots), add
+        unknown = self._kernels.locate(self.address, address_of(ids), len(ids), address_of(slots))
+        return slots, int(unknown)
+
+    def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
+        """`locate`; the rows that are there count as pushed at this step."""
+        slots = np.empty(len(ids), np.int64)
+        unknown = self._kernels.touch(
+            self.address, address_of(ids), len(ids), step, address_of(slots)
         )
         return slots, int(unknown)
+
+    def place(self, ids: Ids, steps: Ids) -> Ids:
+        """The slot of each id, a new one for an unknown id; its row counts as pushed at its step."""
+        slots = np.empty(len(ids), np.int64)
+        self._kernels.place(
+            self.address, address_of(ids), len(ids), address_of(steps), address_of(slots)
+        )
+        return slots
 
     def remove(self, ids: Ids) -> int:
         """Forget ids; returns how many were there."""
         return int(self._kernels.forget(self.address, address_of(ids), len(ids)))
 
-    def entries(self) -> tuple[Ids, NDArray[np.int64]]:
+    def entries(self) -> tuple[Ids, Ids]:
         """Every id, ascending, and its slot."""
-        ids, slots = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
-        self._kernels.collect(self.address, address_of(ids), address_of(slots))
+        ids, slots, _ = self.aged(0)
         order = np.argsort(ids)
         return ids[order], slots[order]
+
+    def touched(self, ids: Ids, step: int) -> Ids:
+        """The step at which each of these known ids was last pushed. `step`: of the table."""
+        ages = np.empty(len(ids), np.int64)
+        self._kernels.ages(self.address, address_of(ids), len(ids), step, address_of(ages))
+        return step - ages
+
+    def aged(self, step: int, least: int = 0) -> tuple[Ids, Ids, Ids]:
+        """Ids, slots and ages of the rows that are at least so old, in no order that means anything."""
+        found = [np.empty(len(self), np.int64) for _ in range(3)]
+        count = self._kernels.collect(self.address, step, least, *map(address_of, found))
+        ids, slots, ages = (array[:count].copy() for array in found)
+        return ids, slots, ages
+
+    def sweep(self, segments: tuple[int, int], step: int, least: int) -> Ids:
+        """Remove the rows of these segments that are at least so old; returns their ids."""
+        ids = np.empty(int(self._segments[slice(*segments), LIVE].sum()), np.int64)
+        count = self._kernels.sweep(self.address, *segments, step, least, address_of(ids))
+        return ids[:count]
+
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        """Shrink the shows and clicks that begin with value `place` of each row.
+
+        factors: by which both are multiplied; the worth of a show without a click; that of a click.
+
+        Returns:
+            Ids of the rows that were worth less than `least` and were removed.
+        """
+        ids = np.empty(len(self), np.int64)
+        count = self._kernels.decay(self.address, place, *factors, least, address_of(ids))
+        return ids[:count]
+
+    def oldest(self, step: int, count: int, least: int) -> Ids:
+        """Ids of the `count` rows that were pushed the longest time ago, fewer if fewer are `least` old.
+
+        Of equally old rows those whose ids have the smallest hash.
+        """
+        bins = np.zeros(_BINS, np.int64)
+        for shift in (0, 10, 20):  # the finest bins whose last one need not be opened
+            bins[:] = 0
+            self._kernels.histogram(self.address, step, shift, _BINS, address_of(bins))
+            if bins[-1] < count:
+                break
+        reach = np.cumsum(bins[::-1])[::-1]  # rows in this bin or in older ones
+        enough = np.flatnonzero(reach >= count)
+        first = int(enough[-1]) << shift if len(enough) else 0
+        ids, _, ages = self.aged(step, max(first, least))
+        order = np.lexsort((hash_ids(ids), -ages))[:count]
+        return np.ascontiguousarray(ids[order])
+
+    def restamp(self, old: int, new: int) -> None:
+        """The table's step goes from `old` to `new`; rows keep the step of their last push."""
+        self._kernels.restamp(self.address, old, new)
 
     def gather(self, slots: NDArray[np.int64]) -> Floats:
         """Whole rows: float32 [n, width]."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.base import Rule
-from psfleet.tables.entry import Entry
+from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 
 __all__ = ["BLOCK", "MAX_DIM", "Decay", "Initializer", "TableSpec", "key_of"]
 
@@ -64,7 +64,7 @@ class TableSpec:
         seed: Seed of the row initialisation.
         every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
             row with a zero gradient, as the dense rule would.
-        entry: Sparse only: which unknown ids of a push get a row; None: all.
+        entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
     """
 
     name: str
@@ -106,3 +106,13 @@ class TableSpec:
     def dim(self) -> int:
         """Width of a sparse row."""
         return self.shape[0]
+
+    @property
+    def scores(self) -> int:
+        """Values behind a sparse row's state: its shows and clicks, where the entry asks for them."""
+        return 0 if part_of(self.entry, ShowClickEntry) is None else 2
+
+    @property
+    def push_width(self) -> int:
+        """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
+        return self.dim + self.scores

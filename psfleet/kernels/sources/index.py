@@ -1,10 +1,11 @@
 # ruff: noqa
 # mypy: ignore-errors
-from numba import int64, uint64, void
+from numba import float32, float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix, unmix
 from psfleet.kernels.memory import (
     kernel,
+    load_f32,
     load_i64,
     load_u32,
     load_u64,
@@ -14,6 +15,7 @@ from psfleet.kernels.memory import (
     store_f32,
     read_f32,
     store_i64,
+    store_u32,
 )
 from psfleet.kernels.probing import (
     BASE,
@@ -25,20 +27,26 @@ from psfleet.kernels.probing import (
     SEGMENT_FIELDS,
     SEGMENTS,
     STRIDE,
+    age_of,
+    drop,
     find_fast,
     find_slow,
     first_line,
     insert,
+    place_of,
     prefetch_line,
     remove,
+    touch_fast,
+    touch_slow,
 )
 
 AHEAD = 24
+OLDEST = 1 << 31  # an age; what is older counts as this old
 
 
-@kernel(int64(int64, int64, int64, int64, int64))
-def locate(d, ids, n, slots, add):
-    """Write each id's slot, 0 for an unknown one, unless `add`: then it is inserted. -> unknown ids."""
+@kernel(int64(int64, int64, int64, int64))
+def locate(d, ids, n, slots):
+    """Write each id's slot, 0 for an unknown one. -> unknown ids."""
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -49,10 +57,74 @@ def locate(d, ids, n, slots, add):
             slot = find_slow(d, hashed)
         if slot == 0:
             unknown += 1
-            if add:
-                slot = insert(d, hashed)
         store_i64(slots, i, slot)
     return unknown
+
+
+@kernel(int64(int64, int64, int64, int64, int64))
+def touch(d, ids, n, step, slots):
+    """`locate`, and the rows that are there count as pushed at this step."""
+    unknown = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hashed = mix(uint64(read_i64(ids, i)))
+        slot = touch_fast(first_line(d, hashed), hashed, step)
+        if slot == 0:
+            slot = touch_slow(d, hashed, step)
+        if slot == 0:
+            unknown += 1
+        store_i64(slots, i, slot)
+    return unknown
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def place(d, ids, n, steps, slots):
+    """Write each id's slot, a new one for an unknown id; its row counts as pushed at steps[i]."""
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hashed = mix(uint64(read_i64(ids, i)))
+        step = read_i64(steps, i)
+        slot = touch_slow(d, hashed, step)
+        if slot == 0:
+            slot = insert(d, hashed, step)
+        store_i64(slots, i, slot)
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def ages(d, ids, n, step, out):
+    """How many steps ago each id was pushed; of ids that are there."""
+    for i in range(n):
+        line, entry = place_of(d, mix(uint64(read_i64(ids, i))))
+        store_i64(out, i, age_of(step, load_u32(line, 12 + entry)))
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64))
+def count(d, ids, n, step, needed, passed):
+    """Count one more for each id. passed[i]: whether it has `needed` now; it is forgotten then.
+
+    A row is one uint32, the count. -> how many have passed.
+    """
+    total = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hashed = mix(uint64(read_i64(ids, i)))
+        slot = touch_slow(d, hashed, step)
+        row = load_i64(d, ROWS) + slot * load_i64(d, STRIDE)
+        seen = int64(0) if slot == 0 else int64(load_u32(row, 0))
+        if seen + 1 >= needed:
+            if slot != 0:
+                remove(d, hashed)
+            total += 1
+            store_i64(passed, i, 1)
+            continue
+        if slot == 0:
+            row = load_i64(d, ROWS) + insert(d, hashed, step) * load_i64(d, STRIDE)
+        store_u32(row, 0, uint32(seen + 1))
+        store_i64(passed, i, 0)
+    return total
 
 
 @kernel(int64(int64, int64, int64))
@@ -64,10 +136,59 @@ def forget(d, ids, n):
     return count
 
 
-@kernel(int64(int64, int64, int64))
-def collect(d, ids, slots):
-    """Write the id and the slot of every row, in the index's order. -> how many."""
+@kernel(int64(int64, int64, int64, int64, int64, int64))
+def sweep(d, first, last, step, least, ids):
+    """Remove the rows of segments first to last - 1 that are at least so old; write their ids. -> how many."""
     count = 0
+    for s in range(first, last):
+        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
+        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+        for i in range(load_i64(segment, MASK) + 1):
+            line = lines + i * 64
+            for entry in range(4):
+                slot = int64(load_u32(line, 8 + entry))
+                if slot == 0 or slot == DEAD:
+                    continue
+                if age_of(step, load_u32(line, 12 + entry)) >= least:
+                    store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+                    drop(d, segment, line, entry)
+                    count += 1
+    return count
+
+
+@kernel(int64(int64, int64, float64, float64, float64, float64, int64))
+def decay(d, place, factor, worth, click_worth, least, ids):
+    """Multiply values `place` (shows) and `place` + 1 (clicks) of every row by `factor`.
+
+    Rows worth less than `least` are removed; write their ids. -> how many.
+    """
+    count = 0
+    rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
+    for s in range(SEGMENT_COUNT):
+        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
+        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+        for i in range(load_i64(segment, MASK) + 1):
+            line = lines + i * 64
+            for entry in range(4):
+                slot = int64(load_u32(line, 8 + entry))
+                if slot == 0 or slot == DEAD:
+                    continue
+                scores = rows + slot * stride + place * 4
+                shows = float32(load_f32(scores, 0) * factor)
+                clicks = float32(load_f32(scores, 1) * factor)
+                store_f32(scores, 0, shows)
+                store_f32(scores, 1, clicks)
+                value = worth * (float64(shows) - float64(clicks)) + click_worth * float64(clicks)
+                if value < least:
+                    store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+                    drop(d, segment, line, entry)
+                    count += 1
+    return count
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def histogram(d, step, shift, bins, counts):
+    """Count the rows of each age >> shift; the last bin takes what is older."""
     for s in range(SEGMENT_COUNT):
         segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
         lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
@@ -76,10 +197,47 @@ def collect(d, ids, slots):
             for entry in range(4):
                 slot = int64(load_u32(line, 8 + entry))
                 if slot != 0 and slot != DEAD:
+                    bin_ = min(age_of(step, load_u32(line, 12 + entry)) >> shift, bins - 1)
+                    store_i64(counts, bin_, load_i64(counts, bin_) + 1)
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64))
+def collect(d, step, least, ids, slots, ages):
+    """Write id, slot and age of every row that is at least so old, in the index's order. -> how many."""
+    count = 0
+    for s in range(SEGMENT_COUNT):
+        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
+        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+        for i in range(load_i64(segment, MASK) + 1):
+            line = lines + i * 64
+            for entry in range(4):
+                slot = int64(load_u32(line, 8 + entry))
+                if slot == 0 or slot == DEAD:
+                    continue
+                age = age_of(step, load_u32(line, 12 + entry))
+                if age >= least:
                     store_i64(ids, count, int64(unmix(load_u64(line, entry))))
                     store_i64(slots, count, slot)
+                    store_i64(ages, count, age)
                     count += 1
     return count
+
+
+@kernel(void(int64, int64, int64))
+def restamp(d, old, new):
+    """The step goes from `old` to `new`: rows keep the step at which they were pushed.
+
+    A stamp has 32 bits: this must be called before the step has gone on by 2**30, and a row that
+    has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
+    """
+    for s in range(SEGMENT_COUNT):
+        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
+        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+        for i in range(load_i64(segment, MASK) + 1):
+            line = lines + i * 64
+            for entry in range(4):
+                pushed = old - age_of(old, load_u32(line, 12 + entry))
+                store_u32(line, 12 + entry, uint32(new - min(max(new - pushed, 0), OLDEST)))
 
 
 @kernel(void(int64, int64, int64, int64, int64))

@@ -1,0 +1,75 @@
+"""Ids that wait for a row: how often each has been pushed."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.initial import address_of
+from psfleet.tables import ageing
+from psfleet.tables.content import Candidates
+from psfleet.tables.entry import CountFilterEntry
+from psfleet.tables.index import Index
+
+__all__ = ["Waiting"]
+
+Ids = NDArray[np.int64]
+
+
+class Waiting:
+    """The candidates of one table on one server. Not thread-safe.
+
+    Attributes:
+        index: Their counts, as rows of one uint32.
+        capacity: How many are remembered.
+    """
+
+    def __init__(self, entry: CountFilterEntry, servers: int) -> None:
+        self._needed = entry.count_filter
+        self.capacity = -(-entry.candidates // servers)
+        self.index = Index(1, self.capacity, marks=False)
+        self._kernels = static_kernels("index")
+
+    def passing(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which ids the next push would give a row; changes nothing."""
+        return self._counts(self.index.locate(ids)[0]) + 1 >= self._needed
+
+    def count(self, ids: Ids, step: int) -> None:
+        """Ids without a row are pushed once more; those that have been pushed often enough are forgotten.
+
+        A push with more new ids than are remembered: those that come last are not counted.
+        """
+        slots, unknown = self.index.locate(ids)
+        if unknown and self._needed > 1:
+            self.index.touch(ids, step)
+            ageing.make_room(self.index, step, unknown, self.capacity)
+            room = self.capacity - len(self.index)
+            ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
+        passed = np.empty(len(ids), np.int64)
+        self._kernels.count(
+            self.index.address, address_of(ids), len(ids), step, self._needed, address_of(passed)
+        )
+
+    def read(self, step: int) -> Candidates:
+        """All of them."""
+        ids, slots = self.index.entries()
+        return Candidates(ids, self._counts(slots), self.index.touched(ids, step))
+
+    def write(self, candidates: Candidates, step: int) -> None:
+        """Set counts, leaving other candidates alone."""
+        ids = np.ascontiguousarray(candidates.ids)
+        room = self.capacity - len(self.index)
+        if len(ids) > room:
+            ageing.make_room(self.index, step + 1, min(len(ids), self.capacity), self.capacity)
+            latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
+            candidates = Candidates(
+                ids[latest], candidates.counts[latest], candidates.touched[latest]
+            )
+            ids = candidates.ids
+        slots = self.index.place(ids, np.ascontiguousarray(candidates.touched))
+        counts = candidates.counts.astype(np.uint32).view(np.float32).reshape(-1, 1)
+        self.index.scatter(slots, np.ascontiguousarray(counts))
+
+    def _counts(self, slots: Ids) -> Ids:
+        counts = self.index.gather(slots).view(np.uint32).reshape(-1).astype(np.int64)
+        counts[slots == 0] = 0
+        return counts

@@ -1,0 +1,89 @@
+"""What a sparse table hands out and takes back, with all that belongs to a row or to the table."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Candidates", "Changes", "Clock", "Mark", "Rows"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def _none() -> Ids:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a sparse table with everything that is known of them.
+
+    Attributes:
+        ids: int64 [n].
+        values: float32 [n, dim * (1 + slots)]: the weights, then each state slot; one that a whole row
+            shares is repeated for each of its weights.
+        touched: int64 [n]: the table's step when the row was last pushed. A row that has not been
+            pushed for 2**31 steps is said to have been pushed 2**31 steps ago.
+        scores: float32 [n, 2]: shows and clicks, in a table that counts them; [n, 0] in any other.
+    """
+
+    ids: Ids
+    values: Floats
+    touched: Ids
+    scores: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Ids that have been pushed, but not often enough for a row.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        counts: int64 [n]: how often each has been pushed.
+        touched: int64 [n]: the table's step when it was last pushed.
+    """
+
+    ids: Ids = field(default_factory=_none)
+    counts: Ids = field(default_factory=_none)
+    touched: Ids = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What a table knows of time.
+
+    Attributes:
+        step: How many updates it has had.
+        shrinks: The steps at which it was last shrunk, ascending.
+        ticks: (seconds, step): how far the table was at that time, both ascending.
+    """
+
+    step: int = 0
+    shrinks: tuple[int, ...] = ()
+    ticks: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in a table's history. Made by `SparseTable.mark`; of use for that table only."""
+
+    era: int
+    step: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has become of a table since a mark.
+
+    Attributes:
+        ids: int64 [n], ascending: of rows that are new or may differ.
+        removed: int64 [m], ascending: of rows that were there at some time since and are not now.
+    """
+
+    ids: Ids = field(default_factory=_none)
+    removed: Ids = field(default_factory=_none)
