@@ -174,6 +174,8 @@ class LocalFleet:
             str(self._ready_file(index)),
         ]
         path = os.pathsep.join(entry for entry in sys.path if entry)
+        # What this process has settled for its own gRPC is not for the servers.
+        inherited = {name: said for name, said in os.environ.items() if name != "GRPC_VERBOSITY"}
         settled = {
             "PYTHONPATH": path,
             "PSFLEET_DURABILITY": self.durability,
@@ -190,7 +192,7 @@ class LocalFleet:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **settled},
+                env={**inherited, **settled},
             )
 
     def _endpoint(self, index: int) -> str:

@@ -27,12 +27,16 @@ _MEASURED_GRPC = "1.85."
 _EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
-def prepare() -> None:
-    """Tune malloc and gRPC for this process, unless the user has settled them."""
+def prepare(verbosity: str = "NONE") -> None:
+    """Tune malloc and gRPC for this process, unless the user has settled them.
+
+    Args:
+        verbosity: From which severity on gRPC writes its own lines to standard error.
+    """
     if not _malloc_is_settled():
         _tune_malloc()
     # What goes wrong in a call reaches the caller as an error; gRPC's own lines would say it twice.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_VERBOSITY", verbosity)
     if importlib.metadata.version("grpcio").startswith(_MEASURED_GRPC):
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
 

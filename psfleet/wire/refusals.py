@@ -20,6 +20,16 @@ _PATIENCE = 2.0  # seconds for each step
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What an HTTP/2 client begins with: the preface and empty settings (RFC 9113, section 3.4)."""
 
+_NOT_VALID = {  # OpenSSL's x509_vfy.h
+    7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
+    9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
+    10: "it has expired",  # X509_V_ERR_CERT_HAS_EXPIRED
+    19: "it is of another job",  # X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN
+    20: "it is of another job",  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
+    26: "it is not a server's",  # X509_V_ERR_INVALID_PURPOSE
+    62: "it is made out to another name",  # X509_V_ERR_HOSTNAME_MISMATCH
+}
+
 
 def why_refused(endpoint: str, access: Access) -> str:
     """Why the server and this process do not know each other; empty: that is not it, or not sure."""
@@ -59,7 +69,8 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
     try:
         tls = context.wrap_socket(plain, server_hostname=SERVER_NAME)
     except ssl.SSLCertVerificationError as error:
-        return f"the server's certificate is not one for this process: {error.verify_message}"
+        why = _NOT_VALID.get(error.verify_code, error.verify_message)
+        return f"the server's certificate is not good here: {why}"
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return "the server speaks no TLS; it was started with --insecure, or it is no server"

@@ -1,5 +1,11 @@
 """The server program: a shard behind gRPC."""
 
+import os
+
 from psfleet.wire import process
 
-process.prepare()  # before any module of this package imports gRPC
+# Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
+# the only kind of line that gRPC has at this level in a server's life.
+process.prepare(
+    "INFO" if os.environ.get("PSFLEET_TLS") else "NONE"
+)  # before any module of this package imports gRPC
