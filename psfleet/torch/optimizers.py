@@ -1,20 +1,34 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from psfleet import fleet
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
+from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.binding import watch
+from psfleet.optimizer.gradients import Grad
+from psfleet.optimizer.merging import GradientMerger
+from psfleet.parameter import SparseGrad
 from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
+from psfleet.strategy import Settings
 from psfleet.torch.formulas import formula_of
 from psfleet.torch.planning import Dense, Optimizers, Plan, Sparse, array_of, listed
-from psfleet.torch.rows import exclusively
+from psfleet.torch.recompute import recompute
+from psfleet.torch.rows import Rows, exclusively
+from psfleet.torch.strategies import check_strategy
 from psfleet.torch.weights import as_tensor
 
 __all__ = ["DistributedOptimizer"]
+
+Pair = tuple[Dense | Sparse, Grad]
+Ids = NDArray[np.int64]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -25,6 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     rates; every other option is fixed once the tables exist. All workers must make it with the same
     model; they start from the values of worker 0.
 
+    Of the fleet's strategy it does gradient_merge, amp, localsgd and recompute.
+
     Args:
         model: Its parameters and embeddings are found by their names.
         optimizers: One torch optimizer or several, for disjoint parameters. They must not have
@@ -33,9 +49,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         runtime: Where the tables live; default the fleet's.
 
     Raises:
-        ConfigError: An optimizer or option has no exact rule. Nothing was changed.
+        ConfigError: An optimizer or option has no exact rule, or the strategy asks for what torch's
+            optimizers have no counterpart for. Nothing was changed.
         UsageError: The optimizers do not fit the model. Nothing was changed.
     """
+
+    _cut = False  # whether the model is trained in pieces
 
     def __init__(
         self,
@@ -45,18 +64,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         name: str = "",
         runtime: Runtime | None = None,
     ) -> None:
+        settings = fleet.settings()
+        check_strategy(settings, cut=self._cut)
         given = listed(optimizers)
         groups = [group for optimizer in given for group in optimizer.param_groups]
         kinds = [type(optimizer) for optimizer in given for _ in optimizer.param_groups]
         plan = Plan(model, groups, kinds, name)
+        self._prepare(model, settings)
         self.runtime = runtime or runtimes.active()
         for optimizer in given:
             optimizer.step = _refuse_step  # type: ignore[method-assign]
         super().__init__(groups or [{"params": []}], {})
         self._groups = plan.groups
+        merge, amp = settings.gradient_merge, settings.amp
+        self._merger: GradientMerger[Dense | Sparse] | None = (
+            GradientMerger(merge) if merge is not None else None
+        )
+        self._shortener = Shortener(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan)
+        self._own, self._own_rows = self._dense, self._sparse
+        self._stale = False  # the model may have older values than the fleet
         self.refresh()
+        watch(self)
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
+        model.register_forward_pre_hook(self._freshen)
+        model.register_state_dict_pre_hook(self._freshen)  # type: ignore[no-untyped-call]
+
+    def _prepare(self, model: nn.Module, settings: Settings) -> None:
+        """What the strategy changes in the model."""
+        if settings.recompute is not None:
+            recompute(model, settings.recompute)
 
     def _make(self, plan: Plan) -> tuple[list[Dense], list[Sparse]]:
         """The tables, with the values of worker 0, unless they are trained already."""
@@ -73,6 +110,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             each.rows.content = None
         return dense, sparse
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
+        return self  # a copy of the model, which refers to it, has the same tables
+
     # -- training ------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -83,7 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         samples: int = 0,
         loss: float | None = None,
     ) -> Any:
-        """Push every gradient, then bring the new values.
+        """Push every gradient, then bring the new values. Under gradient_merge every k-th time.
 
         Args:
             closure: Computes the loss anew, as for any torch optimizer.
@@ -97,28 +137,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 value = closure()
         self._check_groups()
-        self.runtime.push(self._gradients(), samples=samples, loss=loss)
-        self.refresh()
+        merged = self._merged(samples)
+        if merged is None:
+            self._bring([], self._ahead())
+        else:
+            pairs, samples = merged
+            self.runtime.push(self._gradients(pairs), samples=samples, loss=loss)
+            self.refresh()
         return value
 
     def clear_grad(self, set_to_none: bool = True) -> None:
         """The same as zero_grad()."""
         self.zero_grad(set_to_none)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Bring the dense parameters, and the rows that a prefetching loader announced, in one pull."""
-        rows = [sparse.rows for sparse in self._sparse]
-        for each in rows:
-            each.forget()
-        ahead = [(each, ids) for each in rows for ids in each.expected()]
-        reads = [Read(dense.spec.key) for dense in self._dense]
-        reads += [each.read(ids) for each, ids in ahead]
-        arrays = self.runtime.pull(reads)
-        for dense, array in zip(self._dense, arrays, strict=False):
-            dense.parameter.copy_(as_tensor(array))
-        for (each, ids), array in zip(ahead, arrays[len(self._dense) :], strict=True):
-            each.hold(ids, array)
+        self._bring(self._own, self._ahead())
+        self._stale = len(self._own) < len(self._dense)
+
+    def forget(self) -> None:
+        """The tables may have changed: the model's next forward pass brings their values."""
+        self._stale = True
+        for sparse in self._sparse:
+            sparse.rows.forget()
 
     def upload(self) -> None:
         """Make the model's dense parameters, changed by hand, those of the fleet.
@@ -137,18 +178,55 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with the loss scaling of amp. Optimizer state is in fleet.save_persistables."""
+        found = super().state_dict()
+        if self._shortener is not None:
+            found["loss_scaling"] = self._shortener.state_dict()
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        super().load_state_dict(state_dict)
+        if self._shortener is not None and "loss_scaling" in state_dict:
+            self._shortener.set_state_dict(state_dict["loss_scaling"])
+
     # -- parts of a step -----------------------------------------------------------------------
 
-    def _gradients(self) -> list[Gradient]:
-        gradients = []
-        for dense in self._dense:
-            grad = dense.parameter.grad
-            if grad is not None:
-                gradients.append(
-                    Gradient(dense.spec.key, array_of(grad), None, float(dense.group["lr"]))
-                )
-        found = [sparse.rows.gradient(sparse.rate()) for sparse in self._sparse]
-        return gradients + [gradient for gradient in found if gradient is not None]
+    def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
+        """The gradients to push and their samples; None: they are kept for a later step."""
+        own: list[Dense | Sparse] = [*self._own, *self._own_rows]
+        found = [(each, each.gradient()) for each in own]
+        pairs = [(each, grad) for each, grad in found if grad is not None]
+        if self._merger is None:
+            return pairs, samples
+        # zero_grad() may set the memory of these gradients to zero.
+        return self._merger.take([(each, _copied(grad)) for each, grad in pairs], samples)
+
+    def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
+        """What to push of these gradients."""
+        gradients = [(each, _as_gradient(each, grad)) for each, grad in pairs]
+        if self._shortener is not None:
+            gradients = self._shortener.take(gradients)
+        return [gradient for _, gradient in gradients]
+
+    @torch.no_grad()
+    def _bring(self, wanted: Sequence[Dense], ahead: Sequence[tuple[Rows, Ids]]) -> None:
+        """Pull dense parameters, and rows for lookups to come, in one call."""
+        reads = [Read(dense.spec.key) for dense in wanted]
+        reads += [each.read(ids) for each, ids in ahead]
+        arrays = self.runtime.pull(reads)
+        for dense, array in zip(wanted, arrays, strict=False):
+            dense.parameter.copy_(as_tensor(array))
+        for (each, ids), array in zip(ahead, arrays[len(wanted) :], strict=True):
+            each.hold(ids, array)
+
+    def _ahead(self) -> list[tuple[Rows, Ids]]:
+        """The lookups of the next step, as far as they are known. What is held is out of date."""
+        rows = [sparse.rows for sparse in self._own_rows]
+        for each in rows:
+            each.forget()
+        return [(each, ids) for each in rows for ids in each.expected()]
 
     def _check_groups(self) -> None:
         for made in self._groups:
@@ -160,6 +238,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
 
     # -- values --------------------------------------------------------------------------------
+
+    def _freshen(self, *hook_arguments: Any) -> None:
+        """Before the whole model computes or is saved: what others have changed is brought."""
+        if self._stale:
+            self._bring(self._dense, [])
+            self._stale = False
 
     def _write(self) -> None:
         for dense in self._dense:
@@ -174,6 +258,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 def _fill(tables: Iterable[Sparse]) -> None:
     for sparse in tables:
         sparse.rows.fill()
+
+
+def _copied(grad: Grad) -> Grad:
+    if isinstance(grad, SparseGrad):
+        return SparseGrad(grad.ids, grad.rows.copy())
+    return np.array(grad)
+
+
+def _as_gradient(each: Dense | Sparse, grad: Grad) -> Gradient:
+    if isinstance(grad, SparseGrad):
+        return Gradient(each.spec.key, grad.rows, grad.ids, each.rate())
+    return Gradient(each.spec.key, grad, None, each.rate())
 
 
 def _refuse_step(closure: Any = None) -> Any:

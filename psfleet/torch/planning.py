@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from psfleet.errors import UsageError
 from psfleet.optimizer.base import Optimizer as FleetOptimizer
+from psfleet.parameter import SparseGrad
 from psfleet.runtime import Runtime
 from psfleet.tables.spec import TableSpec, key_of
 from psfleet.torch.embeddings import TableModule
@@ -31,6 +32,15 @@ class Dense:
     spec: TableSpec
     group: dict[str, Any]
 
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return float(self.group["lr"])
+
+    def gradient(self) -> NDArray[np.float32] | None:
+        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        grad = self.parameter.grad
+        return None if grad is None else array_of(grad)
+
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
@@ -38,6 +48,15 @@ class Sparse:
 
     rows: Rows
     owner: dict[str, Any] | FleetOptimizer
+
+    @property
+    def spec(self) -> TableSpec:
+        """Of the rows' table."""
+        return self.rows.spec
+
+    def gradient(self) -> SparseGrad | None:
+        """As Dense.gradient."""
+        return self.rows.gradient()
 
     def rate(self) -> float:
         """The learning rate of the next update."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from psfleet.errors import IdError, UsageError
 from psfleet.parameter import SparseGrad
 from psfleet.routing import as_ids
-from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.runtime import Read, Runtime, TableState
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.torch.formulas import Formula
@@ -102,10 +102,15 @@ class Rows:
         return self._runtime
 
     @property
+    def spec(self) -> TableSpec:
+        """Of the table."""
+        assert self._spec is not None
+        return self._spec
+
+    @property
     def key(self) -> int:
         """The table's key."""
-        assert self._spec is not None
-        return self._spec.key
+        return self.spec.key
 
     def bind(self, runtime: Runtime, name: str, formula: Formula) -> None:
         """Make the table. `fill` must follow on all workers."""
@@ -139,8 +144,7 @@ class Rows:
         """Set every row, float32 [count, dim]; optimizer state stays. Call it within `exclusively`."""
         state = self.runtime.read_table(self.key)
         assert state.ids is not None
-        assert self._spec is not None
-        slots = [np.full_like(values, slot.initial) for slot in self._spec.rule.slots]
+        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
         for into, held in zip(slots, state.values[1:], strict=True):
             into[state.ids] = held
         ids = np.arange(len(values), dtype=np.int64)
@@ -148,8 +152,7 @@ class Rows:
         self.forget()
 
     def _write(self, ids: Ids, values: Floats) -> None:
-        assert self._spec is not None
-        slots = [np.full_like(values, slot.initial) for slot in self._spec.rule.slots]
+        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
         self.runtime.write_table(self.key, TableState(0, [values, *slots], ids))
 
     # -- a step --------------------------------------------------------------------------------
@@ -194,10 +197,9 @@ class Rows:
         """The table may have changed: hold nothing."""
         self._held.clear()
 
-    def gradient(self, rate: float) -> Gradient | None:
+    def gradient(self) -> SparseGrad | None:
         """What the backward passes have collected since the last zero_grad; None: nothing."""
-        grad: SparseGrad | None = self._ledger.gradient()
-        return None if grad is None else Gradient(self.key, grad.rows, grad.ids, rate)
+        return self._ledger.gradient()
 
     def _find(self, ids: Ids) -> _Held | None:
         for held in self._held:
