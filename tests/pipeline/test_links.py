@@ -1,33 +1,18 @@
 """Messages between stages: whole, in order, without a standstill, with a deadline."""
 
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
-from psfleet import layers
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.parameter import SparseGrad
-from psfleet.pipeline.engine import PipelinedRun
 from psfleet.pipeline.links import Place, pack, unpack
-from psfleet.pipeline.pipelining import Pipelining
-from psfleet.program.backward import append_backward
-from psfleet.program.feed import check_feed
-from psfleet.program.plan import Plan, make_plan
-from psfleet.program.program import default_main_program
-from psfleet.program.record import Array, Context, Op, Spec
-from psfleet.program.sections import split
-from psfleet.program.variable import Variable, apply
+from psfleet.program.record import Array
 from psfleet_worker.stages import StageLinks
-
-_NAP = 0.05
-_MICRO_BATCHES = 4
 
 
 @pytest.fixture
@@ -147,76 +132,3 @@ def test_messages_that_are_none_are_refused(
         socket.send_multipart(frames)
         with pytest.raises(FrameError, match="worker 0 stage 1 got a message that is none"):
             pair[1].receive(0, "x")
-
-
-@dataclass(frozen=True)
-class Nap(Op):
-    """x + w after a nap; the gradients take a nap each."""
-
-    def infer(self, x: Variable, w: Variable) -> Spec:
-        return x.shape, x.dtype
-
-    def forward(self, context: Context, x: Array, w: Array) -> Array:
-        time.sleep(_NAP)
-        return x + w
-
-    def backward(self, context: Context, gradient: Array) -> Any:
-        time.sleep(_NAP * sum(context.needs))
-        return gradient, gradient.sum(axis=0)
-
-
-def _bubble(folder: Path, plan: Plan, feeds: Any, stages: int) -> float:
-    """The share of the stages' time in which they do not nap, in one step."""
-    folder.mkdir()
-    links = make_links(folder, stages)
-    ready, seconds = threading.Barrier(stages), [0.0] * stages
-
-    def work(stage: int) -> None:
-        run = PipelinedRun(
-            default_main_program(), plan, feeds, Place(0, stage, stages), links[stage], 0
-        )
-        ready.wait()
-        begin = time.perf_counter()
-        run.complete([])
-        seconds[stage] = time.perf_counter() - begin
-
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(stages)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one in links:
-        one.close()
-    return 1 - 3 * _NAP * _MICRO_BATCHES / max(seconds)
-
-
-def test_measured_bubbles_are_those_of_the_formulas(tmp_path: Path) -> None:
-    """Two stages that nap equally long, 4 micro-batches: within 15 % of 1/5, zero-bubble's below."""
-    x = layers.data("x", [None, 3])
-    weights = [layers.create_parameter([3], name=f"w{i}") for i in range(2)]
-    start = x + layers.create_parameter([3], name="start")
-    first = apply(Nap(), start, weights[0])
-    loss = layers.mean(apply(Nap(), first, weights[1]))
-    [(_, gradient), *_] = append_backward(loss)
-    parts = [s.records for s in split(loss, [[first], [loss]]) if s.forward]
-    assert gradient.backward_pass is not None
-    feeds = check_feed(default_main_program(), [x], {"x": np.zeros((8, 3), np.float32)})
-    found: dict[str, float] = {}
-    for kind, theory in _FORMULAS.items():
-        gradient.backward_pass.pipeline = Pipelining(
-            kind, micro_batches=_MICRO_BATCHES, parts=parts
-        )
-        plan = make_plan(default_main_program(), [gradient])
-        # A busy machine only adds waits, so the least of some attempts is the schedule's own bubble.
-        for attempt in range(12):
-            bubble = _bubble(tmp_path / f"{kind}{attempt}", plan, feeds, 2)
-            found[kind] = min(bubble, found.get(kind, 1.0))
-            if found[kind] < theory * 1.1:
-                break
-    print(found)
-    assert found["gpipe"] == pytest.approx(1 / 5, rel=0.15)
-    assert found["1f1b"] == pytest.approx(1 / 5, rel=0.15)
-    assert found["zero-bubble"] < found["1f1b"] * 0.75
-
-
-_FORMULAS = {"gpipe": 1 / 5, "1f1b": 1 / 5, "zero-bubble": 1 / 13}
