@@ -83,6 +83,8 @@ def psfleet_crew(
 ) -> Iterator[Crew]:
     """Servers of psfleet and workers that run `program` (a script and its arguments)."""
     more = dict(variables or {})
+    if tcp:  # in the clear, as the others are measured
+        more["PSFLEET_INSECURE"] = "1"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
         endpoints, running = _start_servers(stack, folder, servers, workers, tcp, more)

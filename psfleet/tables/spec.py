@@ -9,9 +9,20 @@ from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.base import Rule
 from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 
-__all__ = ["BLOCK", "MAX_DIM", "Decay", "Initializer", "TableSpec", "key_of"]
+__all__ = [
+    "BLOCK",
+    "MAX_AXES",
+    "MAX_DIM",
+    "MAX_NAME",
+    "Decay",
+    "Initializer",
+    "TableSpec",
+    "key_of",
+]
 
 MAX_DIM = 1024
+MAX_NAME = 512  # bytes of a table's name
+MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
 BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 
@@ -80,6 +91,14 @@ class TableSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("a table needs a name; it is ''")
+        if (length := len(self.name.encode(errors="surrogatepass"))) > MAX_NAME:
+            raise ConfigError(
+                f"table {self.name[:40]!r}... has a name of {length} bytes; the limit is {MAX_NAME}"
+            )
+        if len(self.shape) > MAX_AXES:
+            raise ShapeError(
+                f"table {self.name!r} has {len(self.shape)} axes; the limit is {MAX_AXES}"
+            )
         if any(n < 0 for n in self.shape):
             raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
         if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
@@ -106,6 +125,11 @@ class TableSpec:
     def dim(self) -> int:
         """Width of a sparse row."""
         return self.shape[0]
+
+    @property
+    def slot_names(self) -> list[str]:
+        """What is kept of each weight: its "value", then the rule's state slots."""
+        return ["value", *(slot.name for slot in self.rule.slots)]
 
     @property
     def scores(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from psfleet.errors import ProtocolError, PsfleetError
+from psfleet.errors import LimitExceeded, ProtocolError, PsfleetError
+from psfleet.limits import Limits
 from psfleet.runtime import Read
 from psfleet.shard.events import Answer, Call, Event, Expire, Instruction, Pull, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
@@ -37,7 +38,14 @@ class Host:
         keeper: Keeps what changes in the log; None: nothing is kept.
     """
 
-    def __init__(self, shard: Shard, coordinator: Coordinator | None, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        coordinator: Coordinator | None,
+        deadlines: Deadlines,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
         self.shard = shard
         self.coordinator = coordinator
         self.lock = threading.Lock()
@@ -81,6 +89,10 @@ class Host:
 
     def submit(self, event: Event, reply: Reply) -> None:
         """Take an event whose reply may have to wait."""
+        self._check_parked()
+        self._submit(event, reply)
+
+    def _submit(self, event: Event, reply: Reply) -> None:
         self._perform(self._take(event, reply))
         if not reply.done:
             reply.park(self._deadlines, lambda: self._expire(reply))
@@ -96,10 +108,11 @@ class Host:
                 "the fleet runs in mode 'sync', in which a pull cannot travel with "
                 "the push before it; push first, then pull"
             )
+        self._check_parked()  # before the push is applied
         answer = self.ask(push)
         assert answer.outcome is not None
         reply.header = Header(outcome=OUTCOMES[answer.outcome])
-        self.submit(pull, reply)
+        self._submit(pull, reply)
 
     def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""
@@ -116,11 +129,20 @@ class Host:
         """Take a step of the coordinator; `reply` waits for it unless it is answered."""
         assert self.coordinator is not None
         coordinator = self.coordinator
+        if reply is not None:
+            self._check_parked()
         with self.changing():
             outcomes = step(coordinator)
         _release(outcomes)
         if reply is not None and not reply.done:
             reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
+
+    def _check_parked(self) -> None:
+        if len(self._deadlines) >= self.limits.parked:
+            raise LimitExceeded(
+                f"{len(self._deadlines)} calls wait at server {self.shard.index}, its limit is "
+                f"{self.limits.parked}; raise parked in PSFLEET_LIMITS"
+            )
 
     def status(self) -> shard_pb2.StatusReply:
         """Counts for displays."""

@@ -59,7 +59,7 @@ class Server:
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
-        self.host = Host(self._shard, coordinator, self._deadlines)
+        self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
         self._server: grpc.Server | None = None

@@ -8,13 +8,20 @@ import numpy as np
 from safetensors import SafetensorError
 
 from psfleet.checkpoint import load_shard, write_shard
-from psfleet.errors import CheckpointError, FrameError, IdError, NotReady, ShapeError
+from psfleet.errors import (
+    CheckpointError,
+    FrameError,
+    IdError,
+    LimitExceeded,
+    NotReady,
+    ShapeError,
+)
 from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.layout import dense_range
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.spec import MAX_AXES, TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_spec
@@ -98,6 +105,11 @@ class _Shard:
         asked = _parse(shard_pb2.AttachRequest, request)
         with self._host.lock:
             self._host.shard.admit(asked.worker, asked.incarnation)
+        if asked.bytes > self._host.limits.lane:
+            raise LimitExceeded(
+                f"worker {asked.worker} offers {asked.bytes} bytes of shared memory, the limit is "
+                f"{self._host.limits.lane}; raise lane in PSFLEET_LIMITS"
+            )
         offer = Offer(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
         shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
         return _bytes(shard_pb2.AttachReply(attached=shared))
@@ -165,10 +177,19 @@ class _Shard:
         value = np.frombuffer(asked.value, "<f4")
         with self._host.changing():
             self._refuse_if_awaited(spec, len(value))
+            self._refuse_if_too_many(spec)
             self._host.shard.create(spec, value, asked.worker)
             # By the seat: if the maker dies between two servers, its next life goes on.
             created = self._host.shard.makers.get(spec.key) == asked.worker
         return _bytes(shard_pb2.CreateTableReply(table=spec.key, created=created))
+
+    def _refuse_if_too_many(self, spec: TableSpec) -> None:
+        tables, most = self._host.shard.tables, self._host.limits.tables
+        if len(tables) >= most and spec.key not in tables:
+            raise LimitExceeded(
+                f"table {spec.name!r} would be table {len(tables) + 1} of server "
+                f"{self._host.shard.index}, its limit is {most}; raise tables in PSFLEET_LIMITS"
+            )
 
     def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
         """A dense table asked for without its value is one that another worker is making."""
@@ -292,6 +313,8 @@ def _array(asked: Any) -> Any:
     if asked.dtype not in DTYPES:
         raise ShapeError(f"all_reduce of dtype {asked.dtype!r}; it must be {', '.join(DTYPES)}")
     dtype = np.dtype(asked.dtype).newbyteorder("<")
+    if len(asked.shape) > MAX_AXES:
+        raise ShapeError(f"an all_reduce of {len(asked.shape)} axes; the limit is {MAX_AXES}")
     count = 1
     for extent in asked.shape:
         count *= extent

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, ProtocolError, ServerUnavailable
+from psfleet.errors import ConfigError, LimitExceeded, ProtocolError, ServerUnavailable
 from psfleet.shard.events import Mode
 from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
@@ -159,7 +159,7 @@ class Connection:
         call = client.start("Shard/Attach", request.SerializeToString())
         try:
             [answer] = wait_all([call])
-        except ProtocolError:
+        except (ProtocolError, LimitExceeded):
             return False
         return bool(shard_pb2.AttachReply.FromString(answer).attached)
 
