@@ -48,7 +48,6 @@ __all__ = [
     "STRIDE",
     "USED",
     "age_of",
-    "drop",
     "find_fast",
     "find_slow",
     "first_line",
@@ -56,7 +55,6 @@ __all__ = [
     "place_of",
     "prefetch_line",
     "remove",
-    "segment_of",
     "touch_fast",
     "touch_slow",
 ]
@@ -88,15 +86,14 @@ _U = uint64
 
 
 @helper
-def segment_of(d, hashed):
-    """Address of the fields of the hash's segment."""
+def _segment(d, hashed):
     return load_i64(d, SEGMENTS) + int64(hashed >> _U(56)) * (8 * SEGMENT_FIELDS)
 
 
 @helper
 def first_line(d, hashed):
     """Address of the line where the search for a hash begins."""
-    segment = segment_of(d, hashed)
+    segment = _segment(d, hashed)
     return (
         load_i64(d, LINES)
         + (load_i64(segment, BASE) + (int64(hashed) & load_i64(segment, MASK))) * 64
@@ -158,7 +155,7 @@ def age_of(step, stamp):
 @helper
 def place_of(d, hashed):
     """(line, entry) of the hash, or of the free entry that ends its chain."""
-    segment = segment_of(d, hashed)
+    segment = _segment(d, hashed)
     lines, mask = load_i64(d, LINES) + load_i64(segment, BASE) * 64, load_i64(segment, MASK)
     place = int64(hashed) & mask
     while True:
@@ -197,7 +194,7 @@ def _mark(d, slot, value):
 @helper
 def insert(d, hashed, step):
     """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
-    segment = segment_of(d, hashed)
+    segment = _segment(d, hashed)
     number = int64(hashed >> _U(56))
     capacity = (load_i64(segment, MASK) + 1) * 4
     if load_i64(segment, USED) * 256 > capacity * (115 + (number * 0x9E3779B1 >> 8) % 64):
@@ -219,23 +216,18 @@ def insert(d, hashed, step):
 
 
 @helper
-def drop(d, segment, line, entry):
-    """Take an entry that stands in this line of this segment away; its row becomes free."""
+def remove(d, hashed):
+    """Forget a hash. Returns 1 if it was there; its row becomes free."""
+    line, entry = place_of(d, hashed)
     slot = int64(load_u32(line, 8 + entry))
+    if slot == 0:
+        return 0
     store_u32(line, 8 + entry, uint32(DEAD))
+    segment = _segment(d, hashed)
     store_i64(segment, LIVE, load_i64(segment, LIVE) - 1)
     store_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0, uint32(load_i64(d, FREE_ROW)))
     store_i64(d, FREE_ROW, slot)
     _mark(d, slot, REMOVED)
-
-
-@helper
-def remove(d, hashed):
-    """Forget a hash. Returns 1 if it was there; its row becomes free."""
-    line, entry = place_of(d, hashed)
-    if load_u32(line, 8 + entry) == uint32(0):
-        return 0
-    drop(d, segment_of(d, hashed), line, entry)
     return 1
 
 

@@ -1,11 +1,12 @@
 """Which rows go because no push has named them for long."""
 
+import numpy as np
+
 from psfleet.kernels.probing import SEGMENT_COUNT
 from psfleet.tables.index import Ids, Index
 
-__all__ = ["EVERY", "SETTLED", "due", "make_room"]
+__all__ = ["SETTLED", "due", "leaving"]
 
-EVERY = (0, SEGMENT_COUNT)
 SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to date
 _PART = 16  # of a full table, the part that goes at a time
 
@@ -20,18 +21,13 @@ def due(step: int, ttl: int) -> tuple[int, int]:
     return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
 
 
-def make_room(index: Index, step: int, wanted: int, capacity: int) -> Ids | None:
-    """Remove rows so that `wanted` more fit; None: they do.
+def leaving(index: Index, step: int, wanted: int, capacity: int) -> Ids:
+    """Ids of the rows that have to go so that `wanted` more fit; none if they do.
 
+    At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.
     Rows that were pushed at this very step stay.
-
-    Returns:
-        Ids of the removed rows: at least a sixteenth of the capacity, so that a full table is not
-        looked over with each push.
     """
     short = len(index) + wanted - capacity
     if short <= 0:
-        return None
-    gone = index.oldest(step, max(short, capacity // _PART), least=1)
-    index.remove(gone)
-    return gone
+        return np.zeros(0, np.int64)
+    return index.oldest(step, max(short, capacity // _PART), least=1)

@@ -41,7 +41,7 @@ class Waiting:
         slots, unknown = self.index.locate(ids)
         if unknown and self._needed > 1:
             self.index.touch(ids, step)
-            ageing.make_room(self.index, step, unknown, self.capacity)
+            self.index.remove(ageing.leaving(self.index, step, unknown, self.capacity))
             room = self.capacity - len(self.index)
             ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
         passed = np.empty(len(ids), np.int64)
@@ -55,18 +55,13 @@ class Waiting:
         return Candidates(ids, self._counts(slots), self.index.touched(ids, step))
 
     def write(self, candidates: Candidates, step: int) -> None:
-        """Set counts, leaving other candidates alone."""
-        ids = np.ascontiguousarray(candidates.ids)
-        room = self.capacity - len(self.index)
-        if len(ids) > room:
-            ageing.make_room(self.index, step + 1, min(len(ids), self.capacity), self.capacity)
-            latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
-            candidates = Candidates(
-                ids[latest], candidates.counts[latest], candidates.touched[latest]
-            )
-            ids = candidates.ids
-        slots = self.index.place(ids, np.ascontiguousarray(candidates.touched))
-        counts = candidates.counts.astype(np.uint32).view(np.float32).reshape(-1, 1)
+        """Set counts, leaving other candidates alone; of too many the latest stay."""
+        latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
+        ids, touched = candidates.ids[latest], candidates.touched[latest]
+        later = max(step, int(touched.max(initial=0))) + 1
+        self.index.remove(ageing.leaving(self.index, later, len(ids), self.capacity))
+        slots = self.index.place(ids, touched)
+        counts = candidates.counts[latest].astype(np.uint32).view(np.float32).reshape(-1, 1)
         self.index.scatter(slots, np.ascontiguousarray(counts))
 
     def _counts(self, slots: Ids) -> Ids:

@@ -27,12 +27,15 @@ from psfleet.kernels.probing import (
     USED,
 )
 from psfleet.tables.arena import Arena
+from psfleet.tables.freezing import FrozenRows
 
-__all__ = ["ROW_BYTES", "Index"]
+__all__ = ["EVERY", "ROW_BYTES", "Index"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+EVERY = (0, SEGMENT_COUNT)
+"""All segments."""
 ROW_BYTES = 144  # of index, for each row of a table that has just grown
 
 _FEWEST_ROWS = 1 << 16
@@ -49,6 +52,8 @@ class Index:
     Attributes:
         address: Of the descriptor, for kernels.
         max_rows: The most rows it can hold.
+        views: Of moments whose rows are being read; told of every change before it is made. Whoever
+            changes rows by `address` tells them with `keep`.
     """
 
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
@@ -83,6 +88,7 @@ class Index:
         self._d[[NEXT_SLOT, NEXT_LINE, STRIDE]] = 1, first, width * 4
         self._d[MARKS] = self._marks.address if self._marks else 0
         self.address = address_of(self._d)
+        self.views: list[FrozenRows] = []
         self._kernels = static_kernels("index")
 
     def __len__(self) -> int:
@@ -144,6 +150,7 @@ class Index:
 
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
         """`locate`; the rows that are there count as pushed at this step."""
+        self.keep(ids)
         slots = np.empty(len(ids), np.int64)
         unknown = self._kernels.touch(
             self.address, address_of(ids), len(ids), step, address_of(slots)
@@ -152,6 +159,7 @@ class Index:
 
     def place(self, ids: Ids, steps: Ids) -> Ids:
         """The slot of each id, a new one for an unknown id; its row counts as pushed at its step."""
+        self.keep(ids)
         slots = np.empty(len(ids), np.int64)
         self._kernels.place(
             self.address, address_of(ids), len(ids), address_of(steps), address_of(slots)
@@ -160,6 +168,7 @@ class Index:
 
     def remove(self, ids: Ids) -> int:
         """Forget ids; returns how many were there."""
+        self.keep(ids)
         return int(self._kernels.forget(self.address, address_of(ids), len(ids)))
 
     def entries(self) -> tuple[Ids, Ids]:
@@ -174,18 +183,15 @@ class Index:
         self._kernels.ages(self.address, address_of(ids), len(ids), step, address_of(ages))
         return step - ages
 
-    def aged(self, step: int, least: int = 0) -> tuple[Ids, Ids, Ids]:
-        """Ids, slots and ages of the rows that are at least so old, in no order that means anything."""
-        found = [np.empty(len(self), np.int64) for _ in range(3)]
-        count = self._kernels.collect(self.address, step, least, *map(address_of, found))
-        ids, slots, ages = (array[:count].copy() for array in found)
-        return ids, slots, ages
+    def aged(self, step: int, least: int = 0, segments: tuple[int, int] = EVERY) -> tuple[Ids, ...]:
+        """Ids, slots and ages of the rows of these segments that are at least so old, in no good order.
 
-    def sweep(self, segments: tuple[int, int], step: int, least: int) -> Ids:
-        """Remove the rows of these segments that are at least so old; returns their ids."""
-        ids = np.empty(int(self._segments[slice(*segments), LIVE].sum()), np.int64)
-        count = self._kernels.sweep(self.address, *segments, step, least, address_of(ids))
-        return ids[:count]
+        A segment is chosen by the hash of the id and never changes.
+        """
+        most = int(self._segments[slice(*segments), LIVE].sum())
+        found = [np.empty(most, np.int64) for _ in range(3)]
+        count = self._kernels.collect(self.address, *segments, step, least, *map(address_of, found))
+        return tuple(array[:count] for array in found)
 
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
         """Shrink the shows and clicks that begin with value `place` of each row.
@@ -193,8 +199,9 @@ class Index:
         factors: by which both are multiplied; the worth of a show without a click; that of a click.
 
         Returns:
-            Ids of the rows that were worth less than `least` and were removed.
+            Ids of the rows that are now worth less than `least`.
         """
+        self.keep_sections(0, SEGMENT_COUNT)
         ids = np.empty(len(self), np.int64)
         count = self._kernels.decay(self.address, place, *factors, least, address_of(ids))
         return ids[:count]
@@ -220,6 +227,38 @@ class Index:
     def restamp(self, old: int, new: int) -> None:
         """The table's step goes from `old` to `new`; rows keep the step of their last push."""
         self._kernels.restamp(self.address, old, new)
+
+    # -- for views of a moment -----------------------------------------------------------------
+
+    def keep(self, ids: Ids) -> None:
+        """Rows of these ids are about to change."""
+        for view in self.views:
+            view.keep(ids)
+
+    def keep_sections(self, first: int, last: int) -> None:
+        """Rows of segments first to last - 1 are about to change."""
+        for view in self.views:
+            for number in range(first, last):
+                view.keep_section(number)
+
+    @property
+    def next_slot(self) -> int:
+        """The first slot that no row has had."""
+        return int(self._d[NEXT_SLOT])
+
+    def free_slots(self) -> Ids:
+        """The slots below it that have no row; slot 0, which is none, is not among them."""
+        slots = np.empty(self.free, np.int64)
+        self._kernels.freed(self.address, address_of(slots))
+        return slots
+
+    def section(self, number: int) -> tuple[Ids, Ids]:
+        """Ids and slots of one segment's rows; an id never changes its segment."""
+        ids, slots = (np.empty(int(self._segments[number, LIVE]), np.int64) for _ in range(2))
+        self._kernels.section(self.address, number, address_of(ids), address_of(slots))
+        return ids, slots
+
+    # -- whole rows ----------------------------------------------------------------------------
 
     def gather(self, slots: NDArray[np.int64]) -> Floats:
         """Whole rows: float32 [n, width]."""

@@ -33,8 +33,10 @@ from psfleet.tables.entry import (
     TTLEntry,
     part_of,
 )
+from psfleet.tables.freezing import SECTIONS, FrozenRows
+from psfleet.tables.frozen import FrozenSparse
 from psfleet.tables.history import History
-from psfleet.tables.index import ROW_BYTES, Index
+from psfleet.tables.index import EVERY, ROW_BYTES, Index
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["SparseTable"]
@@ -141,6 +143,10 @@ class SparseTable:
 
     def _update(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         rule = self.spec.rule
+        if self.spec.every_row:
+            self._index.keep_sections(0, SECTIONS)
+        else:
+            self._index.keep(ids)
         scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
         turn = self.step % rule.turns if rule.turns else 0
         self.step += 1
@@ -228,7 +234,7 @@ class SparseTable:
             ids, gradients = ids[kept], gradients[kept]
         if self._evicts and len(new) > self._index.max_rows - len(self._index):
             self._index.touch(ids, self.step + 1)
-            self._make_room(len(new), self.step + 1)
+            self._drop(ageing.leaving(self._index, self.step + 1, len(new), self._index.max_rows))
         return ids, gradients
 
     def _rowed(self, ids: Ids, slots: Ids) -> NDArray[np.bool_]:
@@ -252,15 +258,12 @@ class SparseTable:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             slots, _ = self._index.locate(ids)
-            self._forgotten(ids[slots != 0])
-            return self._index.remove(ids)
+            return self._drop(np.unique(ids[slots != 0]))
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that were pushed the longest time ago; returns how many went."""
         with self._lock:
-            gone = self._index.oldest(self.step, count, 0)
-            self._forgotten(gone)
-            return self._index.remove(gone)
+            return self._drop(self._index.oldest(self.step, count, 0))
 
     def tick(self, seconds: float) -> int:
         """So much time has passed; returns how many rows went because of that."""
@@ -272,7 +275,7 @@ class SparseTable:
             ticks = (*self._ticks, (now, self.step))
             over = [step for time, step in ticks if time <= now - ttl]
             self._ticks = ticks[max(len(over) - 1, 0) :]
-            return self._sweep(ageing.EVERY, self.step - over[-1]) if over else 0
+            return self._sweep(EVERY, self.step - over[-1]) if over else 0
 
     def shrink(self, threshold: float | None = None, unseen: int | None = None) -> int:
         """Remove rows that are worth little or not in use; returns how many went.
@@ -291,16 +294,14 @@ class SparseTable:
             elif unseen is None and threshold is not None:
                 unseen = int(threshold)
             if unseen is not None and 0 < unseen <= len(self._shrinks):
-                gone += self._sweep(ageing.EVERY, self.step - self._shrinks[-unseen])
+                gone += self._sweep(EVERY, self.step - self._shrinks[-unseen])
             self._shrinks = (*self._shrinks, self.step)[-_SHRINKS:]
             return gone
 
     def _decay(self, worth: ShowClickEntry, threshold: float | None) -> int:
         least = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
-        gone = self._index.decay(self._width, factors, least)
-        self._forgotten(gone)
-        return len(gone)
+        return self._drop(self._index.decay(self._width, factors, least))
 
     def _age(self) -> None:
         """After an update: let rows go whose time has come, and keep stamps in range."""
@@ -316,24 +317,20 @@ class SparseTable:
         if self._waiting is not None:
             self._waiting.index.restamp(old, new)
 
-    def _make_room(self, wanted: int, step: int) -> None:
-        gone = ageing.make_room(self._index, step, wanted, self._index.max_rows)
-        if gone is not None:
-            self._forgotten(gone)
-
     def _sweep(self, segments: tuple[int, int], least: int) -> int:
         """Forget rows and waiting ids of these segments that are at least so many steps old."""
         if self._waiting is not None:
-            self._waiting.index.sweep(segments, self.step, least)
-        gone = self._index.sweep(segments, self.step, least)
-        self._forgotten(gone)
-        return len(gone)
+            waiting = self._waiting.index
+            waiting.remove(waiting.aged(self.step, least, segments)[0])
+        return self._drop(self._index.aged(self.step, least, segments)[0])
 
-    def _forgotten(self, ids: Ids) -> None:
-        """These rows are removed."""
-        if len(ids):
-            self._entries = None
-            self._history.add(removed=ids)
+    def _drop(self, ids: Ids) -> int:
+        """Remove rows that are there; the one place where any goes."""
+        if not len(ids):
+            return 0
+        self._entries = None
+        self._history.add(removed=ids)
+        return self._index.remove(ids)
 
     # -- reading and writing -------------------------------------------------------------------
 
@@ -350,8 +347,7 @@ class SparseTable:
             ids, slots = ids[slots != 0], slots[slots != 0]
             rows = self._index.gather(slots)
             touched = self._index.touched(ids, self.step)
-        scores = np.ascontiguousarray(rows[:, self._width :])
-        return Rows(ids, self._spread(rows[:, : self._width]), touched, scores)
+        return self._as_rows(ids, rows, touched)
 
     def write(self, rows: Rows) -> None:
         """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
@@ -368,7 +364,8 @@ class SparseTable:
             new = ids[slots == 0]
             self._refuse_beyond(len(ids), new)
             if self._evicts:
-                self._make_room(len(ids), max(self.step, int(touched.max(initial=0))) + 1)
+                later = max(self.step, int(touched.max(initial=0))) + 1
+                self._drop(ageing.leaving(self._index, later, len(ids), self._index.max_rows))
             slots = self._index.place(ids, touched)
             self._index.scatter(slots, packed)
             self._history.add(written=ids)
@@ -419,6 +416,22 @@ class SparseTable:
     def restore_step(self, step: int) -> None:
         """Set how many updates the table has had, and nothing else of its clock."""
         self.set_clock(Clock(step, self._shrinks, self._ticks))
+
+    def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparse:
+        """The rows as they are now (of the ids `only`), to be read while the table goes on.
+
+        Costs one byte a row now; see psfleet.tables.freezing. Close it when it is read.
+        """
+        with self._lock:
+            waiting = Candidates() if self._waiting is None else self._waiting.read(self.step)
+            rows = FrozenRows(self._index, self._lock, lambda: self.step, only)
+            self._index.views.append(rows)
+            clock, forget = self.clock, self._index.views.remove
+        return FrozenSparse(self.spec, clock, rows, waiting, removed, self._as_rows, forget)
+
+    def _as_rows(self, ids: Ids, stored: Floats, touched: Ids) -> Rows:
+        scores = np.ascontiguousarray(stored[:, self._width :])
+        return Rows(ids, self._spread(stored[:, : self._width]), touched, scores)
 
     # -- what has changed ----------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from psfleet.kernels.memory import (
 from psfleet.kernels.probing import (
     BASE,
     DEAD,
+    FREE_ROW,
     LINES,
     MASK,
     ROWS,
@@ -28,7 +29,6 @@ from psfleet.kernels.probing import (
     SEGMENTS,
     STRIDE,
     age_of,
-    drop,
     find_fast,
     find_slow,
     first_line,
@@ -136,31 +136,11 @@ def forget(d, ids, n):
     return count
 
 
-@kernel(int64(int64, int64, int64, int64, int64, int64))
-def sweep(d, first, last, step, least, ids):
-    """Remove the rows of segments first to last - 1 that are at least so old; write their ids. -> how many."""
-    count = 0
-    for s in range(first, last):
-        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
-        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-        for i in range(load_i64(segment, MASK) + 1):
-            line = lines + i * 64
-            for entry in range(4):
-                slot = int64(load_u32(line, 8 + entry))
-                if slot == 0 or slot == DEAD:
-                    continue
-                if age_of(step, load_u32(line, 12 + entry)) >= least:
-                    store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                    drop(d, segment, line, entry)
-                    count += 1
-    return count
-
-
 @kernel(int64(int64, int64, float64, float64, float64, float64, int64))
 def decay(d, place, factor, worth, click_worth, least, ids):
     """Multiply values `place` (shows) and `place` + 1 (clicks) of every row by `factor`.
 
-    Rows worth less than `least` are removed; write their ids. -> how many.
+    Write the ids of rows worth less than `least`. -> how many.
     """
     count = 0
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
@@ -181,7 +161,6 @@ def decay(d, place, factor, worth, click_worth, least, ids):
                 value = worth * (float64(shows) - float64(clicks)) + click_worth * float64(clicks)
                 if value < least:
                     store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                    drop(d, segment, line, entry)
                     count += 1
     return count
 
@@ -201,11 +180,11 @@ def histogram(d, step, shift, bins, counts):
                     store_i64(counts, bin_, load_i64(counts, bin_) + 1)
 
 
-@kernel(int64(int64, int64, int64, int64, int64, int64))
-def collect(d, step, least, ids, slots, ages):
-    """Write id, slot and age of every row that is at least so old, in the index's order. -> how many."""
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64))
+def collect(d, first, last, step, least, ids, slots, ages):
+    """Write id, slot and age of the rows of segments first to last - 1 that are at least so old. -> how many."""
     count = 0
-    for s in range(SEGMENT_COUNT):
+    for s in range(first, last):
         segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
         lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
         for i in range(load_i64(segment, MASK) + 1):
@@ -221,6 +200,32 @@ def collect(d, step, least, ids, slots, ages):
                     store_i64(ages, count, age)
                     count += 1
     return count
+
+
+@kernel(void(int64, int64, int64, int64))
+def section(d, number, ids, slots):
+    """Write id and slot of every row of one segment."""
+    count = 0
+    segment = load_i64(d, SEGMENTS) + number * (8 * SEGMENT_FIELDS)
+    lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+    for i in range(load_i64(segment, MASK) + 1):
+        line = lines + i * 64
+        for entry in range(4):
+            slot = int64(load_u32(line, 8 + entry))
+            if slot != 0 and slot != DEAD:
+                store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+                store_i64(slots, count, slot)
+                count += 1
+
+
+@kernel(void(int64, int64))
+def freed(d, slots):
+    """Write the slots whose rows were removed and that no other row has got."""
+    count, slot = 0, load_i64(d, FREE_ROW)
+    while slot != 0:
+        store_i64(slots, count, slot)
+        count += 1
+        slot = int64(load_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0))
 
 
 @kernel(void(int64, int64, int64))
