@@ -10,6 +10,8 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial import address_of
 from psfleet.kernels.rule_text import scalars_of, scratch_for
+from psfleet.tables.freezing import FrozenDense
+from psfleet.tables.frozen import FrozenSlice
 from psfleet.tables.spec import MAX_DIM, TableSpec
 
 __all__ = ["DenseTable"]
@@ -40,6 +42,7 @@ class DenseTable:
         constant = self._width if spec.rule.unit == "row" and self._width <= MAX_DIM else 0
         self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2), constant)
         self._scratch = scratch_for(spec.rule, self._width)
+        self._views: list[FrozenDense] = []
         self._lock = threading.Lock()
 
     @property
@@ -71,6 +74,7 @@ class DenseTable:
             )
         gradient = np.ascontiguousarray(gradient)
         with self._lock:
+            self._keep()
             scalars = scalars_of(self.spec.rule, self.spec.decay, learning_rate, self.step + 1)
             self.step += 1
             units = self.count // self._width if self._width else 0
@@ -100,10 +104,25 @@ class DenseTable:
                 f"{self._weights.shape}, not {shapes}"
             )
         with self._lock:
+            self._keep()
             self.step = step
             self._weights[:] = values[0]
             for slot, value in zip(self._slots, values[1:], strict=True):
                 slot[:] = value[:: self.count // max(len(slot), 1) or 1]
+
+    def freeze(self) -> FrozenSlice:
+        """The slice as it is now, to be read while the table goes on; see psfleet.tables.freezing."""
+        with self._lock:
+            arrays = FrozenDense([self._weights, *self._slots], self._lock)
+            self._views.append(arrays)
+        return FrozenSlice(
+            self.spec, self.step, self.count, arrays, self._spread, self._views.remove
+        )
+
+    def _keep(self) -> None:
+        """The slice is about to change."""
+        for view in self._views:
+            view.keep()
 
     def _unit_width(self) -> int:
         """How many weights one update spans, see Rule.unit."""

@@ -1,0 +1,140 @@
+"""A table that is read while it changes: what is read is what it was at the first moment."""
+
+import numpy as np
+import pytest
+
+from psfleet.rules import make_rule
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
+from psfleet.tables.frozen import FrozenTable
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+
+PLAIN = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1)
+EVERY_ROW = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1, every_row=True)
+
+
+def with_entry(entry: object) -> TableSpec:
+    """The same table with an entry."""
+    return TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1, entry=entry)  # type: ignore[arg-type]
+
+
+SPECS = {
+    "plain": PLAIN,
+    "every row": EVERY_ROW,
+    "ttl": with_entry(TTLEntry(steps=6)),
+    "capacity": with_entry(CapacityEntry(rows=150)),
+    "count": with_entry(CountFilterEntry(2)),
+    "scores": with_entry(ShowClickEntry("s", "c")),
+}
+
+
+def push(table: SparseTable, dice: np.random.Generator) -> None:
+    """One update of up to 80 of 400 ids."""
+    ids = dice.permutation(400)[: dice.integers(1, 80)].astype(np.int64)
+    values = dice.standard_normal((len(ids), table.spec.push_width), np.float32)
+    table.push(ids, np.abs(values), 0.1)
+
+
+def change(table: SparseTable, dice: np.random.Generator) -> None:
+    """Anything that may become of a table."""
+    match dice.integers(0, 8):
+        case 0:
+            table.remove(dice.integers(0, 400, 20))
+        case 1:
+            table.shrink(0.5, 3)
+        case 2:
+            table.write(table.rows(dice.integers(0, 400, 5)))
+        case 3:
+            table.evict(7)
+        case _:
+            push(table, dice)
+
+
+def content(found: dict[str, np.ndarray]) -> dict[str, bytes]:
+    """Columns of rows, in ascending order of id."""
+    order = np.argsort(found["ids"])
+    own = {"ids", "rows", "touched", "scores"}
+    return {
+        name: (column[order] if name in own else column).tobytes() for name, column in found.items()
+    }
+
+
+def read(frozen: FrozenTable, between: object = None) -> dict[str, np.ndarray]:
+    """Every column, put together; `between` is called before each page."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in frozen.columns()}
+    for page in frozen.pages():
+        for name, part in page.items():
+            parts[name].append(part)
+        if callable(between):
+            between()
+    frozen.close()
+    shapes = frozen.columns()
+    found = {
+        name: np.concatenate(got) if got else np.empty(shapes[name][1], shapes[name][0])
+        for name, got in parts.items()
+    }
+    for name, (dtype, shape) in shapes.items():
+        assert found[name].shape == shape, name
+        assert found[name].dtype == dtype, name
+    return found
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_meanwhile_are_not_seen(kind: str, seed: int) -> None:
+    """Pushes, removals, evictions, shrinks and writes while it is read change nothing of what is read."""
+    dice = np.random.default_rng(seed)
+    table = SparseTable(SPECS[kind])
+    for _ in range(12):
+        change(table, dice)
+    expected = content(read(table.freeze()))
+    frozen, also = table.freeze(), table.freeze()
+    for _ in range(dice.integers(0, 3)):
+        change(table, dice)
+
+    def sometimes() -> None:
+        if dice.random() < 0.2:
+            change(table, dice)
+
+    assert content(read(frozen, sometimes)) == expected
+    for _ in range(3):
+        change(table, dice)
+    assert content(read(also)) == expected
+    assert content(read(table.freeze())) != expected
+    assert not table._index.views
+
+
+def test_only_what_has_changed() -> None:
+    """A view of the changes since a mark gives those rows as they were, and the removed ids."""
+    dice = np.random.default_rng(5)
+    table = SparseTable(PLAIN)
+    for _ in range(5):
+        push(table, dice)
+    mark = table.mark()
+    table.remove(np.arange(10))
+    push(table, dice)
+    changes = table.changed_since(mark)
+    expected = table.rows(changes.ids)
+    frozen = table.freeze(changes.ids, changes.removed)
+    for _ in range(5):
+        change(table, dice)
+    found = read(frozen, lambda: change(table, dice))
+    order = np.argsort(found["ids"])
+    np.testing.assert_array_equal(found["ids"][order], expected.ids)
+    np.testing.assert_array_equal(found["rows"][order], expected.values)
+    np.testing.assert_array_equal(found["removed"], changes.removed)
+    table.release(mark)
+
+
+def test_a_dense_table_is_read_as_it_was() -> None:
+    """Weights and state are those of the moment, whether an update comes before the reader or not."""
+    spec = TableSpec("d", "dense", (50,), make_rule("adam", {}))
+    table = DenseTable(spec, np.ones(50, np.float32))
+    table.push(np.ones(50, np.float32), 0.1)
+    expected = [array.tobytes() for array in table.state()]
+    early, late = table.freeze(), table.freeze()
+    assert [read(early)[name].tobytes() for name in spec.slot_names] == expected
+    table.push(np.ones(50, np.float32), 0.1)
+    assert [read(late)[name].tobytes() for name in spec.slot_names] == expected
+    assert [array.tobytes() for array in table.state()] != expected
