@@ -24,7 +24,17 @@ from psfleet.errors import (
 )
 from psfleet.shard.events import Call, Refuse
 
-__all__ = ["Arrival", "Coordinator", "Decision", "Left", "Met", "Registered", "Release"]
+__all__ = [
+    "Arrival",
+    "Beat",
+    "Coordinator",
+    "Decision",
+    "Left",
+    "Met",
+    "Orders",
+    "Registered",
+    "Release",
+]
 
 Array = NDArray[Any]
 
@@ -52,6 +62,33 @@ class Arrival:
         if self.value is None:
             return ("barrier",)
         return ("all_reduce", self.mode, self.value.dtype.name, self.value.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life of a worker (of its life `incarnation`) or of a server.
+
+    `step`: of a worker the last one it has started, of a server the last closed round.
+    """
+
+    index: int
+    server: bool = False
+    incarnation: int = 0
+    boot: int = 0
+    step: int = 0
+
+
+@dataclass
+class Orders:
+    """What is wanted of every worker until it is withdrawn; told in answer to its beats.
+
+    Attributes:
+        snapshot: Number of the snapshot to mark, and the view in which that counts.
+        drain: The mode to which the fleet changes; empty: none.
+    """
+
+    snapshot: tuple[int, int] | None = None
+    drain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +143,14 @@ class Coordinator:
 
     Attributes:
         journal: Gets every decision before it takes effect; None: nothing is kept.
+        orders: What is wanted of workers; whoever wants something sets it.
+        beats: The last one of each worker (False, seat) and server (True, index), and when it came.
     """
 
     def __init__(self, workers: int) -> None:
+        self.orders = Orders()
+        self.view = 0
+        self.beats: dict[tuple[bool, int], tuple[Beat, float]] = {}
         self.seats = [_Seat() for _ in range(workers)]
         self._lives = 0
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
@@ -157,6 +199,17 @@ class Coordinator:
         if seat.incarnation == incarnation and not seat.left:
             self._decide(Left(worker, incarnation))
         return self._complete()
+
+    def beat(self, beat: Beat, at: float) -> Orders:
+        """Note a sign of life that came at time `at`; what is wanted of whoever gave it.
+
+        Raises:
+            Fenced: This life of the worker is over.
+        """
+        if not beat.server:
+            self._admit(beat.index, beat.incarnation)
+        self.beats[beat.server, beat.index] = (beat, at)
+        return Orders() if beat.server else self.orders
 
     def _decide(self, decision: Decision) -> None:
         if self.journal is not None:

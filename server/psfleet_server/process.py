@@ -20,7 +20,9 @@ from psfleet.kernels.dedup import merge_pushes
 from psfleet.shard.shard import Shard
 from psfleet.wire.channel import server_options
 from psfleet.wire.security import Access
+from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_server import listening
+from psfleet_server.beats import Beats
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.gate import gates
 from psfleet_server.host import Host
@@ -60,6 +62,8 @@ class Server:
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
+        self._boot = int.from_bytes(os.urandom(8), "little")
+        self.beats = Beats(self._beat, environment.beat, self._access)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
         self._server: grpc.Server | None = None
@@ -86,6 +90,9 @@ class Server:
             listening.release(self.endpoint)
             raise
         self._deadlines.start()
+        if self.environment.rank and not self.environment.servers[0].endswith(":0"):
+            self.beats.aim(self.environment.servers[0])
+        self.beats.start()
         self.host.lanes.start()
         server.start()
         self._server = server
@@ -107,12 +114,18 @@ class Server:
         """Return when every worker has left, or `stop` is called."""
         self.host.ended.wait(_LINGER if self._lingers else None)
 
+    def _beat(self) -> BeatRequest:
+        return BeatRequest(
+            index=self._shard.index, server=True, boot=self._boot, step=self._shard.rounds.closed
+        )
+
     def stop(self) -> None:
         """Let `wait` return."""
         self.host.ended.set()
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
+        self.beats.stop()
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
         self.host.lanes.stop()

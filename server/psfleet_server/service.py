@@ -1,5 +1,6 @@
 """The gRPC methods of a server: bytes in, checked; bytes out."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +26,10 @@ from psfleet.tables.spec import MAX_AXES, TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_spec
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
-from psfleet_server.coordinator import DTYPES, Arrival
+from psfleet_server.coordinator import DTYPES, Arrival, Beat
 from psfleet_server.host import OUTCOMES, Host
 from psfleet_server.parking import Reply, immediate, parkable
 
@@ -67,6 +68,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                     "Register": immediate(coordinator.register),
                     "Barrier": parkable(coordinator.barrier),
                     "AllReduce": parkable(coordinator.all_reduce),
+                    "Beat": immediate(coordinator.beat),
                 },
             )
         )
@@ -306,6 +308,20 @@ class _Coordinator:
         asked = _parse(coordinator_pb2.AllReduceRequest, request)
         arrival = Arrival(asked.worker, asked.incarnation, asked.number, asked.mode, _array(asked))
         self._host.meet(lambda c: c.arrive(arrival, reply), reply)
+
+    def beat(self, request: bytes) -> bytes:
+        asked = _parse(membership_pb2.BeatRequest, request)
+        beat = Beat(asked.index, asked.server, asked.incarnation, asked.boot, asked.step)
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            orders = coordinator.beat(beat, time.monotonic())
+            reply = membership_pb2.BeatReply(view=coordinator.view)
+            if orders.snapshot is not None:
+                reply.snapshot.number, reply.snapshot.view = orders.snapshot
+            if orders.drain:
+                reply.drain.mode = orders.drain
+        return _bytes(reply)
 
 
 def _array(asked: Any) -> Any:

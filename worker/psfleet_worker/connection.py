@@ -17,6 +17,8 @@ from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.membership_pb2 import BeatRequest
+from psfleet_worker.beats import Beats
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.lane import Lane
 
@@ -28,6 +30,7 @@ class Connection:
 
     Attributes:
         sequence: Last push or round of this life that all servers know.
+        beats: Signs of life, from `start` to `close`.
     """
 
     def __init__(
@@ -55,16 +58,29 @@ class Connection:
         ]
         self.incarnation = 0
         self.sequence = 0
+        self.beats = Beats(
+            functools.partial(self.clients[0].attempt, "Coordinator/Beat"),
+            self._beat,
+            environment.beat,
+        )
+        self._boot = 0
         self._meetings = 0
 
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
+        self._boot = int.from_bytes(os.urandom(8), "little")
         register = coordinator_pb2.RegisterRequest(
-            worker=self.worker, boot=int.from_bytes(os.urandom(8), "little"), workers=self.workers
+            worker=self.worker, boot=self._boot, workers=self.workers
         )
         answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
         self.incarnation = coordinator_pb2.RegisterReply.FromString(answer).incarnation
         self.join()
+        self.beats.start()
+
+    def _beat(self) -> BeatRequest:
+        return BeatRequest(
+            index=self.worker, incarnation=self.incarnation, boot=self._boot, step=self.sequence
+        )
 
     def join(self) -> None:
         """Begin on every server, or go on after a rest; learns the last round."""
@@ -167,6 +183,7 @@ class Connection:
         """Let go of threads and connections. Safe to call twice."""
         for client in self.clients:
             client.close()
+        self.beats.stop()
 
     def _first(self, method: str, request: Any, clients: Sequence[Client]) -> list[bytes]:
         start = self.patience.start

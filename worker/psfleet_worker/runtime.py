@@ -22,6 +22,7 @@ from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_worker.beats import Listener
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
 from psfleet_worker.parcel import Parcel
@@ -333,6 +334,10 @@ class ClusterRuntime:
             )
         )
         self._specs |= {spec.key: spec for spec in specs}
+
+    def on_beat(self, listener: Listener) -> None:
+        """Let `listener` hear what the coordinator answers to signs of life, in their thread."""
+        self._fleet.beats.listeners.append(listener)
 
     # -- the rest ------------------------------------------------------------------------------
 

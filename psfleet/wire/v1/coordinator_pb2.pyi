@@ -1,4 +1,5 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 38ed75e0eaa8411d90a2afa29ec5a2fe338f6919843105e3f1ef4be61d6a2ee5
+# From protos/psfleet/v1/coordinator.proto, SHA-256 cc09ad0cfe666a92a501854ec0c653549edda20e0ef3b08c05fae18b31f9322d
+from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -1,0 +1,77 @@
+"""Signs of life: they come, they are answered, and they end with whoever gives them."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from psfleet.environment import Environment
+from psfleet.errors import Fenced
+from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet_server.coordinator import Beat, Coordinator, Orders
+from psfleet_server.process import Server
+from psfleet_worker.runtime import ClusterRuntime
+
+QUICK = 0.1  # seconds of silence after which a worker counts as dead; it beats five times as often
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for a condition, not for a time."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def environment(folder: Path, role: str, rank: int, servers: int = 1) -> Environment:
+    """Of one process of a fleet of some servers and one worker."""
+    endpoints = tuple(f"unix:{folder}/{server}" for server in range(servers))
+    return Environment(role, rank, endpoints, 1, dead_after=5 * QUICK)  # type: ignore[arg-type]  # a role
+
+
+def test_a_beat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
+    """A worker hears of a snapshot and of a change of mode, and says which step it has started."""
+    with Server(environment(tmp_path, "server", 0)) as server:
+        coordinator = server.host.coordinator
+        assert coordinator is not None
+        runtime = ClusterRuntime(environment(tmp_path, "worker", 0), "async")
+        heard: list[BeatReply] = []
+        runtime.on_beat(heard.append)
+        until(lambda: heard)
+        assert not heard[0].HasField("snapshot")
+        coordinator.orders = Orders((3, 4), "sync")
+        runtime.push([]).wait()
+        until(lambda: heard[-1].drain.mode == "sync")
+        assert (heard[-1].snapshot.number, heard[-1].snapshot.view) == (3, 4)
+        until(lambda: coordinator.beats[False, 0][0].step == 1)
+        runtime.close()
+        assert "beats" not in {thread.name for thread in threading.enumerate() if not thread.daemon}
+
+
+def test_servers_beat_too(tmp_path: Path) -> None:
+    """Server 0 hears of the process that server 1 is, and of the one after it."""
+    with Server(environment(tmp_path, "server", 0, 2)) as first:
+        coordinator = first.host.coordinator
+        assert coordinator is not None
+        boots = set()
+        for count in (1, 2):
+            with Server(environment(tmp_path, "server", 1, 2)):
+                until(
+                    lambda: (
+                        (found := coordinator.beats.get((True, 1))) and found[0].boot not in boots
+                    )
+                )
+            boots.add(coordinator.beats[True, 1][0].boot)
+            assert len(boots) == count
+
+
+def test_a_life_that_is_over_hears_so() -> None:
+    """The beat of an earlier life of a seat is answered with Fenced."""
+    coordinator = Coordinator(1)
+    life = coordinator.register(0, 7, 1)
+    coordinator.beat(Beat(0, incarnation=life), 1.0)
+    coordinator.register(0, 8, 1)
+    with pytest.raises(Fenced):
+        coordinator.beat(Beat(0, incarnation=life), 2.0)
