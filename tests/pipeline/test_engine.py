@@ -37,12 +37,12 @@ def _cut(model: Model, **settings: Any) -> tuple[list[Variable], Backward]:
 def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
     """Loss and gradients of the plain Executor on one micro-batch after the other, merged."""
     program, feed = default_main_program(), make_feed()
-    merger = GradientMerger(GradientMerge(micro))
+    merger: GradientMerger[int] = GradientMerger(GradientMerge(micro))
     size, losses, merged = 24 // micro, [], None
     for m in range(micro):
         part = {name: array[m * size : (m + 1) * size] for name, array in feed.items()}
         loss, *values = Executor().run(program, part, [model.loss, *gradients])
-        merged = merger.take(list(enumerate(values)), size)  # type: ignore[arg-type]
+        merged = merger.take(list(enumerate(values)), size)
         losses.append(loss)
         program.step = m + 1
     program.step = 0
