@@ -9,14 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from psfleet.checkpoint import load_shard, write_shard
-from psfleet.errors import (
-    CheckpointError,
-    FrameError,
-    IdError,
-    LimitExceeded,
-    NotReady,
-    ShapeError,
-)
+from psfleet.errors import CheckpointError, FrameError, IdError, LimitExceeded, NotReady, ShapeError
 from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
