@@ -13,7 +13,8 @@ PsfleetError
 │   ├── Gap                                    a sequence number was skipped
 │   ├── Fenced                                 this life of the worker is over
 │   ├── LaneLost                               the memory that was shared is not, or not any more
-│   └── NotReady                               the server does not know the caller yet
+│   ├── NotReady                               the server does not know the caller yet
+│   └── Later                                  the server takes the same push a moment later
 ├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
 ├── AccessDenied          (also PermissionError) the other end is not of this job
@@ -30,6 +31,7 @@ __all__ = [
     "Gap",
     "IdError",
     "LaneLost",
+    "Later",
     "LimitExceeded",
     "NotReady",
     "ProtocolError",
@@ -96,6 +98,10 @@ class LaneLost(ProtocolError):
 
 class NotReady(ProtocolError):
     """The server does not know the caller yet; try again shortly."""
+
+
+class Later(ProtocolError):
+    """The server takes this push a moment later; send the same again."""
 
 
 class DeadlineExceeded(PsfleetError, TimeoutError):

@@ -3,28 +3,37 @@
 A `call` is whatever the shell uses to name an open request; the shard only hands it back.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
 from psfleet.runtime import Gradient, Read
+from psfleet.shard.cuts import Cutting
+from psfleet.shard.frozen import FrozenShard
+from psfleet.tables.content import Clock
 from psfleet.tables.spec import TableSpec
 
 __all__ = [
     "Answer",
+    "BeginCut",
     "Call",
     "Close",
     "Create",
+    "Cut",
+    "EndCut",
     "Event",
     "Expire",
+    "Fill",
     "Instruction",
     "Join",
     "Journal",
+    "Keep",
     "Leave",
+    "MarkCut",
     "Mode",
     "Outcome",
     "Pull",
@@ -83,6 +92,7 @@ class Push:
 
     Attributes:
         clock: Ssp mode: the worker's pushes since all last met.
+        cut: The last snapshot that the worker has marked, and its last push in it.
     """
 
     worker: int
@@ -92,6 +102,7 @@ class Push:
     samples: int = 0
     loss: float | None = None
     clock: int = 0
+    cut: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +151,50 @@ class Write:
     number: int = 0
 
 
-Event = Join | Leave | Push | Pull | Write | Expire
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A part of a table as a snapshot holds it is set, with all that is known of it.
+
+    Attributes:
+        clock: Of the table.
+        columns: As psfleet.tables.frozen names them; `removed`: ids that are to go.
+    """
+
+    table: int
+    clock: Clock
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCut:
+    """A snapshot is wanted; one that was under way is given up. Answered with the last round."""
+
+    cutting: Cutting
+
+
+@dataclass(frozen=True, slots=True)
+class MarkCut:
+    """A worker's stream is cut after its push `last`."""
+
+    number: int
+    worker: int
+    incarnation: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndCut:
+    """A snapshot is complete, or given up.
+
+    Attributes:
+        base: Moments before that of this snapshot need not be remembered; 0: none need be.
+    """
+
+    number: int
+    base: int = 0
+
+
+Event = Join | Leave | Push | Pull | Write | Fill | BeginCut | MarkCut | EndCut | Expire
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +214,14 @@ class Close:
     members: tuple[int, ...]
 
 
-Record = Create | Join | Leave | Push | Write | Close
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A snapshot holds the shard as it is here."""
+
+    number: int
+
+
+Record = Create | Join | Leave | Push | Write | Fill | Close | Cut
 """What changes a shard for good. The same records in the same order give the same shard."""
 
 Journal = Callable[[Record], None]
@@ -193,4 +254,12 @@ class Refuse:
     error: PsfleetError
 
 
-Instruction = Answer | Serve | Refuse
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write this moment of the shard to a snapshot. Nobody's reply."""
+
+    frozen: FrozenShard
+    call: Call = None
+
+
+Instruction = Answer | Serve | Refuse | Keep

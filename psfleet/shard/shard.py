@@ -11,6 +11,7 @@ from psfleet.errors import (
     DeadlineExceeded,
     Fenced,
     Gap,
+    Later,
     NotReady,
     ProtocolError,
     PsfleetError,
@@ -21,18 +22,27 @@ from psfleet.errors import (
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.routing import check_elements
 from psfleet.runtime import Gradient, Read
+from psfleet.shard import clocks, cuts, events, rounds
 from psfleet.shard.clocks import Clocks
+from psfleet.shard.core import Core, dataclasses_of, read_core, write_core
+from psfleet.shard.cuts import Cuts, Cutting
 from psfleet.shard.events import (
     Answer,
+    BeginCut,
     Call,
     Close,
     Create,
+    Cut,
+    EndCut,
     Event,
     Expire,
+    Fill,
     Instruction,
     Join,
     Journal,
+    Keep,
     Leave,
+    MarkCut,
     Mode,
     Pull,
     Push,
@@ -42,10 +52,14 @@ from psfleet.shard.events import (
     State,
     Write,
 )
+from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.layout import dense_range
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.staleness import Staleness
+from psfleet.tables.content import Mark
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.frozen import FrozenTable
+from psfleet.tables.refilling import refill
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 
@@ -87,6 +101,8 @@ class Shard:
         self.makers: dict[int, int] = {}  # table -> worker that made it
         self.rounds = Rounds(workers)
         self.clocks = Clocks()
+        self.cuts = Cuts()
+        self.moments: dict[int, dict[int, Mark]] = {}  # cut -> table -> mark, for deltas
         self.switches = 0  # changes of the mode so far
         self.staleness = Staleness()  # for displays
         self.journal: Journal | None = None
@@ -171,6 +187,15 @@ class Shard:
                     return self._leave(event, call)
                 case Write():
                     return self._write(event, call)
+                case Fill():
+                    return self._fill(event, call)
+                case BeginCut():
+                    return self._begin_cut(event, call)
+                case MarkCut(number, worker, incarnation, last):
+                    self.cuts.mark(number, worker, incarnation, last)
+                    return [Answer(call), *self._advance()]
+                case EndCut():
+                    return self._end_cut(event, call)
                 case Expire():
                     return self._expire(call)
         except PsfleetError as error:
@@ -263,6 +288,7 @@ class Shard:
             self._check(gradient)
         fresh = self.rounds.is_new(push) if self.mode == "sync" else self._next_in_sequence(push)
         if fresh:
+            self._wait_for_cut(push)
             self._check_room(push.gradients)
             self._record(push)
             self._accept(push)
@@ -337,6 +363,89 @@ class Shard:
         error = DeadlineExceeded(f"{what}: it waits for {waiting}")
         return [Refuse(call, error)]
 
+    def _fill(self, fill: Fill, call: Call) -> list[Instruction]:
+        table = self.table(fill.table)
+        if "ids" in fill.columns and isinstance(table, SparseTable):
+            table.check_room([fill.columns["ids"]])
+        self._record(fill)
+        refill(table, fill.clock, fill.columns)
+        return [Answer(call)]
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
+        cutting = event.cutting
+        if cutting.round is not None and cutting.round < self.rounds.closed:
+            raise ProtocolError(
+                f"snapshot {cutting.number} is to hold round {cutting.round}, but round "
+                f"{self.rounds.closed} is closed on server {self.index}"
+            )
+        self.cuts.begin(cutting)
+        return [Answer(call, number=self.rounds.closed), *self._advance()]
+
+    def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
+        self.cuts.give_up(event.number)
+        for number in [n for n in self.moments if not 0 < event.base <= n]:
+            for key, mark in self.moments.pop(number).items():
+                table = self.tables[key]
+                assert isinstance(table, SparseTable)
+                table.release(mark)
+        return [Answer(call), *self._advance()]
+
+    def _wait_for_cut(self, push: Push) -> None:
+        """Refuse for now a push behind the mark of a cut that has not been made."""
+        if push.cut is not None:
+            number, last = push.cut
+            self.cuts.mark(number, push.worker, push.incarnation, last)
+        if self.cuts.is_behind(push.worker, push.sequence):
+            raise Later(
+                f"push {push.sequence} of worker {push.worker} comes after the cut of a snapshot "
+                f"that server {self.index} has not made; send it again"
+            )
+
+    def _cut_if_due(self) -> list[Instruction]:
+        if not self.cuts.is_due(self.rounds.closed, self.sequences, self.rounds.left):
+            return []
+        cutting = self.cuts.under_way
+        assert cutting is not None
+        self._record(Cut(cutting.number))
+        self.cuts.made()
+        return [Keep(self.freeze(cutting))]
+
+    def freeze(self, cutting: Cutting | None = None) -> FrozenShard:
+        """The shard as it is now, to be read while it goes on; close it when it is read."""
+        cutting = cutting or Cutting(0)
+        moments = self.moments.get(cutting.since, {})
+        frozen = FrozenShard(
+            cutting.number,
+            self.index,
+            self.servers,
+            [_frozen(table, moments.get(key)) for key, table in self.tables.items()],
+            read_core(self),
+            self.mode or "",
+            self.rounds.closed,
+            {seat: (life, self.sequences[seat]) for seat, life in self.lives.items()},
+            cutting.since,
+        )
+        if cutting.remember:
+            self.moments[cutting.number] = {
+                key: table.mark()
+                for key, table in self.tables.items()
+                if isinstance(table, SparseTable)
+            }
+        return frozen
+
+    def become(self, core: Core) -> None:
+        """Be what another shard was beside its tables.
+
+        Raises:
+            CheckpointError: The value is not one of a shard.
+        """
+        modules = (events, rounds, clocks, cuts)
+        write_core(
+            self, core, {Gradient, *(cls for module in modules for cls in dataclasses_of(module))}
+        )
+
     # -- the journal ---------------------------------------------------------------------------
 
     def _record(self, record: Record) -> None:
@@ -360,6 +469,8 @@ class Shard:
                         f"{self.rounds.closed + 1} holds those of {sorted(self.rounds.held)}"
                     )
                 self._apply(self.rounds.close())
+            case Cut(number):
+                self.cuts.last = number
             case _:
                 for instruction in self.handle(record, None):
                     if isinstance(instruction, Refuse):
@@ -416,11 +527,13 @@ class Shard:
 
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more."""
-        while self.rounds.is_complete():
+        kept = self._cut_if_due()
+        while self.rounds.is_complete() and not self.cuts.holds_rounds(self.rounds.closed):
             self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
             self._apply(self.rounds.close())
+            kept += self._cut_if_due()
         ready = [call for call, pull in self._parked.items() if self._is_ready(pull)]
-        return [self._serve(call, self._parked.pop(call)) for call in ready]
+        return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]
 
     def _is_ready(self, pull: Pull) -> bool:
         if self.mode == "ssp":
@@ -478,6 +591,14 @@ class Shard:
         assert not any(map(self._is_ready, self._parked.values()))
         self.clocks.validate()
         assert set(self.sequences) == set(self.lives)
+
+
+def _frozen(table: Table, mark: Mark | None) -> FrozenTable:
+    """The table as it is now; of a sparse one, if there is a mark, what has changed since."""
+    if isinstance(table, DenseTable) or mark is None:
+        return table.freeze()
+    changes = table.changed_since(mark)
+    return table.freeze(changes.ids, changes.removed)
 
 
 def _whole(gradient: Gradient, count: int) -> Floats:

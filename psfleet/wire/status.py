@@ -39,6 +39,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.Fenced: _Code.ABORTED,
     errors.LaneLost: _Code.FAILED_PRECONDITION,
     errors.NotReady: _Code.UNAVAILABLE,
+    errors.Later: _Code.UNAVAILABLE,
     errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
     errors.ServerUnavailable: _Code.UNAVAILABLE,
     errors.AccessDenied: _Code.UNAUTHENTICATED,

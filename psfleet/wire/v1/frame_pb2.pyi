@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 d33c797e891aedca594fc7fa4abaa774cbb4e0d53ee8bdf7dbad66c21f5aff36
+# From protos/psfleet/v1/frame.proto, SHA-256 7375c3ae00c711eec3e7c2ad980002570c435b5d759f6a1b89938085b4255c83
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -55,7 +55,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class Header(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    CUT_AFTER_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -76,7 +78,9 @@ class Header(_message.Message):
     outcome: Outcome
     lane: Lane
     clock: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ...) -> None: ...
+    cut: int
+    cut_after: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

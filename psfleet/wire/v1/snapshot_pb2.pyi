@@ -1,13 +1,13 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 1a3b5c8484cb1ea25ba84e3b63d8fde33a2813ba8b54ff9619a50167b34f0fb6
+# From protos/psfleet/v1/snapshot.proto, SHA-256 bacca6edfb3100c9adfb958bc1483fcf2c001f41965dc5dd66b5d9fce96d030b
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginCutRequest(_message.Message):
-    __slots__ = ("number", "folder", "hold", "at_round", "round", "members", "since")
+    __slots__ = ("number", "folder", "hold", "at_round", "round", "members", "since", "remember")
     class MembersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class BeginCutRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     folder: str
     hold: bool
@@ -29,10 +30,11 @@ class BeginCutRequest(_message.Message):
     round: int
     members: _containers.ScalarMap[int, int]
     since: int
-    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ...) -> None: ...
+    remember: bool
+    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ..., hold: bool = ..., at_round: bool = ..., round: _Optional[int] = ..., members: _Optional[_Mapping[int, int]] = ..., since: _Optional[int] = ..., remember: bool = ...) -> None: ...
 
 class BeginCutReply(_message.Message):
-    __slots__ = ("mode", "closed", "lives", "since")
+    __slots__ = ("mode", "closed", "lives", "remembered")
     class LivesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,12 +45,12 @@ class BeginCutReply(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     LIVES_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     mode: int
     closed: int
     lives: _containers.ScalarMap[int, int]
-    since: bool
-    def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., since: bool = ...) -> None: ...
+    remembered: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, mode: _Optional[int] = ..., closed: _Optional[int] = ..., lives: _Optional[_Mapping[int, int]] = ..., remembered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MarkRequest(_message.Message):
     __slots__ = ("number", "worker", "incarnation", "last")
@@ -79,16 +81,14 @@ class FinishReply(_message.Message):
     def __init__(self, part: _Optional[bytes] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
-    __slots__ = ("number", "complete", "path", "base")
+    __slots__ = ("number", "complete", "base")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     number: int
     complete: bool
-    path: str
-    base: bool
-    def __init__(self, number: _Optional[int] = ..., complete: bool = ..., path: _Optional[str] = ..., base: bool = ...) -> None: ...
+    base: int
+    def __init__(self, number: _Optional[int] = ..., complete: bool = ..., base: _Optional[int] = ...) -> None: ...
 
 class SettleReply(_message.Message):
     __slots__ = ()

@@ -1,0 +1,104 @@
+"""Where a snapshot cuts one shard's stream of pushes, so that all shards are cut at the same place.
+
+Rules R11 and R12 of the protocol. Sync: no further round closes until it is known after which round
+all servers cut. Otherwise: each worker marks its last push in the snapshot; pushes behind a mark wait
+until all marks and all pushes before them are here. Numbers of cuts only rise; whatever belongs to
+an earlier one is ignored.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from psfleet.errors import ProtocolError
+
+__all__ = ["Cutting", "Cuts"]
+
+
+@dataclass
+class Cutting:
+    """A cut that has not been made.
+
+    Attributes:
+        number: Which one.
+        round: Sync: cut when this round is closed; None: it is not known yet, close no round.
+        members: Otherwise: the lives whose marks are awaited, by seat; None in sync mode.
+        marks: By seat the last push in the snapshot.
+        since: Only what has changed since the cut of this number is wanted; 0: everything.
+        remember: A later cut may ask what has changed since this one.
+    """
+
+    number: int
+    round: int | None = None
+    members: Mapping[int, int] | None = None
+    marks: dict[int, int] = field(default_factory=dict)
+    since: int = 0
+    remember: bool = False
+
+
+@dataclass
+class Cuts:
+    """The cuts of one shard.
+
+    Attributes:
+        last: Number of the last one that was made; part of the shard's state.
+        under_way: The next one; not part of it: a shard that starts again knows nothing of it.
+    """
+
+    last: int = 0
+    under_way: Cutting | None = None
+
+    def begin(self, cutting: Cutting) -> None:
+        """A cut is wanted; one that was under way is given up.
+
+        Raises:
+            ProtocolError: A later one has been made or is under way.
+        """
+        now = self.under_way
+        if cutting.number <= self.last or (now is not None and cutting.number < now.number):
+            raise ProtocolError(
+                f"snapshot {cutting.number} comes after snapshot "
+                f"{now.number if now else self.last}; numbers of snapshots must rise"
+            )
+        self.under_way = cutting
+
+    def mark(self, number: int, worker: int, incarnation: int, last: int) -> None:
+        """A worker's stream is cut after push `last`. A second mark must say the same."""
+        now = self.under_way
+        if now is None or number != now.number or now.members is None:
+            return
+        if now.members.get(worker) == incarnation:
+            now.marks.setdefault(worker, last)
+
+    def give_up(self, number: int | None = None) -> None:
+        """Nobody waits for this cut any more; None: for none."""
+        if self.under_way is not None and number in (None, self.under_way.number):
+            self.under_way = None
+
+    def holds_rounds(self, closed: int) -> bool:
+        """Sync: whether the round after `closed` must not close yet."""
+        now = self.under_way
+        return (
+            now is not None and now.members is None and (now.round is None or now.round <= closed)
+        )
+
+    def is_behind(self, worker: int, sequence: int) -> bool:
+        """Whether this push has to wait for the cut."""
+        now = self.under_way
+        return now is not None and sequence > now.marks.get(worker, sequence)
+
+    def is_due(self, closed: int, sequences: Mapping[int, int], left: Iterable[int]) -> bool:
+        """Whether the shard is now where it is to be cut."""
+        now = self.under_way
+        if now is None:
+            return False
+        if now.members is None:
+            return now.round is not None and now.round <= closed
+        awaited = set(now.members) - set(left)
+        return all(now.marks.get(seat, -1) == sequences.get(seat, 0) for seat in awaited)
+
+    def made(self) -> int:
+        """The cut is made; its number."""
+        assert self.under_way is not None
+        self.last = self.under_way.number
+        self.under_way = None
+        return self.last
