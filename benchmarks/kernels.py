@@ -4,7 +4,10 @@
 
 Times are CPU time of the process, median over the repeats; the variants of a block run in turn.
 `stream` is the roofline of a rule: a kernel of the same shape (the same arrays read and written in
-place) that only adds. A rule's figure is its share of that speed.
+place) that only adds. A rule's figure is its share of that speed in GB/s, where its bytes are those
+that any program for it must move: each array read once and, but for the gradient, written once; a
+value that a row shares counts once per row; a norm over the whole parameter, more than a cache
+holds, needs the arrays behind it once more. A row is still in the cache when it is read again.
 """
 
 import argparse
@@ -81,11 +84,7 @@ def in_turn(variants: Variants, repeats: int) -> dict[str, float]:
 
 
 def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
-    """Every rule against the stream of its shape.
-
-    Rules with sums go over the array twice: what they read and write then counts twice too, and
-    the stream's speed in GB/s is what they are held to. Rules by row get rows of 64.
-    """
+    """Every rule against the stream of its shape. Rules by row get rows of 64."""
     rules: dict[str, Rule] = {name: rule() for name, rule in RULES.items()}
     rules |= {"rmsprop_centered": RMSProp(centered=True), "asgd": ASGD(2)}
     results = []
@@ -103,7 +102,8 @@ def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
             repeats,
         )  # type: ignore[misc]
         once = 4 * size * (3 + 2 * slots)
-        speed = (once + second_pass(rule) * 4 * size) / times[name]
+        shared = 8 * size // 64 * (len(kept) - slots)
+        speed = (once + shared + second_pass(rule) * 4 * size) / times[name]
         results.append(
             {
                 "what": f"dense {name}",
@@ -116,10 +116,13 @@ def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def second_pass(rule: Rule) -> int:
-    """How many more values per weight a rule over the whole parameter moves, for its norms."""
+    """How many more values per weight a rule moves that needs norms of the whole parameter.
+
+    Lamb: weights and moments again. LARS: weights and gradient.
+    """
     if rule.measure() is None or rule.unit != "parameter":
         return 0
-    return 3 if rule.prepare() is not None else 2
+    return 3 if rule.advance() is not None else 2
 
 
 def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:

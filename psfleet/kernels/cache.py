@@ -13,16 +13,19 @@ import stat
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import llvmlite
 import llvmlite.binding
 import numba
 import numpy as np
 
-__all__ = ["cache_folder", "load_text"]
+__all__ = ["cache_folder", "load_text", "short_rows"]
 
 _HELPERS = ("memory.py", "hashing.py", "filling.py", "probing.py")
 _lock = threading.Lock()
@@ -40,8 +43,25 @@ def load_text(stem: str, text: str) -> ModuleType:
     name = f"psfleet_kernel_{stem}_{digest}"
     with _lock:
         if name not in _modules:
-            _modules[name] = _mended(name, _write(cache_folder() / f"{name}.py", text))
+            with short_rows():
+                _modules[name] = _mended(name, _write(cache_folder() / f"{name}.py", text))
         return _modules[name]
+
+
+@contextmanager
+def short_rows() -> Iterator[None]:
+    """Have what is compiled meanwhile join neighbouring operations on numbers into vectors.
+
+    The loop over a row of up to 16 weights is unrolled before it could be vectorised; numba
+    leaves the pass that would mend this switched off, unless NUMBA_SLP_VECTORIZE says otherwise.
+    """
+    settings: Any = numba.config
+    before = settings.SLP_VECTORIZE
+    settings.SLP_VECTORIZE = 1
+    try:
+        yield
+    finally:
+        settings.SLP_VECTORIZE = before
 
 
 @cache
@@ -74,6 +94,7 @@ def _surroundings() -> str:
     processor = [
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),
+        "short rows",
     ]
     versions = [numba.__version__, llvmlite.__version__, np.__version__, sys.version]
     return "\0".join([*versions, *processor, *helpers])

@@ -109,17 +109,16 @@ def _run(
     if not units * n:
         return
     h = tuple(scalars)
-    prepared = np.zeros(units * n if text.sums else 1, np.float32)
     extra = np.zeros((units, max(text.extra_width, 1)), np.float32)
     chunks = units * math.ceil(n / CHUNK)
     totals = np.zeros((max(text.sums, 1), chunks), np.float64)
     if text.sums:
         sums = np.zeros((text.sums, chunks, LANES), np.float32)
-        _launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, prepared, sums, h)
+        _launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, sums, h)
         _launch(kernels.fold, text.sums * chunks, chunks, sums, totals)
     if text.extra_width:
         _launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
-    _launch(kernels.update, units * n, units, n, turn, gradient, *values, prepared, extra, h)
+    _launch(kernels.update, units * n, units, n, turn, gradient, *values, extra, h)
 
 
 def _launch(kernel: Any, threads: int, *arguments: Any) -> None:

@@ -8,7 +8,7 @@ have the order of the CPU kernels (see rule_text), so both end with the same val
 import inspect
 from textwrap import indent
 
-from psfleet.kernels.rule_text import CHUNK, LANES, result_count
+from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
 from psfleet.rules.base import Rule
 
 __all__ = ["CudaText"]
@@ -27,24 +27,22 @@ class CudaText:
     """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
 
     Kernels, with `values` standing for the arrays named in `arguments`:
-        update(units, n, turn, gradient, *values, prepared, extra, h): one thread per weight.
+        update(units, n, turn, gradient, *values, extra, h): one thread per weight.
     and, for a rule with sums or slots that a unit shares, to be run before it, in this order:
-        lanes(units, n, turn, gradient, *values, prepared, sums, h): one thread per lane of each chunk.
+        lanes(units, n, turn, gradient, *values, sums, h): one thread per lane of each chunk.
         fold(count, sums, totals): one thread per chunk and sum.
         combine(units, n, *values, totals, extra, h): one thread per unit.
 
-    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update;
-    `prepared` for each weight what the rule's `prepare` makes of its gradient.
+    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int) -> None:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._numbers = len(rule.scalars(0.1, 1))
         self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
-        measure, combine = rule.measure(), rule.combine()
-        self._prepared = rule.prepare() is not None
-        seen = 0 if self._prepared else len(self._slots)
-        self.sums = result_count(measure, 3 + seen) if measure else 0
+        combine = rule.combine()
+        self._advances = rule.advance() is not None
+        self.sums = sum_count(rule)
         self.extras = result_count(combine, 2 + self.sums) if combine else 0
         self._single = [i for i, slot in enumerate(self._slots) if slot.per_unit]
         self.extra_width = self.extras + len(self._single)
@@ -55,7 +53,13 @@ class CudaText:
     def module(self) -> str:
         """The whole module."""
         rule = self._rule
-        functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
+        functions = [
+            rule.scalar(),
+            rule.advance(),
+            rule.direction(),
+            rule.measure(),
+            rule.combine(),
+        ]
         parts = [
             _HEAD,
             *(
@@ -112,18 +116,24 @@ class CudaText:
     def _slot_names(self) -> str:
         return "".join(f"t{i}, " for i in range(len(self._slots)))
 
+    def _directed(self) -> str:
+        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        direction = self._rule.direction()
+        assert direction is not None
+        return f"g, = {direction.__name__}(w, {self._slot_names()}h)"
+
     def _update(self) -> str:
         extended = f"h = h[:{self._numbers}]"
         if self.extras:
             extended += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
         load, names = self._load(saved=True), self._slot_names()
         stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
-        if self._prepared:
-            load = f"w = {self._place(-1, 'unit', 'i')}\ng = prepared[place]"
+        if self._advances:
+            load += f"\n{self._directed()}"
             names, stores = "", stores[:1]
         return f"""
 @cuda.jit
-def update(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, extra, h):
+def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
     place = cuda.grid(1)
     if place < units * n:
         unit = place // n
@@ -135,12 +145,12 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, extr
 """
 
     def _lanes(self) -> str:
-        measure, prepare = self._rule.measure(), self._rule.prepare()
+        measure, advance = self._rule.measure(), self._rule.advance()
         assert measure is not None
         seen, load = self._slot_names(), self._load(saved=False)
-        if prepare is not None:
-            load += f"\ng, {seen}= {prepare.__name__}(w, g, {seen}h)\n"
-            load += "\n".join(["prepared[unit * n + i] = g", *self._store_slots()])
+        if advance is not None:
+            load += f"\n{seen}= {advance.__name__}(w, g, {seen}h)\n"
+            load += "\n".join([*self._store_slots(), self._directed()])
             seen = ""
         terms = "".join(f"a{k}, " for k in range(self.sums))
         start = "\n".join(f"s{k} = ZERO" for k in range(self.sums))
@@ -148,7 +158,7 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, extr
         store = "\n".join(f"sums[{k}, chunk, lane] = s{k}" for k in range(self.sums))
         return f"""
 @cuda.jit
-def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, prepared, sums, h):
+def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
     place = cuda.grid(1)
     chunks = (n + {CHUNK - 1}) // {CHUNK}
     chunk = place // {LANES}
@@ -173,14 +183,11 @@ def fold(count, sums, totals):
         k = place // count
         chunk = place - k * count
         half = {LANES // 2}
-        while half >= 16:
+        while half >= 1:
             for j in range(half):
                 sums[k, chunk, j] += sums[k, chunk, half + j]
             half //= 2
-        total = float64(0)
-        for j in range(16):
-            total += float64(sums[k, chunk, j])
-        totals[k, chunk] = total
+        totals[k, chunk] = float64(sums[k, chunk, 0])
 """
 
     def _combine(self) -> str:

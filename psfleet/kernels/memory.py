@@ -13,7 +13,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
+    "fold",
     "helper",
+    "inlined",
     "kernel",
     "load_f32",
     "load_i64",
@@ -40,6 +42,15 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 def helper(function):
     """A function that kernels call; it is compiled into them."""
     return njit(**OPTIONS)(function)
+
+
+def inlined(function):
+    """A helper whose text takes the place of the call.
+
+    Compiled for itself, a function of two like results would work on both as one short vector, and
+    the loop around the call would not be vectorised.
+    """
+    return njit(inline="always", **OPTIONS)(function)
 
 
 def kernel(signature):
@@ -130,6 +141,37 @@ store_f32, store_u32, store_u64, store_i64 = (
 )
 load_lane, store_lane = _load("f32", lane=True), _store("f32", lane=True)
 prefetch, prefetch_write = _prefetch(0), _prefetch(1)
+
+
+def fold(count):
+    """fold(lanes) -> float32: `count` lanes at an address, the upper half added to the lower one until
+    one is left. Written as vectors: the compiler makes single numbers of the loop that says so.
+    """
+
+    @intrinsic
+    def folded(context, lanes):
+        def generate(context, builder, signature, arguments):
+            kind = ir.VectorType(ir.FloatType(), count)
+            value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()))
+            value.align = 4
+            _mark_apart(builder.module, value, True)
+            half = count
+            while half > 1:
+                half //= 2
+                parts = [
+                    builder.shuffle_vector(value, value, ir.Constant(_mask(half), list(places)))
+                    for places in (range(half), range(half, 2 * half))
+                ]
+                value = builder.fadd(*parts)
+            return builder.extract_element(value, ir.IntType(32)(0))
+
+        return types.float32(types.int64), generate
+
+    return folded
+
+
+def _mask(count):
+    return ir.VectorType(ir.IntType(32), count)
 
 
 @intrinsic

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from psfleet.rules.base import Rule
 from psfleet.tables.spec import Decay
 
-__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of", "scratch_for"]
+__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of", "scratch_for", "sum_count"]
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
-# CHUNK values, value i goes to lane i % LANES (float32), the lanes are folded in halves down to 16,
-# and those are added in order in float64. Chunks follow each other.
+# CHUNK values, value i goes to lane i % LANES (float32) and the lanes are folded in halves to one;
+# the chunks are added in order in float64. The lanes of two sums fit the registers of AVX-512.
 CHUNK = 4096
-LANES = 256
-PREPARED = 8 * LANES  # place of `prepare`'s results in a kernel's working memory, in float32
+LANES = 64
 
 _HEAD = """\
 import math
@@ -27,7 +26,7 @@ import numpy as np
 from numba import float32, float64, int64, uint64, void
 
 from psfleet.kernels.filling import fill_row
-from psfleet.kernels.memory import (helper, kernel, load_f32, load_i64, load_lane, load_u64,
+from psfleet.kernels.memory import (fold, helper, inlined, kernel, load_f32, load_i64, load_lane, load_u64,
                                     prefetch, prefetch_write, read_f32, read_i64, store_f32,
                                     store_i64, store_lane, store_u64)
 from psfleet.kernels.probing import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
@@ -49,7 +48,6 @@ class RuleText:
     Attributes:
         pointers: Names of the arguments that say where weights and state are. Dense: one address
             each. Sparse: the row's address, and the number of the slot whose turn it is.
-        prepared: The rule has a `prepare`.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
@@ -62,12 +60,13 @@ class RuleText:
             width: Dense: how many weights a unit has, where the compiler may know; else 0.
         """
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
-        self._count = str(dim or width or "n")
+        self._constant = dim or width
+        self._count = str(self._constant or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
         kept = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in kept]
-        self.prepared = rule.prepare() is not None
+        self._advances = rule.advance() is not None
         self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(kept)))]
 
     def load_scalars(self) -> str:
@@ -113,8 +112,14 @@ class RuleText:
     def core(self) -> str:
         """The rule's functions and `apply`, which updates the weights of one unit."""
         rule, parts = self._rule, [_HEAD]
-        functions = [rule.scalar(), rule.prepare(), rule.measure(), rule.combine()]
-        parts += ["\n@helper\n" + inspect.getsource(f) for f in functions if f is not None]
+        functions = [
+            rule.scalar(),
+            rule.advance(),
+            rule.direction(),
+            rule.measure(),
+            rule.combine(),
+        ]
+        parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions if f is not None]
         if rule.measure() is not None:
             parts.append(self._combined())
         parts.append(self._apply())
@@ -133,18 +138,14 @@ class RuleText:
             text += "\ng = g + (l1 if w > ZERO else (-l1 if w < ZERO else ZERO))"
         return text
 
-    def _load_prepared(self, index: str) -> str:
-        """The same behind `prepare`, whose results stand in for the gradients."""
-        if not self.prepared:
-            return self._load(index)
-        return f"w = load_f32(p, {index})\ng = load_f32(prepared, {index})"
-
-    def _arguments(self, index: str) -> str:
-        slots = [
+    def _slots(self, index: str) -> list[str]:
+        return [
             f"u{i}" if single else f"load_f32({self._place(i, index)})"
             for i, single in enumerate(self._per_unit)
         ]
-        return ", ".join(["w", "g", *slots, "h"])
+
+    def _arguments(self, index: str) -> str:
+        return ", ".join(["w", "g", *self._slots(index), "h"])
 
     def _load_single(self) -> str:
         """Statements that load the values that the unit shares."""
@@ -164,16 +165,24 @@ class RuleText:
     def _results(self) -> str:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
 
+    def _directed(self, slots: list[str]) -> str:
+        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        direction = self._rule.direction()
+        assert direction is not None
+        return f"g, = {direction.__name__}({', '.join(['w', *slots, 'h'])})\n"
+
     def _apply(self) -> str:
         count, pointers = self._count, ", ".join(self.pointers)
         text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
-        text += self._load_single() + self._decay_factors() + self._place_prepared()
+        text += self._load_single() + self._decay_factors()
         if self._rule.measure() is not None:
             text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
-        text += f"    for i in range({count}):\n" + indent(self._load_prepared("i"), " " * 8)
-        if self.prepared:
-            text += f"\n        w, = {self._function}(w, g, h)\n        store_f32(p, i, w)\n"
-            return text
+        text += f"    for i in range({count}):\n"
+        if self._advances:
+            body = "w = load_f32(p, i)\n" + self._directed(self._slots("i"))
+            body += f"w, = {self._function}(w, g, h)\nstore_f32(p, i, w)\n"
+            return text + indent(body, " " * 8)
+        text += indent(self._load("i"), " " * 8)
         text += f"\n        w, {self._results()}= {self._function}({self._arguments('i')})\n"
         text += "        store_f32(p, i, w)\n" + indent(self._store_slots(), " " * 8)
         return text + "".join(
@@ -182,49 +191,44 @@ class RuleText:
             if single
         )
 
-    def _place_prepared(self) -> str:
-        return f"    prepared = lanes + {4 * PREPARED}\n" if self.prepared else ""
-
-    def _prepare(self) -> str:
-        """Statements that update the slots of weight i and leave `prepare`'s result in g."""
-        function = self._rule.prepare()
-        if function is None:
+    def _advance(self) -> str:
+        """Statements that update the slots of weight i and leave the direction in g."""
+        advance = self._rule.advance()
+        if advance is None:
             return ""
-        call = f"g, {self._results()}= {function.__name__}({self._arguments('i')})"
-        return f"\n{call}\nstore_f32(prepared, i, g)\n{self._store_slots()}".rstrip()
+        names = self._results()
+        call = f"\n{names}= {advance.__name__}({self._arguments('i')})\n{self._store_slots()}"
+        return (call + self._directed(names.rstrip(", ").split(", "))).rstrip()
 
     def _combined(self) -> str:
         """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
-        sums = result_count(measure, 3 + (0 if self.prepared else len(self._per_unit)))
-        names, count = [f"a{i}" for i in range(sums)], self._count
-
-        call = f"{', '.join(names)}, = {measure.__name__}("
-        call += ("w, g, h" if self.prepared else self._arguments("i")) + ")"
+        sums = sum_count(self._rule)
+        count, lanes = self._count, _power(min(self._constant or LANES, LANES))
+        call = f"{', '.join(f'a{i}' for i in range(sums))}, = {measure.__name__}("
+        call += ("w, g, h" if self._advances else self._arguments("i")) + ")"
         adds = [
-            f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + {name})"
-            for i, name in enumerate(names)
+            f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + a{i})"
+            for i in range(sums)
         ]
-        term = "\n".join([self._load("i") + self._prepare(), call, *adds])
+        term = "\n".join([self._load("i") + self._advance(), call, *adds])
+        zeros = "\n".join(f"store_lane(lanes, {LANES * i} + j, ZERO)" for i in range(sums))
         totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
-        finals = "\n".join(
-            f"s{i} += float64(load_lane(lanes, {LANES * i} + j))" for i in range(sums)
-        )
+        finals = "\n".join(f"s{i} += float64(folded(lanes + {4 * LANES * i}))" for i in range(sums))
         result = ", ".join(f"float32(s{i})" for i in range(sums))
         return f"""
+folded = fold({lanes})
+
+
 @helper
 def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
-    used = 16  # lanes: the others would only add zeros
-    while used < {count} and used < {LANES}:
-        used *= 2
-{self._load_single()}{self._decay_factors()}{self._place_prepared()}{indent(totals, "    ")}
+{self._load_single()}{self._decay_factors()}{indent(totals, "    ")}
     for chunk in range(0, {count}, {CHUNK}):
         end = min(chunk + {CHUNK}, {count})
-        for sum_ in range({sums}):
-            for j in range(used):
-                store_lane(lanes, {LANES} * sum_ + j, ZERO)
+        for j in range({lanes}):
+{indent(zeros, " " * 12)}
         whole = chunk + (end - chunk) // {LANES} * {LANES}
         for start in range(chunk, whole, {LANES}):
             for j in range({LANES}):
@@ -233,22 +237,28 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
         for j in range(end - whole):
             i = whole + j
 {indent(term, " " * 12)}
-        for sum_ in range({sums}):
-            lane = lanes + sum_ * {4 * LANES}
-            half = used // 2
-            while half >= 16:
-                for j in range(half):
-                    store_lane(lane, j, load_lane(lane, j) + load_lane(lane, half + j))
-                half //= 2
-        for j in range(16):
-{indent(finals, " " * 12)}
+{indent(finals, " " * 8)}
     return {combine.__name__}({result}, float32({count}), h)
 """
 
 
-def scratch_for(rule: Rule, size: int) -> NDArray[np.float32]:
-    """Working memory of a kernel whose longest unit has `size` weights: the lanes, then `prepared`."""
-    return np.empty(PREPARED + (size if rule.prepare() is not None else 0), np.float32)
+def _power(count: int) -> int:
+    """The smallest power of two that is at least `count`. More lanes would only add zeros."""
+    return 1 << (count - 1).bit_length()
+
+
+def scratch_for(rule: Rule) -> NDArray[np.float32]:
+    """Working memory of a kernel: the lanes of the rule's sums."""
+    return np.empty(LANES * sum_count(rule), np.float32)
+
+
+def sum_count(rule: Rule) -> int:
+    """How many sums over a unit the rule needs."""
+    measure = rule.measure()
+    if measure is None:
+        return 0
+    kept = 0 if rule.advance() else len(rule.slots) - max(rule.turns - 1, 0)
+    return result_count(measure, 3 + kept)
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:

@@ -79,25 +79,29 @@ def _decayed(weights: Floats, gradient: Floats, decay: Decay) -> Floats:
 
 
 def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
-    prepare, measure, combine = rule.prepare(), rule.measure(), rule.combine()
-    if prepare is not None:
-        gradient, *slots = _columns(prepare, values, gradient, h)
-        for value, new in zip(values[1:], slots, strict=True):
+    advance, direction = rule.advance(), rule.direction()
+    measure, combine = rule.measure(), rule.combine()
+    if advance is not None and direction is not None:
+        for value, new in zip(
+            values[1:], _columns(advance, [values[0], gradient, *values[1:]], h), strict=True
+        ):
             value[:] = new
+        (gradient,) = _columns(direction, values, h)
         values = values[:1]
+    columns = [values[0], gradient, *values[1:]]
     if measure is not None and combine is not None:
-        sums = [_sum(column) for column in _columns(measure, values, gradient, h)]
+        sums = [_sum(column) for column in _columns(measure, columns, h)]
         h = h + tuple(_in_numpy(combine)(*sums, np.float32(len(gradient)), h))
-    for value, new in zip(values, _columns(rule.scalar(), values, gradient, h), strict=True):
+    for value, new in zip(values, _columns(rule.scalar(), columns, h), strict=True):
         value[:] = new
 
 
 def _columns(
-    function: Callable[..., Any], values: list[Floats], gradient: Floats, h: tuple[Any, ...]
+    function: Callable[..., Any], columns: list[Floats], h: tuple[Any, ...]
 ) -> list[Floats]:
-    """The function of (w, g, *slots, h) for each weight: one array per result."""
+    """The function of (*columns, h) for each weight: one array per result."""
     in_numpy = _in_numpy(function)
-    results = [in_numpy(*at, h) for at in zip(values[0], gradient, *values[1:], strict=True)]
+    results = [in_numpy(*at, h) for at in zip(*columns, strict=True)]
     return [np.array(column, np.float32) for column in zip(*results, strict=True)]
 
 
@@ -110,10 +114,9 @@ def _sum(terms: Floats) -> np.float32:
         for row in range(0, len(chunk), LANES):
             part = chunk[row : row + LANES]
             lanes[: len(part)] += part
-        while len(lanes) > 16:
+        while len(lanes) > 1:
             lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-        for lane in lanes:
-            total += np.float64(lane)
+        total += np.float64(lanes[0])
     return np.float32(total)
 
 

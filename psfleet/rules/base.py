@@ -43,9 +43,10 @@ class Rule:
     the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
     `combine(*sums, count, h) -> (float, ...)`, which makes of the sums and of the unit's size the
     values that are appended to h before the scalar function runs. `measure` sees the slots as they
-    are before the update. To compute something once for both, a rule may also have
-    `prepare(w, g, *slots, h) -> (u, *slots)`. It then does the slots' update, u takes the place of g,
-    and the other two have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
+    are before the update. A rule that sums over what it makes of its slots also has
+    `advance(w, g, *slots, h) -> slots`, their update, which runs first, and
+    `direction(w, *slots, h) -> (u,)`, of the updated ones. u takes the place of g, and the other two
+    have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
         name: The rule's name on the wire.
@@ -78,8 +79,12 @@ class Rule:
         """What to sum over the unit; None: the rule needs no sums."""
         return None
 
-    def prepare(self) -> Callable[..., tuple[float, ...]] | None:
-        """What runs before `measure`; None: nothing."""
+    def advance(self) -> Callable[..., tuple[float, ...]] | None:
+        """The slots' update, where it runs before `measure`; None: the scalar function does it."""
+        return None
+
+    def direction(self) -> Callable[..., tuple[float, ...]] | None:
+        """What stands for the gradient after `advance`; None: as `advance`."""
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:

@@ -10,10 +10,12 @@ from psfleet.rules.base import Rule, Slot, check_range
 __all__ = ["Lamb"]
 
 
-def lamb_prepare(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
-    m = h[1] * m + h[2] * g
-    v = h[3] * v + h[4] * (g * g)
-    return h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w, m, v
+def lamb_advance(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    return h[1] * m + h[2] * g, h[3] * v + h[4] * (g * g)
+
+
+def lamb_direction(w, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    return (h[6] * (m / (math.sqrt(v) + h[5])) + h[7] * w,)
 
 
 def lamb_measure(w, u, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
@@ -56,8 +58,11 @@ class Lamb(Rule):
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return lamb
 
-    def prepare(self) -> Callable[..., tuple[float, ...]]:
-        return lamb_prepare
+    def advance(self) -> Callable[..., tuple[float, ...]]:
+        return lamb_advance
+
+    def direction(self) -> Callable[..., tuple[float, ...]]:
+        return lamb_direction
 
     def measure(self) -> Callable[..., tuple[float, ...]]:
         return lamb_measure

@@ -41,7 +41,7 @@ class DenseTable:
         ]
         constant = self._width if spec.rule.unit == "row" and self._width <= MAX_DIM else 0
         self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2), constant)
-        self._scratch = scratch_for(spec.rule, self._width)
+        self._scratch = scratch_for(spec.rule)
         self._views: list[FrozenDense] = []
         self._lock = threading.Lock()
 

@@ -19,9 +19,9 @@ def signatures(rule: Rule, dim: int) -> dict[str, Any]:
     text, _ = cuda_kernels(rule, True, True, dim)
     values = [int64[::1], FLAT] if dim else [FLAT] * len(text.arguments)
     h = types.UniTuple(float32, len(rule.scalars(0.1, 1)) + 2)
-    found = {"update": void(int64, int64, int64, FLAT, *values, FLAT, EXTRA, h)}
+    found = {"update": void(int64, int64, int64, FLAT, *values, EXTRA, h)}
     if text.sums:
-        found["lanes"] = void(int64, int64, int64, FLAT, *values, FLAT, SUMS, h)
+        found["lanes"] = void(int64, int64, int64, FLAT, *values, SUMS, h)
         found["fold"] = void(int64, SUMS, TOTALS)
     if text.extra_width:
         found["combine"] = void(int64, int64, int64, *values, TOTALS, EXTRA, h)

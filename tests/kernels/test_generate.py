@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from numba import njit
 
-from psfleet.kernels.cache import _surroundings, cache_folder
-from psfleet.kernels.generate import dense_kernels
+from psfleet.kernels.cache import _surroundings, cache_folder, short_rows
+from psfleet.kernels.generate import dense_kernels, sparse_kernels
 from psfleet.kernels.memory import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
 
@@ -25,23 +25,44 @@ RULE_CASES = {
 }
 
 
-@pytest.mark.skipif(
+WIDE = pytest.mark.skipif(
     not re.search(r"\+avx2\b", _surroundings()),
     reason="this processor has neither AVX2 nor AVX-512",
 )
+
+
+def machine_code(kernel: Any) -> str:
+    """The text of a kernel's code, compiled anew: what comes from the cache has none."""
+    options: dict[str, Any] = OPTIONS
+    with short_rows():
+        fresh = njit(kernel.nopython_signatures[0], **options)(kernel.py_func)
+    code: str = next(iter(fresh.inspect_asm().values()))
+    return code
+
+
+@WIDE
 @pytest.mark.parametrize("name", RULE_CASES)
 def test_dense_kernel_is_vectorised(name: str) -> None:
     """The machine code of every rule's dense kernel works on whole vector registers."""
     rule: Rule = RULE_CASES[name]
-    kernel = dense_kernels(rule, False, False).push
-    options: dict[str, Any] = OPTIONS
-    fresh = njit(kernel.nopython_signatures[0], **options)(
-        kernel.py_func
-    )  # cached code has no text
-    code = next(iter(fresh.inspect_asm().values()))
+    code = machine_code(dense_kernels(rule, False, False).push)
     wide = [line for line in code.splitlines() if re.search(r"\bv\w+ps\b.*%[yz]mm", line)]
     assert len(wide) >= 4, f"only {len(wide)} vector instructions"
     assert not re.search(r"\bv(div|sqrt|mul|add)sd\b", code) or rule.unit != "element"
+
+
+@WIDE
+@pytest.mark.parametrize("name", ["adagrad", "adam", "ftrl", "lamb", "rowwise_adagrad"])
+def test_short_rows_are_vectorised(name: str) -> None:
+    """A row of 8 is one vector: no weight has a division or a root of its own.
+
+    What is left of them belongs to the row: a rule's combined numbers.
+    """
+    code = machine_code(sparse_kernels(RULE_CASES[name], False, False, 8, False).push)
+    wide = re.findall(r"\bv(?:div|sqrt)ps\b.*%ymm", code)
+    single = re.findall(r"\bv(?:div|sqrt)ss\b", code)
+    assert wide
+    assert len(single) < 8, f"{len(single)} divisions and roots of single numbers"
 
 
 PROGRAM = """
