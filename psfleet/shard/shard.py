@@ -209,6 +209,8 @@ class Shard:
             )
         if event.switch <= self.switches:
             self._check_mode(event)
+        else:
+            self._check_switch(event)
         known = self.lives.get(event.worker, -1)
         if event.incarnation < known:
             raise Fenced(
@@ -240,17 +242,19 @@ class Shard:
                 f"but the fleet runs with {self.clocks.staleness}"
             )
 
+    def _check_switch(self, event: Join) -> None:
+        if event.switch != self.switches + 1 or self.rounds.held or self._parked:
+            raise ProtocolError(
+                f"worker {event.worker} makes change {event.switch} of the mode, but server "
+                f"{self.index} has made {self.switches} and not all is settled here"
+            )
+
     def _switch(self, event: Join) -> None:
         """All workers have met with nothing under way: go on in another mode.
 
         Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
         whatever of the old mode still arrives late is recognised as old.
         """
-        if event.switch != self.switches + 1 or self.rounds.held or self._parked:
-            raise ProtocolError(
-                f"worker {event.worker} makes change {event.switch} of the mode, but server "
-                f"{self.index} has made {self.switches} and not all is settled here"
-            )
         self._record(event)
         last = max(self.rounds.closed, *self.sequences.values())
         self.rounds.closed = last
