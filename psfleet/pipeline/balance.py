@@ -13,7 +13,7 @@ from psfleet.program.plan import Plan
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable
 
-__all__ = ["balanced_parts", "weight_of"]
+__all__ = ["balanced_edges", "balanced_parts", "weight_of"]
 
 Floats = NDArray[np.float64]
 _SLACK = 1.1
@@ -46,7 +46,7 @@ def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
             f"the program has {len(records)} operations, too few for {count} pieces of a "
             "pipeline; use fewer stages"
         )
-    edges = _edges([weight_of(record) for record in records], _crossing(records), count)
+    edges = balanced_edges([weight_of(record) for record in records], _crossing(records), count)
     return [records[start:end] for start, end in pairwise(edges)]
 
 
@@ -60,8 +60,17 @@ def _crossing(records: Sequence[Record]) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
-    """Edges of least crossing among those whose heaviest part is within reach of the least."""
+def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
+    """Edges of least crossing among those whose heaviest part is within reach of the least.
+
+    Args:
+        weights: Of each operation.
+        crossing: Before each operation, and at the end, how much crosses an edge there.
+        count: Of parts.
+
+    Returns:
+        0 < ... < len(weights): `count` parts lie between them.
+    """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     heaviest = _partition(total, count, lambda before, i, j: max(before, total[j] - total[i]))[0]
     limit = heaviest * _SLACK

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
     from psfleet.torch.embeddings import Embedding, EmbeddingBag
     from psfleet.torch.optimizers import DistributedOptimizer
+    from psfleet.torch.pipeline import Pipeline
     from psfleet.torch.prefetching import prefetch
 
-__all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "convert", "prefetch"]
+__all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "Pipeline", "convert", "prefetch"]
 
 _HOMES = {
     "DistributedOptimizer": "psfleet.torch.optimizers",
     "Embedding": "psfleet.torch.embeddings",
     "EmbeddingBag": "psfleet.torch.embeddings",
+    "Pipeline": "psfleet.torch.pipeline",
     "convert": "psfleet.torch.conversion",
     "prefetch": "psfleet.torch.prefetching",
 }

@@ -12,9 +12,10 @@ from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.planning import Optimizers, listed
 
-__all__ = ["convert"]
+__all__ = ["convert", "converted"]
 
 M = TypeVar("M", bound=nn.Module)
+Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
 
 def convert(
@@ -39,6 +40,13 @@ def convert(
         ConfigError: An optimizer, a module or an option of them has no exact counterpart.
         UsageError: The optimizers do not fit the model. Either way nothing was changed.
     """
+    return converted(model, optimizers, DistributedOptimizer, name=name, runtime=runtime)
+
+
+def converted(
+    model: M, optimizers: Optimizers, kind: type[Kind], *, name: str, runtime: Runtime | None
+) -> tuple[M, Kind]:
+    """As convert(), with an optimizer of this kind."""
     given = listed(optimizers)
     trained = {id(p) for o in given for group in o.param_groups for p in group["params"]}
     _check_all_in(model, given)
@@ -57,10 +65,8 @@ def convert(
     )
     swap.there()
     try:
-        converted = swap.root()
-        return cast(M, converted), DistributedOptimizer(
-            converted, given, name=name, runtime=runtime
-        )
+        root = swap.root()
+        return cast(M, root), kind(root, given, name=name, runtime=runtime)
     except PsfleetError:
         swap.back()
         raise

@@ -191,6 +191,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._shortener is not None and "loss_scaling" in state_dict:
             self._shortener.set_state_dict(state_dict["loss_scaling"])
 
+    def narrow(self, modules: Iterable[nn.Module]) -> None:
+        """From now on this process trains these modules; the rest is brought when the model is used."""
+        parts = list(modules)
+        own = {id(p) for part in parts for p in part.parameters()}
+        self._own = [dense for dense in self._dense if id(dense.parameter) in own]
+        self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
+
     # -- parts of a step -----------------------------------------------------------------------
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
