@@ -7,7 +7,8 @@ Settings come from three places; for each single key the first one that says som
 A strategy file is TOML with a table for each part that is to be on:
 
     [consistency]
-    mode = "async"
+    mode = "ssp"
+    staleness = 4
     [gradient_merge]
     k_steps = 4
 """
@@ -19,8 +20,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
+from psfleet.a_sync import consistency_of
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind, check_kind
 from psfleet.shard.events import Mode
@@ -38,19 +40,62 @@ __all__ = [
     "Recompute",
     "Settings",
     "load_strategy_file",
+    "overridden",
     "resolve",
 ]
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """When pushes take effect: `sync`, in rounds averaged over the workers, or `async`, at once."""
+    """When pushes take effect, and how far workers may be apart.
+
+    Attributes:
+        mode: sync: in rounds averaged over the workers. async: at once. ssp: at once, no worker more
+            than `staleness` pushes ahead of another. geo: each worker trains `k_steps` steps on copies
+            of its own, then what it has learned is added. half-async: at once, several gradients merged.
+        staleness: ssp only.
+        k_steps: geo only: steps between two exchanges.
+        copied_rows: geo only: rows of a sparse table that a worker keeps copies of, at most.
+        max_merge: half-async only: gradients that are summed to one push, at most.
+        queue_size: half-async only: gradients that may wait before the worker does.
+    """
 
     mode: Mode = "sync"
+    staleness: int = 2
+    k_steps: int = 10
+    copied_rows: int = 1 << 20
+    max_merge: int = 8
+    queue_size: int = 16
 
     def __post_init__(self) -> None:
-        if self.mode not in ("sync", "async"):
-            raise ConfigError(f"consistency mode is {self.mode!r}; it must be sync or async")
+        if self.mode not in get_args(Mode):
+            raise ConfigError(
+                f"consistency mode is {self.mode!r}; it must be one of {', '.join(get_args(Mode))}"
+            )
+        for field in dataclasses.fields(self)[1:]:
+            value, least = getattr(self, field.name), 0 if field.name == "staleness" else 1
+            if not least <= value < 2**31:
+                raise ConfigError(
+                    f"consistency {field.name} is {value}; it must be at least {least} "
+                    "and below 2^31"
+                )
+            if value != field.default and field.name not in _SETTINGS_OF.get(self.mode, ()):
+                raise ConfigError(
+                    f"consistency {field.name} = {value} and mode = {self.mode!r} contradict "
+                    f"each other: it is a setting of {_mode_of(field.name)}; leave one out"
+                )
+
+
+_SETTINGS_OF = {
+    "ssp": ("staleness",),
+    "geo": ("k_steps", "copied_rows"),
+    "half-async": ("max_merge", "queue_size"),
+}
+
+
+def _mode_of(setting: str) -> str:
+    """The mode that a setting belongs to."""
+    return next(mode for mode, settings in _SETTINGS_OF.items() if setting in settings)
 
 
 @dataclass(frozen=True)
@@ -274,10 +319,10 @@ class Settings:
         for first, second, reason in _CONTRADICTIONS:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} contradict each other: {reason}")
-        if self.localsgd is not None and self.consistency.mode == "async":
+        if self.localsgd is not None and self.consistency.mode != "sync":
             raise ConfigError(
-                "localsgd and the consistency mode 'async' contradict each other: workers "
-                "that average wait for each other; use sync"
+                f"localsgd and the consistency mode {self.consistency.mode!r} contradict each "
+                "other: workers that average wait for each other; use sync"
             )
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
             raise ConfigError(
@@ -332,8 +377,14 @@ class DistributedStrategy:
         strategy.gradient_merge = True
         strategy.gradient_merge_configs = {"k_steps": 4, "avg": True}
 
-    `a_sync` is the mode: False sync, True async (with `a_sync_configs` k_steps 0). Any other name is
-    refused, and so is a configuration that contradicts itself.
+    `a_sync` is the mode: False sync, True one of the others, as `a_sync_configs` says:
+
+        {}                                              async (k_steps 0 too, as in the reference)
+        {"k_steps": 100}                                geo
+        {"max_merge_var_num": 8, "send_queue_size": 16} half-async
+        {"staleness": 4}                                ssp, which the reference does not have
+
+    Any other name is refused, and so is a configuration that contradicts itself.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -373,20 +424,9 @@ class DistributedStrategy:
             if self._said.get(name)
         }
         if "a_sync" in self._said:
-            said["consistency"] = {"mode": self._mode()}
+            said["consistency"] = consistency_of(self.a_sync, self.a_sync_configs)
         _check_parts(said)
         return said
-
-    def _mode(self) -> Mode:
-        """The reference: a_sync with k_steps 0 is async, with -1 sync, above 0 geo."""
-        configs = self.a_sync_configs
-        unknown = sorted(set(configs) - {"k_steps"})
-        if unknown:
-            raise ConfigError(f"a_sync_configs has no setting {unknown[0]!r}; it has k_steps")
-        steps = configs.get("k_steps", 0)
-        if steps not in (0, -1):
-            raise ConfigError(f"a_sync_configs k_steps is {steps!r}; only 0 (async) is available")
-        return "async" if self.a_sync and steps == 0 else "sync"
 
 
 def resolve(strategy: DistributedStrategy | None, overrides: str) -> Settings:
@@ -408,8 +448,25 @@ def resolve(strategy: DistributedStrategy | None, overrides: str) -> Settings:
                 f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}"
             ) from None
         _check_parts(said)
-        parts = {name: {**parts.get(name, {}), **said.get(name, {})} for name in {**parts, **said}}
+        parts = overridden(parts, said)
     return Settings.from_parts(parts)
+
+
+def overridden(
+    parts: Mapping[str, Mapping[str, Any]], by: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The settings of two sources; `by` has the last word on each.
+
+    Where it names another consistency mode, the settings of the mode that it replaces go too.
+    """
+    merged = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
+    before = parts.get("consistency", {}).get("mode")
+    now = merged.get("consistency", {}).get("mode")
+    if now != before:
+        for setting in _SETTINGS_OF.get(before or "", ()):
+            if setting not in by.get("consistency", {}):
+                merged["consistency"].pop(setting, None)
+    return merged
 
 
 def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:

@@ -43,6 +43,15 @@ _RESTARTS = 5  # of each server in one job
     help="Each push is applied at once, whatever the script's strategy says.",
 )
 @click.option(
+    "--mode",
+    type=click.Choice(["sync", "async", "ssp", "geo", "half-async"]),
+    help="When pushes take effect, whatever the script's strategy says.",
+)
+@click.option(
+    "--staleness", type=click.IntRange(0), help="ssp: pushes a worker may be ahead of another."
+)
+@click.option("--k-steps", type=click.IntRange(1), help="geo: steps between two exchanges.")
+@click.option(
     "--pipeline",
     "schedule",
     type=click.Choice(get_args(Kind)),
@@ -101,6 +110,8 @@ def launch(
     servers: int,
     workers: int,
     mode: str | None,
+    staleness: int | None,
+    k_steps: int | None,
     schedule: str | None,
     stages: int | None,
     micro_batches: int | None,
@@ -125,7 +136,7 @@ def launch(
     bad usage.
     """
     said = {
-        "consistency": {"mode": mode},
+        "consistency": {"mode": mode, "staleness": staleness, "k_steps": k_steps},
         "recompute": {} if recompute else None,
         "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
     }
@@ -154,17 +165,17 @@ def merged(
     file: str | None, said: Mapping[str, Mapping[str, Any] | None]
 ) -> dict[str, dict[str, Any]]:
     """The settings of the strategy file, and over them those of the flags that were given."""
-    parts: dict[str, dict[str, Any]] = {}
-    if file:
-        # Here: it loads NumPy, whose threads are better not there when processes are forked.
-        from psfleet.strategy import load_strategy_file
-
-        parts = load_strategy_file(file)
+    flags: dict[str, dict[str, Any]] = {}
     for name, settings in said.items():
         given = {key: value for key, value in (settings or {}).items() if value is not None}
         if given or (settings is not None and not settings):
-            parts[name] = {**parts.get(name, {}), **given}
-    return parts
+            flags[name] = given
+    if not file:
+        return flags
+    # Here: it loads NumPy, whose threads are better not there when processes are forked.
+    from psfleet.strategy import load_strategy_file, overridden
+
+    return overridden(load_strategy_file(file), flags)
 
 
 def _run(job: Job, limits: Limits, screen: Screen) -> int:

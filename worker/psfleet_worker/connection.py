@@ -30,6 +30,7 @@ class Connection:
 
     Attributes:
         sequence: Last push or round of this life that all servers know.
+        clock: Ssp mode: pushes since all workers last met.
         beats: Signs of life, from `start` to `close`.
     """
 
@@ -39,10 +40,14 @@ class Connection:
         mode: Mode,
         patience: Patience,
         meddle: Callable[[int, Send], Send] | None = None,
+        staleness: int = 0,
     ) -> None:
         self.worker = environment.rank
         self.workers = environment.workers
         self.mode: Mode = mode
+        self.staleness = staleness
+        self.clock = 0
+        self._switches = 0
         self.patience = patience
         changed = threading.Condition()
         access = Access.of(environment)
@@ -82,10 +87,28 @@ class Connection:
             index=self.worker, incarnation=self.incarnation, boot=self._boot, step=self.sequence
         )
 
-    def join(self) -> None:
-        """Begin on every server, or go on after a rest; learns the last round."""
+    @property
+    def rests(self) -> bool:
+        """Whether the others would wait for this worker while it waits for them at a meeting."""
+        return self.mode in ("sync", "ssp")
+
+    def change_mode(self, mode: Mode, staleness: int) -> None:
+        """Go on in another mode. All workers have met with nothing under way, and all do this."""
+        self.mode, self.staleness = mode, staleness
+        self.join(self._switches + 1)
+
+    def join(self, switch: int = 0) -> None:
+        """Begin on every server, or go on after a rest; learns the last round.
+
+        Args:
+            switch: See `change_mode`; the number of the change.
+        """
         request = shard_pb2.JoinRequest(
-            worker=self.worker, incarnation=self.incarnation, mode=write_mode(self.mode)
+            worker=self.worker,
+            incarnation=self.incarnation,
+            mode=write_mode(self.mode),
+            staleness=self.staleness,
+            switch=switch,
         )
         replies = [
             shard_pb2.JoinReply.FromString(answer)
@@ -102,6 +125,8 @@ class Connection:
                 f"the servers stand at different rounds: {[reply.sequence for reply in replies]}"
             )
         self.sequence = replies[0].sequence
+        self._switches = replies[0].switches
+        self.clock = min(reply.clock for reply in replies)
 
     def meet(
         self, mode: str = "", value: NDArray[Any] | None = None, timeout: float | None = None

@@ -1,7 +1,8 @@
 """Pushes on their way: in order, a few at a time, each in company of the next pull where it can be.
 
-A call costs as much CPU as half a megabyte of tensors. In async mode a push therefore waits a moment
-for the pull that mostly follows it, and travels in the same call. If none comes it leaves alone.
+A call costs as much CPU as half a megabyte of tensors. In every mode but sync a push therefore waits
+a moment for the pull that mostly follows it, and travels in the same call. If none comes it leaves
+alone.
 """
 
 import threading

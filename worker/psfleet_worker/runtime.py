@@ -19,7 +19,7 @@ from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece, State
-from psfleet.wire.specs import write_spec
+from psfleet.wire.specs import read_mode, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.beats import Listener
@@ -45,14 +45,16 @@ class ClusterRuntime:
     """Implements psfleet.runtime.Runtime on the servers of a cluster.
 
     Sync mode: a push is held by every server; the next pull or flush commits it and waits for the
-    round to close, whose update is the mean of all workers' gradients. Async mode: pushes leave in
-    order, a few at a time; a pull comes after the pushes before it, and takes the last one with it.
+    round to close, whose update is the mean of all workers' gradients. Every other mode: pushes leave
+    in order, a few at a time; a pull comes after the pushes before it, and takes the last one with it.
+    Ssp mode: the pull waits while this worker is too far ahead of another.
 
     An error of a push is raised by its ticket and by every later call: no push is skipped.
 
     Args:
         environment: Says which worker this is and where the servers are.
-        mode: "sync" or "async"; the same for all workers.
+        mode: The same for all workers.
+        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
         patience: How long to wait for whom.
         meddle: For tests, see psfleet.testing.faults.
     """
@@ -61,6 +63,7 @@ class ClusterRuntime:
         self,
         environment: Environment,
         mode: Mode,
+        staleness: int = 0,
         *,
         patience: Patience | None = None,
         meddle: Callable[[int, Send], Send] | None = None,
@@ -70,8 +73,9 @@ class ClusterRuntime:
                 f"the role is {environment.role!r}; a cluster's runtime is for "
                 "workers (PSFLEET_ROLE=worker)"
             )
-        self._fleet = Connection(environment, mode, patience or Patience.of(environment), meddle)
-        self._mode: Mode = mode
+        self._fleet = Connection(
+            environment, mode, patience or Patience.of(environment), meddle, staleness
+        )
         self._specs: dict[int, TableSpec] = {}
         self._plans = Plans(len(self._fleet.clients))
         self._pushes = Pushes(self._fleet.clients)
@@ -99,6 +103,10 @@ class ClusterRuntime:
     def server_num(self) -> int:
         """See Runtime."""
         return len(self._fleet.clients)
+
+    @property
+    def _mode(self) -> Mode:
+        return self._fleet.mode
 
     # -- training ------------------------------------------------------------------------------
 
@@ -160,6 +168,7 @@ class ClusterRuntime:
 
     def _parcels(self, **fields: Any) -> list[Parcel]:
         """An empty parcel for each server, with a header of these fields."""
+        fields.setdefault("clock", self._fleet.clock)
         return [Parcel(self._header(**fields), lane.held()) for lane in self._fleet.lanes]
 
     def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
@@ -203,16 +212,16 @@ class ClusterRuntime:
         self._pushes.settle(_WINDOW - 1)
         specs = [self._spec(table) for table in tables]
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
-        sequence = self._fleet.sequence + 1
-        parcels = self._parcels(sequence=sequence, samples=samples, loss=loss)
+        sequence, clock = self._fleet.sequence + 1, self._fleet.clock + 1
+        parcels = self._parcels(sequence=sequence, clock=clock, samples=samples, loss=loss)
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
             add_gradient(parcels, spec, values, ids, gradient, self._plans)
         ticket = self._pushes.add(
             parcels,
-            linger=self._mode == "async"
+            linger=self._mode != "sync"
             and all(not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels),
         )
-        self._fleet.sequence = sequence
+        self._fleet.sequence, self._fleet.clock = sequence, clock
         self._open = sequence if self._mode == "sync" else 0
         return ticket
 
@@ -238,13 +247,42 @@ class ClusterRuntime:
         self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
     ) -> bytes:
         """Meet all workers. While this one waits, it is no member of rounds."""
-        self.flush(timeout)
-        if self._mode == "sync":
-            self._fleet.rest()
-        answer = self._fleet.meet(mode, value, timeout)
+        answer = self._meet(timeout, mode, value)
         if self._mode == "sync":
             self._fleet.join()
         return answer
+
+    def _meet(
+        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
+    ) -> bytes:
+        self.flush(timeout)
+        if self._fleet.rests:
+            self._fleet.rest()
+        answer = self._fleet.meet(mode, value, timeout)
+        self._fleet.clock = 0
+        return answer
+
+    def set_mode(self, mode: Mode, staleness: int = 0) -> None:
+        """Go on in another mode; every worker must come here between two of its steps.
+
+        Args:
+            mode: The same on all workers.
+            staleness: Ssp mode: likewise.
+
+        Raises:
+            ConfigError: The workers want different things; nothing was changed.
+        """
+        wish = np.array([write_mode(mode), staleness], np.int64)
+        brought = np.concatenate([wish, -wish])
+        most = reduced(self._meet(None, "max", brought), brought)
+        if (most[:2] != -most[2:]).any():
+            if self._mode == "sync":
+                self._fleet.join()
+            raise ConfigError(
+                f"worker {self.worker_index} asks for mode {mode!r} with staleness {staleness} and "
+                "another worker for something else; let all of them ask for the same"
+            )
+        self._fleet.change_mode(mode, staleness)
 
     # -- whole tables --------------------------------------------------------------------------
 
@@ -390,6 +428,9 @@ def _stats(status: Any) -> dict[str, Any]:
     return {
         "server": status.server,
         "pid": status.pid,
+        "mode": read_mode(status.mode) if status.mode else None,
+        "staleness": dict(status.staleness),
+        "lead": status.lead,
         "pushes": status.pushes,
         "repeats": status.repeats,
         "samples": sum(status.samples.values()),

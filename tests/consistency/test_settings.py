@@ -1,0 +1,91 @@
+"""Consistency modes as they are asked for: by script, file and flag."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet.errors import ConfigError
+from psfleet.strategy import Consistency, DistributedStrategy, resolve
+from psfleet_launch.cli import merged
+
+
+@pytest.mark.parametrize(
+    ("a_sync", "configs", "wanted"),
+    [
+        (False, {}, Consistency("sync")),
+        (True, {}, Consistency("async")),
+        (True, {"k_steps": 0}, Consistency("async")),
+        (True, {"k_steps": -1}, Consistency("sync")),
+        (True, {"k_steps": 100}, Consistency("geo", k_steps=100)),
+        (True, {"max_merge_var_num": 1}, Consistency("async")),
+        (
+            True,
+            {"max_merge_var_num": 20, "send_queue_size": 40},
+            Consistency("half-async", max_merge=20, queue_size=40),
+        ),
+        (True, {"staleness": 0}, Consistency("ssp", staleness=0)),
+    ],
+)
+def test_the_references_settings(
+    a_sync: bool, configs: dict[str, Any], wanted: Consistency
+) -> None:
+    """a_sync and its configurations name the mode that the reference would run."""
+    strategy = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs)
+    assert resolve(strategy, "").consistency == wanted
+
+
+@pytest.mark.parametrize(
+    ("a_sync", "configs", "words"),
+    [
+        (True, {"speed": 3}, "no setting 'speed'"),
+        (True, {"thread_pool_size": 2}, "thread_pool_size has no meaning here"),
+        (True, {"k_steps": 2.5}, "2.5; it must be a whole number"),
+        (True, {"k_steps": -2}, "k_steps is -2"),
+        (True, {"k_steps": 5, "max_merge_var_num": 3}, "k_steps and max_merge_var_num contradict"),
+        (True, {"k_steps": 5, "staleness": 3}, "k_steps and staleness contradict"),
+        (True, {"send_queue_size": 3}, "send_queue_size is 3 and max_merge_var_num is 1"),
+        (False, {"k_steps": 5}, "k_steps = 5 asks for a mode that is not sync"),
+        (True, {"staleness": -1}, "staleness is -1; it must be at least 0"),
+    ],
+)
+def test_what_is_refused(a_sync: bool, configs: dict[str, Any], words: str) -> None:
+    """Unknown and contradictory settings are one sentence that quotes them."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        resolve(DistributedStrategy(a_sync=a_sync, a_sync_configs=configs), "")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"mode": "often"}, "'often'; it must be one of sync, async, ssp, geo, half-async"),
+        ({"mode": "async", "staleness": 3}, "staleness = 3 and mode = 'async' contradict"),
+        ({"mode": "geo", "max_merge": 3}, "it is a setting of half-async"),
+        ({"mode": "geo", "k_steps": 0}, "k_steps is 0; it must be at least 1"),
+    ],
+)
+def test_what_a_file_may_not_say(said: dict[str, Any], words: str) -> None:
+    """A setting goes with its mode only."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        resolve(None, json.dumps({"consistency": said}))
+
+
+def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
+    """Flags go before the file and that before the script; who replaces a mode replaces its settings,
+    who names a setting only changes that."""
+    script = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 7})
+    assert resolve(script, json.dumps({"consistency": {"mode": "sync"}})).consistency.mode == "sync"
+    file = tmp_path / "strategy.toml"
+    file.write_text("[consistency]\nmode = 'ssp'\nstaleness = 4\n")
+    cases: list[tuple[dict[str, Any], Consistency]] = [
+        ({}, Consistency("ssp", 4)),
+        ({"staleness": 1}, Consistency("ssp", 1)),
+        ({"mode": "async"}, Consistency("async")),
+        ({"mode": "geo", "k_steps": 3}, Consistency("geo", k_steps=3)),
+    ]
+    for flags, wanted in cases:
+        launcher = json.dumps(merged(str(file), {"consistency": flags}))
+        assert resolve(script, launcher).consistency == wanted
+    assert resolve(script, '{"consistency": {"k_steps": 9}}').consistency.k_steps == 9

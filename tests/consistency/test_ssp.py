@@ -1,0 +1,135 @@
+"""Bounded staleness on real servers: nobody gets further ahead than was said, and nobody hangs."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from psfleet.errors import DeadlineExceeded
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from psfleet_worker.client import Patience
+from psfleet_worker.runtime import ClusterRuntime
+
+DENSE = TableSpec("w", "dense", (5000,), make_rule("sgd", {}))
+ROWS = TableSpec("rows", "sparse", (2,), make_rule("sgd", {}))
+IDS = np.arange(64)
+
+
+def step(runtime: ClusterRuntime) -> None:
+    """Read everything, then take 1 from every weight of the dense table."""
+    runtime.pull([Read(DENSE.key), Read(ROWS.key, IDS)])
+    runtime.push(
+        [
+            Gradient(DENSE.key, np.ones(5000, np.float32), None, 1.0),
+            Gradient(ROWS.key, np.ones((64, 2), np.float32), IDS, 1.0),
+        ]
+    )
+
+
+def connect(fleet: LocalFleet, worker: int, staleness: int, wait: float = 60) -> ClusterRuntime:
+    """A worker that knows the tables."""
+    runtime = ClusterRuntime(
+        fleet.environment(worker), "ssp", staleness, patience=Patience(wait=wait)
+    )
+    runtime.create(DENSE, np.zeros(5000, np.float32))
+    runtime.create(ROWS)
+    return runtime
+
+
+def together(fleet: LocalFleet, staleness: int, work: Callable[[ClusterRuntime], None]) -> None:
+    """Every worker of the fleet does the work."""
+
+    def life(worker: int) -> None:
+        runtime = connect(fleet, worker, staleness)
+        work(runtime)
+        runtime.close()
+
+    in_threads([partial(life, worker) for worker in range(fleet.workers)])
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_slow_worker_is_not_left_behind(staleness: int) -> None:
+    """One worker pauses in each step: on both servers the other is never given values while it is
+    more than `staleness` pushes ahead, it does get that far, and every push counts once."""
+    leads: list[int] = []
+
+    def work(runtime: ClusterRuntime) -> None:
+        for _ in range(12):
+            step(runtime)
+            if runtime.worker_index == 1:
+                runtime.flush()
+                time.sleep(0.01)
+        runtime.barrier()
+        assert (runtime.pull([Read(DENSE.key)])[0] == -24).all()
+        leads.extend(server["lead"] for server in runtime.stats())
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, staleness, work)
+    assert set(leads) == {staleness}
+
+
+def test_workers_with_unequal_steps_meet() -> None:
+    """A worker that waits at a barrier holds back nobody, and afterwards all clocks are equal again."""
+
+    def work(runtime: ClusterRuntime) -> None:
+        for epoch in range(2):
+            for _ in range(3 + 9 * (runtime.worker_index ^ epoch)):
+                step(runtime)
+            runtime.barrier()
+        assert (runtime.pull([Read(DENSE.key)])[0] == -30).all()
+        assert max(server["lead"] for server in runtime.stats()) <= 1
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, 1, work)
+
+
+def test_a_wait_ends_and_says_for_whom() -> None:
+    """A worker whose peer has stopped is told after its deadline which one it waits for; one that is
+    still waiting goes on when the peer has left."""
+    with LocalFleet(2, 3) as fleet:
+        fast, slow, third = (connect(fleet, worker, 1, wait=0.5) for worker in range(3))
+        for _ in range(2):
+            step(fast)
+            step(third)
+        with pytest.raises(DeadlineExceeded, match=r"2 pushes ahead .* it waits for worker 1$"):
+            step(fast)
+        released = threading.Event()
+
+        def go_on() -> None:
+            step(third)
+            released.set()
+
+        patient = threading.Thread(target=go_on)
+        slow.close()
+        patient.start()
+        assert released.wait(20)
+        patient.join()
+        third.close()
+        with pytest.raises(DeadlineExceeded):  # as every later call
+            fast.close()
+
+
+def test_a_new_life_begins_beside_the_slowest() -> None:
+    """A worker that starts again does not make the others wait until it has done all their steps."""
+    with LocalFleet(2, 2) as fleet:
+        old = connect(fleet, 0, 1)
+        other = connect(fleet, 1, 1)
+        for _ in range(6):
+            step(old)
+            step(other)
+        other.flush()
+        new = connect(fleet, 0, 1)  # the process has died without a word and come back
+        for _ in range(3):
+            step(new)
+            step(other)
+        new.close()
+        other.close()
+        old._pushes.close()
+        old._fleet.close()
