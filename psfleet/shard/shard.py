@@ -18,6 +18,7 @@ from psfleet.errors import (
     ShapeError,
     TableConflict,
     UnknownTable,
+    UsageError,
 )
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.routing import check_elements
@@ -68,6 +69,8 @@ __all__ = ["Counters", "Shard"]
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Table = DenseTable | SparseTable
+
+_MOST = 2**62  # that a count may reach; those on the wire have 64 bits
 
 
 @dataclass
@@ -188,7 +191,8 @@ class Shard:
                 case Write():
                     return self._write(event, call)
                 case Fill():
-                    return self._fill(event, call)
+                    self.fill(event)
+                    return [Answer(call)]
                 case BeginCut():
                     return self._begin_cut(event, call)
                 case MarkCut(number, worker, incarnation, last):
@@ -325,6 +329,10 @@ class Shard:
         return [Answer(call)]
 
     def _check_state(self, state: State) -> None:
+        if state.step > _MOST:
+            raise UsageError(
+                f"a state says that its table has had {state.step} updates; 2^62 is most"
+            )
         table = self.table(state.table)
         if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
             raise ShapeError(
@@ -367,13 +375,17 @@ class Shard:
         error = DeadlineExceeded(f"{what}: it waits for {waiting}")
         return [Refuse(call, error)]
 
-    def _fill(self, fill: Fill, call: Call) -> list[Instruction]:
+    def fill(self, fill: Fill) -> None:
+        """Set a part of a table as a snapshot holds it.
+
+        Raises:
+            UsageError: The table has no room, or it is not a part of it; nothing was changed.
+        """
         table = self.table(fill.table)
         if "ids" in fill.columns and isinstance(table, SparseTable):
             table.check_room([fill.columns["ids"]])
         self._record(fill)
         refill(table, fill.clock, fill.columns)
-        return [Answer(call)]
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -585,7 +597,8 @@ class Shard:
             counters.repeats += 1
             return
         counters.pushes += 1
-        counters.samples[push.worker] = counters.samples.get(push.worker, 0) + push.samples
+        samples = counters.samples.get(push.worker, 0) + push.samples
+        counters.samples[push.worker] = min(samples, _MOST)
         if push.loss is not None:
             counters.losses[push.worker] = push.loss
 

@@ -5,19 +5,21 @@ effect. A server that starts again takes them once more, through the code that t
 """
 
 import json
+import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.checkpoint import load_shard
 from psfleet.environment import Environment
 from psfleet.errors import LogError, PsfleetError, UsageError
-from psfleet.shard.events import Close, Create, Join, Leave, Push, Record, State, Write
+from psfleet.shard.events import Close, Create, Cut, Fill, Join, Leave, Push, Record, Write
 from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
+from psfleet.tables.content import Clock
 from psfleet.tables.spec import BLOCK, TableSpec
 from psfleet.testing.faults import Crashes
 from psfleet.wire import segments
@@ -31,9 +33,10 @@ from psfleet_server.log import Log, Part, records
 
 __all__ = ["Keeper", "open_log"]
 
-_CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY = range(1, 11)
+_CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY, _FILL, _CUT = (
+    range(1, 13)
+)
 _LENGTH = struct.Struct("<Q")
-_PAGE = 1 << 20  # rows of a table in one record
 SpecOf = Callable[[int], TableSpec]
 
 
@@ -80,16 +83,9 @@ class Keeper:
         if fresh:
             if load_path is not None:
                 load_shard(load_path, self._shard)
-                self.keep_tables()
             self.log.append(_READY, [])
         self.log.settle(self.log.end)
         return count
-
-    def keep_tables(self) -> None:
-        """Write the tables as they are now, after something has set them that is not in the log."""
-        for key, table in self._shard.tables.items():
-            for state in _states(key, table):
-                self.log.append(*encode(Write((state,))))
 
     def _replay(self) -> int:
         count = 0
@@ -160,6 +156,13 @@ def encode(record: Record) -> tuple[int, list[Part]]:
         case Write(states, worker, incarnation, number):
             header = Header(worker=worker, incarnation=incarnation, sequence=number)
             return _WRITE, _framed(header, map(segments.write_state, states))
+        case Fill(table, clock, columns):
+            said = {n: [c.dtype.str, c.shape] for n, c in columns.items()}
+            head = _json(table=table, clock=[clock.step, clock.shrinks, clock.ticks], columns=said)
+            head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
+            return _FILL, [_LENGTH.pack(len(head)), head, *map(_filled_up, columns.values())]
+        case Cut(number):
+            return _CUT, [_json(number=number)]
         case Close(number, members):
             return _CLOSE, [_json(round=number, members=members)]
 
@@ -206,6 +209,10 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
     if kind == _CLOSE:
         said = json.loads(bytes(body))
         return Close(said["round"], tuple(said["members"]))
+    if kind == _CUT:
+        return Cut(json.loads(bytes(body))["number"])
+    if kind == _FILL:
+        return _decode_fill(body)
     if kind not in (_PUSH, _WRITE):
         raise LogError(f"its kind {kind} is unknown")
     head, payload = _split(body)
@@ -224,6 +231,27 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         loss,
         header.clock,
     )
+
+
+def _decode_fill(body: memoryview) -> Fill:
+    (length,) = _LENGTH.unpack_from(body)
+    at = _LENGTH.size + length
+    said = json.loads(bytes(body[_LENGTH.size : at]))
+    columns = {}
+    for name, (dtype, shape) in said["columns"].items():
+        count = math.prod(shape)
+        columns[name] = np.frombuffer(body, dtype, count, at).reshape(shape)
+        at += columns[name].nbytes
+        at += -at % ALIGNMENT
+    step, shrinks, ticks = said["clock"]
+    clock = Clock(step, tuple(shrinks), tuple((t, s) for t, s in ticks))
+    return Fill(said["table"], clock, columns)
+
+
+def _filled_up(column: NDArray[Any]) -> bytes:
+    """The column's bytes up to a multiple of 8."""
+    content = column.tobytes()
+    return content + bytes(-len(content) % ALIGNMENT)
 
 
 def _decode_decision(kind: int, body: memoryview) -> Decision:
@@ -258,16 +286,6 @@ def _split(body: memoryview) -> tuple[bytes, memoryview]:
     (length,) = _LENGTH.unpack_from(body)
     end = _LENGTH.size + length
     return bytes(body[_LENGTH.size : end]), body[end + -length % ALIGNMENT :]
-
-
-def _states(key: int, table: Any) -> Iterator[State]:
-    """A table with its optimizer state, in pages if it is sparse; the last page is empty."""
-    if isinstance(table, DenseTable):
-        yield State(key, table.step, np.stack(table.state()))
-        return
-    for offset in range(0, len(table) + _PAGE, _PAGE):
-        ids, rows = table.state(offset, _PAGE)
-        yield State(key, table.step, rows, ids)
 
 
 def _json(**said: Any) -> bytes:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from psfleet.checkpoint import ShardFile, begin_save, finish_save
+from psfleet.checkpoint import Cut, Manifest, ShardFile, begin_save, finish_save
 from psfleet.wire.specs import read_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet_worker.client import wait_all
@@ -23,8 +23,9 @@ def save(fleet: Connection, path: str) -> None:
             )
         )
         replies = [shard_pb2.SaveReply.FromString(answer) for answer in answers]
-        specs = [read_spec(table.spec) for table in replies[0].tables]
-        finish_save(folder, absolute, [_file(reply) for reply in replies], specs)
+        specs = tuple(read_spec(table.spec) for table in replies[0].tables)
+        files = tuple(_file(reply) for reply in replies)
+        finish_save(folder, absolute, Manifest(specs, files, Cut(mode=fleet.mode)))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

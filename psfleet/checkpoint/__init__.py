@@ -1,0 +1,55 @@
+"""Snapshots on disk: a folder of safetensors files, one per server, and a manifest that makes it whole.
+
+    model/
+      manifest.json                      table definitions, where in the training it lies, what it
+                                         builds on, files with length and SHA-256, its own SHA-256
+      shard-0-of-2.safetensors           server 0: its part of every table, and what else it was
+      shard-1-of-2.safetensors
+
+A sparse table is `<name>/ids` int64 [n], `<name>/rows` float32 [n, dim * (1 + slots)], `<name>/touched`
+int64 [n] (its step when the row was last pushed), if it counts them `<name>/scores`, of a delta
+`<name>/removed`, and `<name>/candidate*` of ids that wait for a row; see psfleet.tables.content. Rows are
+in no order. A dense table is `<name>/value` float32 [high - low] and each state slot, with its range in the
+manifest. The metadata `state` of a file is JSON: the tables' clocks and the rest of the server's state,
+whose arrays are the tensors `core:<i>`.
+
+The folder is written under a temporary name and renamed when every byte is on the disk.
+"""
+
+from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
+from psfleet.checkpoint.manifest import (
+    MANIFEST,
+    Base,
+    Cut,
+    Manifest,
+    ShardFile,
+    chain,
+    read_manifest,
+    verify,
+)
+from psfleet.checkpoint.writing import (
+    begin_save,
+    finish_save,
+    merged_specs,
+    save_fleet,
+    write_frozen,
+)
+
+__all__ = [
+    "MANIFEST",
+    "Base",
+    "Cut",
+    "Manifest",
+    "ShardFile",
+    "Snapshot",
+    "begin_save",
+    "chain",
+    "finish_save",
+    "load_shard",
+    "merged_specs",
+    "read_manifest",
+    "read_specs",
+    "save_fleet",
+    "verify",
+    "write_frozen",
+]

@@ -1,0 +1,197 @@
+"""Snapshots are read: by the servers that wrote them, or by any number of others.
+
+A delta says the changes of the snapshot before it. Of several that build on each other the newest
+file that names a row counts, so a reader takes from each what no later one names.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
+from psfleet.errors import CheckpointError
+from psfleet.kernels.dedup import owned_by
+from psfleet.shard.core import Core
+from psfleet.shard.events import Create, Fill
+from psfleet.shard.layout import dense_range
+from psfleet.shard.shard import Shard
+from psfleet.tables.content import Clock
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Snapshot", "load_shard", "read_specs"]
+
+_PAGE = 1 << 16  # rows read at a time
+_WAITING = ("candidates", "candidate_counts", "candidate_touched")
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _File:
+    """One server's file of one snapshot of a chain, opened."""
+
+    where: Path
+    entry: ShardFile
+    tensors: Any
+    state: dict[str, Any]
+
+    def names(self) -> set[str]:
+        """Of its tensors."""
+        return set(self.tensors.keys())
+
+    def whole(self, name: str) -> NDArray[Any]:
+        """A tensor."""
+        found: NDArray[Any] = self.tensors.get_tensor(name)
+        return found
+
+
+class Snapshot:
+    """A snapshot with all that it builds on, every byte of it checked.
+
+    Attributes:
+        manifest: Its own.
+
+    Raises:
+        CheckpointError: It is missing, incomplete or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._chain = verify(path)
+        self.path, self.manifest = self._chain[-1]
+        self._levels = [
+            [_open(folder / entry.file, entry) for entry in manifest.files]
+            for folder, manifest in self._chain
+        ]
+
+    def specs(self) -> list[TableSpec]:
+        """The tables that every server had; one that only some had was being created."""
+        files = self._levels[-1]
+        return [
+            spec
+            for spec in self.manifest.tables
+            if all(spec.name in file.entry.steps for file in files)
+        ]
+
+    def core(self, index: int) -> Core:
+        """What one of its servers was beside the tables."""
+        file = self._levels[-1][index]
+        count = sum(name.startswith("core:") for name in file.names())
+        return Core(file.state["core"], [file.whole(f"core:{i}") for i in range(count)])
+
+    def events(self, server: int, servers: int) -> Iterator[Create | Fill]:
+        """What makes an empty shard, the one of `servers`, hold its part of the tables."""
+        for spec in self.specs():
+            dense = spec.kind == "dense"
+            low, high = dense_range(spec, server, servers) if dense else (0, 0)
+            yield Create(spec, np.zeros(high - low, np.float32))
+        for spec in self.specs():
+            yield from self.fills(spec, server, servers)
+
+    def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[Fill]:
+        """What one of `servers` holds of a table, in parts."""
+        if spec.kind == "dense":
+            yield self._dense(spec, server, servers)
+            return
+        later = np.zeros(0, np.int64)
+        clock = self._clock(spec)
+        for level in reversed(self._levels):
+            files = [file for file in level if spec.name in file.entry.steps]
+            for file in files:
+                for columns in _pages(file, spec):
+                    mine = owned_by(columns["ids"], server, servers)
+                    mine &= ~np.isin(columns["ids"], later)
+                    if mine.any():
+                        yield Fill(spec.key, clock, {n: _of(c, mine) for n, c in columns.items()})
+            later = _named(files, spec, later) if level is not self._levels[0] else later
+        waiting = [_waiting(file, spec) for file in self._levels[-1]]
+        joined = {n: np.concatenate([part[n] for part in waiting]) for n in _WAITING}
+        mine = owned_by(joined["candidates"], server, servers)
+        if mine.any():
+            yield Fill(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
+        yield Fill(spec.key, clock, {})
+
+    def _clock(self, spec: TableSpec) -> Clock:
+        """The furthest among the servers: equal on all if the snapshot is one cut."""
+        said = [file.state["clocks"][spec.name] for file in self._levels[-1]]
+        step, shrinks, ticks = max(said)
+        return Clock(step, tuple(shrinks), tuple((float(t), int(s)) for t, s in ticks))
+
+    def _dense(self, spec: TableSpec, server: int, servers: int) -> Fill:
+        low, high = dense_range(spec, server, servers)
+        columns = {name: np.zeros(high - low, np.float32) for name in spec.slot_names}
+        for file in self._levels[-1]:
+            start, end = file.entry.ranges[spec.name]
+            first, last = max(low, start), min(high, end)
+            if first >= last:
+                continue
+            for name, values in columns.items():
+                part = file.tensors.get_slice(f"{spec.name}/{name}")
+                values[first - low : last - low] = part[first - start : last - start]
+        return Fill(spec.key, self._clock(spec), columns)
+
+
+def read_specs(path: str | Path) -> list[TableSpec]:
+    """The tables of a snapshot."""
+    return list(read_manifest(path).tables)
+
+
+def load_shard(path: str | Path, shard: Shard) -> None:
+    """Set the shard's part of every table of the snapshot, creating tables that are missing.
+
+    Raises:
+        CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
+        TableConflict: A table of the snapshot exists with another definition.
+    """
+    for event in Snapshot(path).events(shard.index, shard.servers):
+        if isinstance(event, Create):
+            shard.create(event.spec, event.value)
+        else:
+            shard.fill(event)
+
+
+def _open(where: Path, entry: ShardFile) -> _File:
+    try:
+        tensors: Any = safe_open(where, framework="numpy")
+        state = json.loads(tensors.metadata()["state"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
+    return _File(where, entry, tensors, state)
+
+
+def _pages(file: _File, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:
+    names = ["ids", "rows", "touched", *(["scores"] if spec.scores else [])]
+    slices = {name: file.tensors.get_slice(f"{spec.name}/{name}") for name in names}
+    count = slices["ids"].get_shape()[0]
+    for start in range(0, count, _PAGE):
+        end = min(start + _PAGE, count)
+        yield {name: part[start:end] for name, part in slices.items()}
+
+
+def _waiting(file: _File, spec: TableSpec) -> dict[str, NDArray[Any]]:
+    there = file.names()
+    return {
+        name: file.whole(f"{spec.name}/{name}")
+        if f"{spec.name}/{name}" in there
+        else np.zeros(0, np.int64)
+        for name in _WAITING
+    }
+
+
+def _named(files: Sequence[_File], spec: TableSpec, later: Ids) -> Ids:
+    """The ids that these files or later ones say something of, ascending."""
+    found = [later]
+    for file in files:
+        found.append(file.whole(f"{spec.name}/ids"))
+        if f"{spec.name}/removed" in file.names():
+            found.append(file.whole(f"{spec.name}/removed"))
+    return np.unique(np.concatenate(found))
+
+
+def _of(column: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[Any]:
+    return np.ascontiguousarray(column[chosen])

@@ -1,0 +1,138 @@
+"""Safetensors files that are written piece by piece: shapes first, then pages in any order.
+
+length u64, header JSON filled up with spaces to a multiple of 8 bytes, the tensors side by side
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from psfleet.errors import CheckpointError
+
+__all__ = ["TensorWriter", "digest", "sync", "write_durably"]
+
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+class TensorWriter:
+    """A safetensors file whose tensors grow along their first axis until they are full.
+
+    Args:
+        path: The file; it must not exist.
+        tensors: Of each tensor dtype and final shape.
+        metadata: Text that the header carries.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, tuple[DTypeLike, Sequence[int]]],
+        metadata: Mapping[str, str],
+    ) -> None:
+        self._path = path
+        self._ends: dict[str, int] = {}
+        header: dict[str, Any] = {"__metadata__": dict(metadata)}
+        start = 0
+        for name, (dtype, shape) in tensors.items():
+            kind = np.dtype(dtype)
+            end = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+            header[name] = {
+                "dtype": _NAMES[kind.name],
+                "shape": list(shape),
+                "data_offsets": [start, end],
+            }
+            self._ends[name] = end
+            start = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        begin = 8 + len(text)
+        self._ends = {name: end + begin for name, end in self._ends.items()}
+        self._at = {
+            name: header[name]["data_offsets"][0] + begin for name in tensors
+        }  # where the next page goes
+        self._size = begin + start
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        _write(self._file, memoryview(len(text).to_bytes(8, "little") + text), 0)
+
+    def __enter__(self) -> "TensorWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def append(self, name: str, page: NDArray[Any]) -> None:
+        """The next rows of a tensor."""
+        content = np.ascontiguousarray(page).reshape(-1).view(np.uint8).data
+        at = self._at[name]
+        self._at[name] = at + len(content)
+        if self._at[name] > self._ends[name]:
+            raise CheckpointError(
+                f"tensor {name!r} of {str(self._path)!r} has more than was announced"
+            )
+        _write(self._file, content, at)
+
+    def finish(self) -> tuple[str, int]:
+        """Make the file durable; its SHA-256 in hexadecimal and its length.
+
+        Raises:
+            CheckpointError: A tensor is not full.
+        """
+        short = [name for name, at in self._at.items() if at != self._ends[name]]
+        if short:
+            raise CheckpointError(
+                f"tensors {short} of {str(self._path)!r} have less than was announced"
+            )
+        os.fsync(self._file)
+        return digest(self._path), self._size
+
+
+def digest(where: Path) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    with where.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_durably(where: Path, content: bytes) -> None:
+    """Write a file and see that it is on the disk."""
+    where.write_bytes(content)
+    sync(where)
+
+
+def sync(where: Path) -> None:
+    """See that a file or a folder is on the disk."""
+    handle = os.open(where, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(file: int, content: memoryview, at: int) -> None:
+    while content:
+        written = os.pwrite(file, content, at)
+        content, at = content[written:], at + written

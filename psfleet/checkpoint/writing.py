@@ -1,0 +1,131 @@
+"""Snapshots are written: each server its file, then one process the manifest, which makes it whole."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from psfleet.checkpoint.manifest import MANIFEST, Cut, Manifest, ShardFile, write_manifest
+from psfleet.checkpoint.tensors import TensorWriter, sync
+from psfleet.errors import CheckpointError
+from psfleet.shard.core import Core
+from psfleet.shard.frozen import FrozenShard
+from psfleet.shard.layout import dense_range
+from psfleet.shard.shard import Shard
+from psfleet.tables.frozen import FrozenTable
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.faults import Crashes
+
+__all__ = ["begin_save", "finish_save", "merged_specs", "save_fleet", "write_frozen"]
+
+
+def save_fleet(path: str, shards: Sequence[Shard]) -> None:
+    """Write shards of this process as one checkpoint."""
+    folder = begin_save(path)
+    files = []
+    for shard in shards:
+        frozen = shard.freeze()
+        with contextlib.closing(frozen):
+            files.append(write_frozen(folder, frozen))
+    specs = tuple(table.spec for table in shards[0].tables.values())
+    finish_save(folder, path, Manifest(specs, tuple(files), Cut(mode=shards[0].mode or "")))
+
+
+def begin_save(path: str) -> str:
+    """Make the temporary folder that servers write into, beside `path`.
+
+    Raises:
+        CheckpointError: There is something else at `path`.
+    """
+    target = Path(path)
+    if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
+        raise CheckpointError(f"{path!r} exists and is not a checkpoint; choose another folder")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return str(temporary)
+
+
+def finish_save(folder: str, path: str, manifest: Manifest, crashes: Crashes | None = None) -> None:
+    """Write the manifest and give the folder its name: from then on the snapshot is complete."""
+    write_manifest(Path(folder), manifest)
+    sync(Path(folder))
+    if crashes is not None:
+        crashes.reach("unnamed")
+    target = Path(path)
+    if target.exists():
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        target.rename(old)
+        Path(folder).rename(target)
+        shutil.rmtree(old)
+    else:
+        Path(folder).rename(target)
+    sync(target.absolute().parent)
+
+
+def write_frozen(
+    folder: str,
+    frozen: FrozenShard,
+    core: Core | None = None,
+    between: Callable[[], None] | None = None,
+) -> ShardFile:
+    """Write a shard as it was at one moment into the folder, durably.
+
+    Args:
+        folder: Of the snapshot.
+        frozen: The shard; the caller closes it.
+        core: In place of the shard's own, if more is to be kept.
+        between: Called after each page.
+    """
+    core = core or frozen.core
+    name = f"shard-{frozen.index}-of-{frozen.servers}.safetensors"
+    tables = list(frozen.tables)
+    shapes = {
+        f"{table.spec.name}/{column}": shape
+        for table in tables
+        for column, shape in table.columns().items()
+    }
+    shapes |= {f"core:{i}": (array.dtype, array.shape) for i, array in enumerate(core.arrays)}
+    with TensorWriter(Path(folder) / name, shapes, {"state": _state(frozen, core)}) as writer:
+        for i, array in enumerate(core.arrays):
+            writer.append(f"core:{i}", array)
+        for table in tables:
+            for page in table.pages():
+                for column, values in page.items():
+                    writer.append(f"{table.spec.name}/{column}", values)
+                if between is not None:
+                    between()
+        sha256, size = writer.finish()
+    sync(Path(folder))
+    dense = [table.spec for table in tables if table.spec.kind == "dense"]
+    return ShardFile(
+        name,
+        sha256,
+        size,
+        {spec.name: dense_range(spec, frozen.index, frozen.servers) for spec in dense},
+        {table.spec.name: table.clock.step for table in tables},
+    )
+
+
+def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
+    """The tables of all servers. One that is only on some is being created and has had no push."""
+    found = {spec.name: spec for part in parts for spec in part}
+    return tuple(found.values())
+
+
+def _state(frozen: FrozenShard, core: Core) -> str:
+    """What the file's header says beside the tensors."""
+    return json.dumps(
+        {
+            "number": frozen.number,
+            "clocks": {table.spec.name: _clock(table) for table in frozen.tables},
+            "core": core.fields,
+        }
+    )
+
+
+def _clock(table: FrozenTable) -> list[object]:
+    clock = table.clock
+    return [clock.step, clock.shrinks, clock.ticks]
