@@ -1,14 +1,14 @@
 """The gRPC methods of a server: bytes in, checked; bytes out."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import numpy as np
-from safetensors import SafetensorError
 
-from psfleet.checkpoint import load_shard, write_shard
+from psfleet.checkpoint import Snapshot, write_frozen
 from psfleet.errors import (
     CheckpointError,
     ConfigError,
@@ -20,7 +20,7 @@ from psfleet.errors import (
 )
 from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
+from psfleet.shard.events import Create, Join, Leave, Pull, Push, State, Write
 from psfleet.shard.layout import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import MAX_AXES, TableSpec
@@ -225,15 +225,18 @@ class _Shard:
 
     def save(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.SaveRequest, request)
+        folder = _path(asked.path)
         with self._host.lock:
+            frozen = self._host.shard.freeze()
+        with contextlib.closing(frozen):
             try:
-                file = write_shard(_path(asked.path), self._host.shard)
-            except (OSError, SafetensorError) as error:
+                file = write_frozen(folder, frozen)
+            except OSError as error:
                 raise CheckpointError(
                     f"server {self._host.shard.index} cannot write to {asked.path!r}: {error}"
                 ) from None
         tables = []
-        for table in list(self._host.shard.tables.values()):
+        for table in frozen.tables:
             low, high = file.ranges.get(table.spec.name, (0, 0))
             tables.append(
                 shard_pb2.SavedTable(
@@ -249,15 +252,19 @@ class _Shard:
 
     def load(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LoadRequest, request)
-        with self._host.changing():
-            try:
-                loaded = load_shard(_path(asked.path), self._host.shard)
-            except OSError as error:
-                raise CheckpointError(
-                    f"server {self._host.shard.index} cannot read {asked.path!r}: {error.strerror}"
-                ) from None
-            if self._host.keeper is not None:
-                self._host.keeper.keep_tables()
+        shard, loaded = self._host.shard, 0
+        try:
+            for event in Snapshot(_path(asked.path)).events(shard.index, shard.servers):
+                if isinstance(event, Create):
+                    with self._host.changing():
+                        shard.create(event.spec, event.value)
+                else:
+                    self._host.ask(event)
+                    loaded += len(event.columns.get("ids", event.columns.get("value", ())))
+        except OSError as error:
+            raise CheckpointError(
+                f"server {shard.index} cannot read {asked.path!r}: {error.strerror}"
+            ) from None
         return _bytes(shard_pb2.LoadReply(loaded=loaded))
 
     def status(self, request: bytes) -> bytes:
