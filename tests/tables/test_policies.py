@@ -1,6 +1,7 @@
 """Admission and eviction against a model in plain Python that knows the definitions, not the index."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +24,9 @@ from psfleet.tables.spec import TableSpec
 
 Ids = NDArray[np.int64]
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)
-CAPACITY, TTL, NEEDED = 40, 6, 2
+CAPACITY, WAITING, TTL, NEEDED = 24, 40, 6, 2
 ENTRY = (
-    CountFilterEntry(NEEDED, candidates=60)
+    CountFilterEntry(NEEDED, candidates=WAITING)
     & TTLEntry(steps=TTL, seconds=4.0)
     & CapacityEntry(rows=CAPACITY)
     & ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
@@ -76,7 +77,15 @@ class Model(RuleBasedStateMachine):
 
     @rule(ids=IDS, seed=st.integers(0, 99))
     def push(self, ids: list[int], seed: int) -> None:
+        self.update(ids, np.random.default_rng(seed))
+
+    @rule(turns=st.integers(1, 5), count=st.integers(1, CAPACITY), seed=st.integers(0, 9999))
+    def push_often(self, turns: int, count: int, seed: int) -> None:
         random = np.random.default_rng(seed)
+        for _ in range(turns):
+            self.update(random.choice(70, count, replace=False).tolist(), random)
+
+    def update(self, ids: list[int], random: np.random.Generator) -> None:
         values = random.integers(-4, 5, (len(ids), 4)).astype(np.float32)
         values[:, 2:] = np.abs(values[:, 2:])
         self.table.push(np.array(ids, np.int64), values, 0.5)
@@ -87,12 +96,12 @@ class Model(RuleBasedStateMachine):
             if id_ in self.waiting:
                 self.waiting[id_][1] = self.step
         fresh = [id_ for id_ in unknown if id_ not in self.waiting]
-        short = len(self.waiting) + len(fresh) - 60
+        short = len(self.waiting) + len(fresh) - WAITING
         if short > 0:
             stamps = {id_: stamp for id_, (_, stamp) in self.waiting.items()}
-            for id_ in self.oldest(stamps, max(short, 60 // 16)):
+            for id_ in self.oldest(stamps, max(short, WAITING // 16)):
                 del self.waiting[id_]
-        room = 60 - len(self.waiting)
+        room = WAITING - len(self.waiting)
         for id_ in [i for i in unknown if i in self.waiting] + fresh[:room]:
             count = self.waiting.get(id_, [0, 0])[0] + 1
             self.waiting[id_] = [count, self.step]
@@ -116,7 +125,8 @@ class Model(RuleBasedStateMachine):
         self.expire(lambda id_, stamp: self.step - stamp >= TTL and is_due(id_, self.step, TTL))
 
     def first(self, id_: int) -> NDArray[np.float32]:
-        return initial_rows(np.array([id_], np.int64), 2, SPEC.initializer, SPEC.seed, SPEC.name)[0]
+        ids = np.array([id_], np.int64)
+        return initial_rows(ids, 2, SPEC.initializer, SPEC.seed, SPEC.name).reshape(2)
 
     def expire(self, is_over: object) -> None:
         assert callable(is_over)
@@ -183,7 +193,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def changes(self, which: int) -> None:
-        """Everything that differs from a mark's content is named; nothing is named as removed that is there."""
+        """All that differs from a mark's content is named; none is named as removed that is there."""
         if not self.marks:
             return
         mark, before = self.marks.pop(which % len(self.marks))
@@ -378,7 +388,7 @@ def test_entries_are_checked_and_travel() -> None:
     """Kind and values make the same entry again; what makes no sense is refused with its value."""
     for entry in (ENTRY, CountFilterEntry(5), CapacityEntry(bytes=5, full="refuse")):
         assert make_entry(entry.kind, entry.values()) == entry
-    for make, text in [
+    wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: CountFilterEntry(0), "is 0; it must be at least 1"),
         (lambda: TTLEntry(), "both are 0"),
         (lambda: TTLEntry(steps=-1), "are -1"),
@@ -390,6 +400,7 @@ def test_entries_are_checked_and_travel() -> None:
         (lambda: make_entry("ttl", {"steps": float("inf"), "seconds": 0.0}), "is inf"),
         (lambda: make_entry("show_click", {}), "'show_click' is unknown"),
         (lambda: make_entry("probability", {"probability": 1.0, "x": 1.0}), "has no"),
-    ]:
+    ]
+    for make, text in wrong:
         with pytest.raises(ConfigError, match=text):
             make()
