@@ -24,6 +24,11 @@ class Places:
     memory: SharedMemory
     offsets: tuple[int, ...]
 
+    def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Refuse places that lie outside of the memory."""
+        for offset, shape in zip(self.offsets, shapes, strict=True):
+            self.memory.array(offset, shape, np.float32)
+
 
 def lay_out(
     header: Header,

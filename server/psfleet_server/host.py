@@ -108,7 +108,14 @@ class Host:
                 "the fleet runs in mode 'sync', in which a pull cannot travel with "
                 "the push before it; push first, then pull"
             )
-        self._check_parked()  # before the push is applied
+        # All that could be wrong with the pull, before the push is applied.
+        if pull.commit:
+            raise ProtocolError(
+                f"the pull of an exchange commits round {pull.commit}; only sync mode has rounds"
+            )
+        self._check_parked()
+        if reply.places is not None:
+            reply.places.check([self.shard.shape_of(read) for read in pull.reads])
         answer = self.ask(push)
         assert answer.outcome is not None
         reply.header = Header(outcome=OUTCOMES[answer.outcome])
