@@ -148,10 +148,10 @@ def _search(costs: Costs, budget: int) -> tuple[list[int], list[bool]] | None:
     came = np.full((count + 1, LEVELS + 1, 3), -1, np.int64)
     best[0] = 0.0
     for j in range(1, count + 1):
-        for i in range(j):
+        for i in reversed(range(j)):
             inside = math.ceil((total[j] - total[i]) / unit)
             if inside > LEVELS:
-                continue
+                break  # and so are all that begin earlier
             held = np.arange(LEVELS + 1 - inside)  # r(i) that leaves room for the segment
             _offer(best, came, j, i, held, held + inside, best[i, held], False)
             after = held + crossing[j]

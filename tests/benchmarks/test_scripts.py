@@ -78,3 +78,17 @@ def test_run_all_knows_every_script() -> None:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
     assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in run_all.SCRIPTS)
+
+
+def test_pipeline_bubble(tmp_path: Path) -> None:
+    """A bubble is a share; how close it is to the formula is for a quiet machine to show."""
+    options = ("--steps", "1", "--seconds", "0.01", "--schedules", "zero-bubble")
+    [row] = run("pipeline_bubble.py", *options, folder=tmp_path)["rows"]
+    assert 0.03 < row["measured (median)"] < 1
+
+
+def test_recompute(tmp_path: Path) -> None:
+    """The plain run comes first; recompute takes at most a quarter of its activation bytes."""
+    plain, *recomputed = run("recompute.py", "--steps", "1", folder=tmp_path)["rows"]
+    assert plain["of the plain run"] == "100.0%"
+    assert all(row["activation MB"] <= plain["activation MB"] / 4 for row in recomputed)

@@ -1,0 +1,144 @@
+"""The bubble of each schedule, measured in real stage processes, beside its formula.
+
+The pieces nap, so that two cores can show any number of stages; each nap's begin and end are noted on
+the machine's one clock. The bubble is the share of the stages' time, from the first nap of a step to
+the last, in which they do not nap: messages, waking up and the engine's own work are all in it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from processes import environment
+from reporting import Report, arguments, finish
+
+from psfleet.program.record import Array, Context, Op, Spec
+from psfleet.program.variable import Variable
+
+FORMULAS = {
+    "gpipe": lambda s, m: (s - 1) / (m + s - 1),
+    "1f1b": lambda s, m: (s - 1) / (m + s - 1),
+    "interleaved": lambda s, m: (s - 1) / (2 * m + s - 1),
+    "zero-bubble": lambda s, m: (s - 1) / (3 * m + s - 1),
+}
+STEPS = 5
+naps: list[tuple[float, float]] = []
+
+
+@dataclass(frozen=True)
+class Nap(Op):
+    """x + w after a nap; the gradients take a nap each."""
+
+    seconds: float
+
+    def infer(self, x: Variable, w: Variable) -> Spec:
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array, w: Array) -> Array:
+        nap(self.seconds)
+        return x + w
+
+    def backward(self, context: Context, gradient: Array) -> Any:
+        nap(self.seconds * sum(context.needs))
+        return gradient, gradient.sum(axis=0)
+
+
+def nap(seconds: float) -> None:
+    """Sleep, and note when."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    naps.append((begin, time.monotonic()))
+
+
+def work(kind: str, stages: int, micro: int, seconds: float, steps: int, out: Path) -> None:
+    """A stage's process: take steps, and write down the naps of each."""
+    import psfleet as ps
+    from psfleet import fleet, layers, optimizer
+    from psfleet.environment import read_environment
+    from psfleet.program.variable import apply
+
+    fleet.init()
+    value = layers.data("x", [None, 1000]) + layers.create_parameter([1000], name="start")
+    cuts = []
+    for i in range(stages * (2 if kind == "interleaved" else 1)):
+        each = seconds / (2 if kind == "interleaved" else 1)
+        value = apply(Nap(each), value, layers.create_parameter([1000], name=f"w{i}"))
+        cuts.append([value])
+    loss = layers.mean(value)
+    chosen = optimizer.PipelineOptimizer(optimizer.SGD(0.01), [*cuts[:-1], [loss]])
+    fleet.distributed_optimizer(chosen).minimize(loss)
+    executor, feed = ps.Executor(), {"x": np.zeros((8 * micro, 1000), np.float32)}
+    by_step = []
+    for _ in range(steps + 1):  # the first one connects
+        naps.clear()
+        executor.run(feed=feed)
+        by_step.append(list(naps))
+    (out / f"{read_environment().stage}.json").write_text(json.dumps(by_step[1:]))
+
+
+def measure(kind: str, stages: int, micro: int, seconds: float, steps: int) -> list[float]:
+    """The bubble of each step of a job."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", folder]
+        job += ["--pipeline", kind, "--stages", str(stages), "--micro-batches", str(micro)]
+        own = ["--worker", kind, "--stages", str(stages), "--micro-batches", str(micro)]
+        own += ["--seconds", str(seconds), "--steps", str(steps), "--out", folder]
+        subprocess.run([*job, __file__, *own], env=environment(), check=True)
+        told = [json.loads(Path(folder, f"{s}.json").read_text()) for s in range(stages)]
+    return [_bubble([of_stage[step] for of_stage in told]) for step in range(steps)]
+
+
+def _bubble(spans: list[list[list[float]]]) -> float:
+    flat = [span for of_stage in spans for span in of_stage]
+    length = max(end for _, end in flat) - min(begin for begin, _ in flat)
+    return 1 - sum(end - begin for begin, end in flat) / (len(spans) * length)
+
+
+def line(kind: str, stages: int, micro: int, bubbles: list[float]) -> dict[str, Any]:
+    """A line of the report."""
+    theory, median = FORMULAS[kind](stages, micro), statistics.median(bubbles)
+    return {
+        "schedule": f"{kind}, {stages} stages, {micro} micro-batches",
+        "formula": round(theory, 4),
+        "measured (median)": round(median, 4),
+        "least": round(min(bubbles), 4),
+        "off": f"{median / theory - 1:+.1%}",
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=0.05, help="of a forward piece's nap")
+    parser.add_argument("--schedules", nargs="*", choices=FORMULAS, default=list(FORMULAS))
+    parser.add_argument("--worker", choices=FORMULAS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    steps = options.steps or (2 if options.short else STEPS)
+    shape = options.stages, options.micro_batches
+    if options.worker:
+        work(options.worker, *shape, options.seconds, steps, options.out)
+        return
+    report = Report(
+        "pipeline_bubble",
+        f"Bubble of pipelines whose pieces nap {options.seconds * 1e3:g} ms, in stage processes",
+    )
+    for kind in options.schedules:
+        found = [
+            x for _ in range(options.runs) for x in measure(kind, *shape, options.seconds, steps)
+        ]
+        report.rows.append(line(kind, *shape, found))
+    finish(report, options.json)
+
+
+if __name__ == "__main__":
+    main()
