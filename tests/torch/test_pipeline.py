@@ -1,0 +1,215 @@
+"""Pipeline: an nn.Sequential in micro-batches, in one process and on stages, with the same bits."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import fleet as fleet_api
+from psfleet.errors import ConfigError, PsfleetError, ShapeError, UsageError
+from tests.launch.conftest import Launch, launch
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch import nn
+
+import psfleet.torch as pst
+from psfleet.torch.cutting import chunks_of
+from tests.torch import models  # noqa: F401  # sets torch's threads
+
+__all__ = ["launch"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "tests" / "torch" / "scripts" / "pipeline.py")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def bits(path: Path) -> dict[str, bytes]:
+    """What a run has saved."""
+    with np.load(path) as arrays:
+        return {name: value.tobytes() for name, value in arrays.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the script trains by itself: one process, no cluster, 4 micro-batches."""
+    out = tmp_path_factory.mktemp("alone") / "out.npz"
+    strategy = {"PSFLEET_STRATEGY": '{"pipeline": {"micro_batches": 4}}', "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, SCRIPT, str(out), "4", ""],
+        check=True,
+        timeout=120,
+        env=os.environ | ONE_THREAD | strategy,
+    )
+    return bits(out)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "options"),
+    [("", ("1f1b", "--servers", "2")), ("1,3,6", ("interleaved",))],
+    ids=["1f1b", "interleaved"],
+)
+def test_stages_have_the_bits_of_one_process(
+    alone: dict[str, bytes], launch: Launch, tmp_path: Path, cuts: str, options: tuple[str, ...]
+) -> None:
+    """Losses, weights, rows, running statistics and outputs are the same in both stages and alone.
+
+    The model has dropout, running statistics, rows in both stages, modules that pass on two tensors
+    and change their input in place, and micro-batches of unequal length.
+    """
+    out = tmp_path / "out.npz"
+    job = launch(
+        "--no-progress",
+        "--micro-batches",
+        "4",
+        "--stages",
+        "2",
+        "--pipeline",
+        *options,
+        SCRIPT,
+        str(out),
+        "4",
+        cuts,
+        **ONE_THREAD,
+    )
+    code, _, err = job.ends(120)
+    assert code == 0, err + job.log("*")
+    assert bits(out) == alone
+    assert bits(tmp_path / "out.npz.other.npz") == alone
+
+
+def mlp() -> nn.Sequential:
+    """A small network with dropout."""
+    torch.manual_seed(11)
+    parts = [[nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.1)] for _ in range(4)]
+    return nn.Sequential(*(module for part in parts for module in part), nn.Linear(6, 2))
+
+
+def train(steps: int = 5, **strategy: Any) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a Pipeline under a strategy, in this process."""
+    settings = fleet_api.DistributedStrategy(
+        **{f"{part}_configs": said for part, said in strategy.items()},
+        **dict.fromkeys(strategy, True),
+    )
+    fleet_api.init(strategy=settings)
+    model = mlp()
+    trainer = pst.Pipeline(model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss)
+    dice = torch.Generator().manual_seed(2)
+    data = [torch.randn(12, 8, generator=dice) for _ in range(steps)]
+    losses = [float(trainer.step(x[:, :6], x[:, 6:])) for x in data]
+    return losses, trainer.model.state_dict()
+
+
+@pytest.fixture(autouse=True)
+def no_strategy() -> Iterator[None]:
+    """A test's strategy ends with it."""
+    yield
+    fleet_api.init()
+
+
+def test_one_micro_batch_is_plain_training() -> None:
+    """Without a strategy a step is what the loop of plain torch does."""
+    model = mlp()
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        for module in one:
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    trainer = pst.Pipeline(model, torch.optim.Adam(model.parameters()), nn.functional.mse_loss)
+    adam = torch.optim.Adam(twin.parameters())
+    for _ in range(20):
+        x, y = torch.randn(9, 6), torch.randn(9, 2)
+        loss = nn.functional.mse_loss(twin(x), y)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        torch.testing.assert_close(trainer.step(x, y), loss.detach(), rtol=1e-5, atol=0)
+
+
+def test_cuts_schedules_and_recompute_change_no_bit() -> None:
+    """Any number of pieces, recomputed or not, gives the bits of the uncut model."""
+    wanted = train(pipeline={"micro_batches": 3})
+    for strategy in (
+        {"pipeline": {"micro_batches": 3, "stages": 3}},
+        {"pipeline": {"micro_batches": 3, "stages": 2, "schedule": "gpipe"}, "recompute": {}},
+        {"pipeline": {"micro_batches": 3}, "recompute": {"checkpoints": ["3", "6"]}},
+    ):
+        losses, weights = train(**strategy)
+        assert losses == wanted[0], strategy
+        assert all(torch.equal(value, wanted[1][name]) for name, value in weights.items())
+    other = train(pipeline={"micro_batches": 4})
+    assert other[0] != wanted[0]  # other masks
+    np.testing.assert_allclose(other[0], wanted[0], rtol=0.2)
+
+
+def test_pieces_are_balanced() -> None:
+    """Pieces are about equal in work; between equally good cuts the one that sends least is chosen."""
+    narrow = nn.Sequential(
+        nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+    )
+    assert chunks_of(narrow, None, 2, torch.zeros(4, 8)) == [range(2), range(2, 5)]
+    heavy = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 8), nn.Linear(8, 8))
+    assert chunks_of(heavy, None, 3, torch.zeros(4, 8)) == [range(1), range(1, 2), range(2, 4)]
+
+
+class Pair(nn.Module):
+    """Gives what cannot be sent."""
+
+    def forward(self, x: Any) -> Any:
+        return {"x": x}
+
+
+def tied() -> nn.Sequential:
+    """A weight that two pieces use."""
+    first = nn.Linear(3, 3)
+    return nn.Sequential(first, nn.ReLU(), first)
+
+
+REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], type[PsfleetError], str]] = [
+    (nn.Linear(3, 3), {}, {}, UsageError, "the model is a Linear"),
+    (nn.Sequential(nn.Linear(3, 3)), {}, {"cuts": [1]}, UsageError, r"cuts is \[1\]"),
+    (tied(), {"stages": 2}, {}, UsageError, "'0.weight' is used in 2 pieces"),
+    (nn.Sequential(nn.Linear(3, 3)), {"stages": 2}, {}, ConfigError, "has 1 modules, too few"),
+    (nn.Sequential(nn.Linear(3, 3), Pair()), {}, {}, UsageError, "module 1 gives a dict"),
+    (nn.Sequential(nn.Linear(3, 3)), {"schedule": "zero-bubble"}, {}, ConfigError, "use 1f1b"),
+    (nn.Sequential(nn.Linear(3, 3)), {"copies": [2]}, {}, ConfigError, "leave copies out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "options", "error", "words"), REFUSED, ids=[case[4] for case in REFUSED]
+)
+def test_refused(
+    model: Any, asked: dict[str, Any], options: dict[str, Any], error: Any, words: str
+) -> None:
+    """What cannot be cut or run is refused with a sentence."""
+    strategy = fleet_api.DistributedStrategy(pipeline=True, pipeline_configs=asked)
+    fleet_api.init(strategy=strategy)
+
+    def begin() -> None:
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = pst.Pipeline(model, sgd, nn.functional.mse_loss, **options)
+        trainer.step(torch.zeros(4, 3), torch.zeros(4, 3))
+
+    with pytest.raises(error, match=words):
+        begin()
+
+
+def test_batches_must_fit() -> None:
+    """Tensors of unequal length, and losses that are no single number, are refused."""
+    model = mlp()
+    trainer = pst.Pipeline(model, torch.optim.SGD(model.parameters(), 0.1), lambda out, y: out - y)
+    with pytest.raises(ShapeError, match=r"lengths \[3, 4\]"):
+        trainer.step(torch.zeros(4, 6), torch.zeros(3, 2))
+    with pytest.raises(ShapeError, match=r"the loss has the shape \(4, 2\)"):
+        trainer.step(torch.zeros(4, 6), torch.zeros(4, 2))

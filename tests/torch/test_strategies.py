@@ -1,0 +1,235 @@
+"""Parts of a fleet's strategy under psfleet.torch: each works or is refused with a sentence."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import fleet as fleet_api
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.localsgd import LocalRuntime
+from psfleet.runtime import Gradient
+from psfleet.strategy import LocalSGD
+from psfleet.testing.leaks import nothing_left
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch import nn
+
+import psfleet.torch as pst
+from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve
+
+
+class Watched(EmbeddedRuntime):
+    """An embedded runtime that writes down how gradients were pushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed: list[list[Gradient]] = []
+
+    def push(self, gradients: Sequence[Gradient], **shown: Any) -> Any:
+        """See Runtime.push."""
+        self.pushed.append(list(gradients))
+        return super().push(gradients, **shown)
+
+
+@pytest.fixture(autouse=True)
+def no_strategy() -> Iterator[None]:
+    """A test's strategy ends with it."""
+    yield
+    fleet_api.init()
+
+
+def under(**parts: Any) -> None:
+    """Have this process train under a strategy with these parts."""
+    configs = {f"{part}_configs": said for part, said in parts.items()}
+    on = dict.fromkeys(parts, True)
+    fleet_api.init(strategy=fleet_api.DistributedStrategy(**configs, **on))
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("model", ["deepfm", "bags"])
+def test_gradient_merge(model: str, average: bool) -> None:
+    """Two steps are one push, which does what torch does with the mean, or sum, of two gradients."""
+    torch.manual_seed(3)
+    plain = MODELS[model]()
+    twin = copy.deepcopy(plain)
+    under(gradient_merge={"k_steps": 2, "avg": average})
+    runtime = Watched()
+    moved, opt = pst.convert(twin, OPTIMIZERS["adagrad"](twin), runtime=runtime)
+    data = list(batches(20))
+    got = curve(moved, [opt], pst.prefetch(data))
+    own = OPTIMIZERS["adagrad"](plain)
+    wanted = []
+    for first, second in zip(data[::2], data[1::2], strict=True):
+        for optimizer in own:
+            optimizer.zero_grad()
+        for batch in (first, second):
+            loss = plain(batch)
+            wanted.append(loss.item())
+            (loss / 2 if average else loss).backward()
+        for optimizer in own:
+            optimizer.step()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert len(runtime.pushed) == 10
+    runtime.close()
+
+
+def test_merged_gradients_are_kept_apart() -> None:
+    """Gradients that wait are not changed by zero_grad(set_to_none=False)."""
+    under(gradient_merge={"k_steps": 2, "avg": False})
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 1.0))
+    for factor in (1.0, 2.0):
+        opt.zero_grad(set_to_none=False)
+        (factor * model(torch.ones(1, 1))).sum().backward()
+        opt.step()
+    assert model.weight.item() == -3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_amp(dtype: str) -> None:
+    """Every gradient travels in 16 bits, dense ones and rows, and training stays close to float32."""
+    torch.manual_seed(3)
+    start = DeepFM()
+    plain = copy.deepcopy(start)
+    wanted = curve(plain, OPTIMIZERS["adam"](plain), batches(30))
+    under(amp={"dtype": dtype})
+    runtime = Watched()
+    moved, opt = pst.convert(start, OPTIMIZERS["adam"](start), runtime=runtime)
+    got = curve(moved, [opt], batches(30))
+    assert got != wanted
+    np.testing.assert_allclose(got, wanted, rtol=0.02)
+    assert {g.precision for push in runtime.pushed for g in push} == {dtype}
+    assert {len(push) for push in runtime.pushed} == {6}
+    runtime.close()
+
+
+def test_amp_skips_what_does_not_fit() -> None:
+    """A float16 step with an overflow changes nothing and lowers the scale, which is in state_dict()."""
+    under(amp={"dtype": "float16", "decr_every_n_nan_or_inf": 1})
+    model = nn.Linear(1, 1, bias=False)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 1.0))
+    before = model.weight.item()
+    (1e9 * model(torch.ones(1, 1))).sum().backward()
+    opt.step()
+    assert model.weight.item() == before
+    scale = opt.state_dict()["loss_scaling"]
+    assert scale["scale"] == pytest.approx(0.8 * 32768)
+    other, second = pst.convert(
+        twin := nn.Linear(1, 1), torch.optim.SGD(twin.parameters(), 1.0), name="other"
+    )
+    second.load_state_dict(opt.state_dict() | {"param_groups": second.state_dict()["param_groups"]})
+    assert second.state_dict()["loss_scaling"] == scale
+    assert isinstance(other, nn.Linear)
+
+
+class Blocks(nn.Module):
+    """Blocks in a ModuleList, with dropout, over an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.EmbeddingBag(60, 8, mode="sum", sparse=True)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.2)) for _ in range(3)
+        )
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))
+
+    def forward(self, batch: Any) -> Any:
+        x = self.rows(batch["ids"])
+        for block in self.blocks:
+            x = x + block(x)
+        loss = nn.functional.binary_cross_entropy_with_logits
+        return loss(self.head(x)[:, 0], batch["label"])
+
+
+@pytest.mark.parametrize(
+    "wish", [{}, {"checkpoints": ["blocks.0", "rows"]}], ids=["found", "named"]
+)
+def test_recompute(wish: dict[str, Any]) -> None:
+    """Blocks are computed twice, losses are the same bits, and a copy of the model still works."""
+    torch.manual_seed(3)
+    start = Blocks()
+    found = []
+    for parts in ({}, {"recompute": wish}):
+        under(**parts)
+        model = copy.deepcopy(start)
+        model, opt = pst.convert(model, OPTIMIZERS["adagrad"](model))
+        calls: list[int] = []
+        inner = model.get_submodule("blocks.0.0")
+        inner.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(4)
+        found.append((curve(model, [opt], batches(5)), len(calls)))
+        with torch.no_grad():
+            batch = next(batches(1, 9))
+            assert model.eval()(batch) == copy.deepcopy(model)(batch)
+    assert found[0] == (found[1][0], 5)
+    assert found[1][1] == 10
+
+
+def test_localsgd() -> None:
+    """Dense weights are averaged over two workers every two steps, and are equal after a barrier."""
+    torch.manual_seed(4)
+    start = DeepFM()
+    states: list[Any] = [{}, {}]
+    apart: list[Any] = [None, None]
+
+    with nothing_left(), LocalFleet(1, 2) as fleet:
+
+        def work(worker: int) -> None:
+            runtime = LocalRuntime(fleet.connect(worker, "sync"), LocalSGD(k_steps=2))
+            model = copy.deepcopy(start)
+            model, opt = pst.convert(model, OPTIMIZERS["sgd"](model), runtime=runtime)
+            curve(model, [opt], batches(6, worker))
+            apart[worker] = model.get_parameter("mlp.0.weight").detach().clone()
+            runtime.barrier()
+            opt.refresh()
+            states[worker] = model.state_dict()
+            runtime.close()
+
+        in_threads([lambda: work(0), lambda: work(1)])
+    assert not torch.equal(*apart)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None:
+    """After fleet.barrier_worker() the model's next forward pass has the servers' values."""
+    model = nn.Linear(2, 1, bias=False)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 1.0))
+    [spec] = fleet.specs().values()
+    fleet.push([Gradient(spec.key, np.ones((1, 2), np.float32), None, 1.0)])
+    before = model(torch.ones(1, 2)).item()
+    fleet_api.barrier_worker()
+    assert model(torch.ones(1, 2)).item() == pytest.approx(before - 2)
+    assert opt.param_groups[0]["lr"] == 1.0
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"dgc": {}}, "'dgc' puts an optimizer of psfleet"),
+    ({"lars": {}}, "'lars' puts an optimizer of psfleet"),
+    ({"lamb": {}}, "'lamb' puts an optimizer of psfleet"),
+    ({"recompute": {"memory_budget": "1MiB"}}, "memory_budget is '1MiB'"),
+    ({"recompute": {"checkpoints": ["tower"]}}, "no module of that name"),
+    ({"recompute": {"checkpoints": ["1"]}}, "running statistics of '1', a BatchNorm1d"),
+    ({"pipeline": {"micro_batches": 2}}, r"train an nn\.Sequential with psfleet\.torch\.Pipeline"),
+]
+
+
+@pytest.mark.parametrize(("parts", "words"), REFUSED, ids=[case[1] for case in REFUSED])
+def test_refused(parts: dict[str, Any], words: str) -> None:
+    """What torch's optimizers cannot do is refused, and the model is as it was."""
+    under(**parts)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises((ConfigError, UsageError), match=words):
+        pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert [type(module) for module in model] == [nn.Linear, nn.BatchNorm1d]
