@@ -477,7 +477,7 @@ def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
     """
     try:
         parts = tomllib.loads(Path(path).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"strategy file {path!r} cannot be read: {error}") from None
     Settings.from_parts(parts)
     return parts

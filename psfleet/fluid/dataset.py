@@ -92,13 +92,18 @@ class FileDataset:
         if not Path(name).is_file():
             raise UsageError(f"dataset file {name!r} does not exist")
         if self._command == "cat":
-            with open(name) as lines:
+            with open(name, errors="replace") as lines:  # what is no text is no number
                 yield lines
             return
         with (
-            open(name) as source,
+            open(name, "rb") as source,
             subprocess.Popen(
-                self._command, shell=True, stdin=source, stdout=subprocess.PIPE, text=True
+                self._command,
+                shell=True,
+                stdin=source,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="replace",
             ) as pipe,
         ):
             assert pipe.stdout is not None
