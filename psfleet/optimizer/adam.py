@@ -26,7 +26,8 @@ class Adam(Optimizer):
             for sparse gradients.
         sparse_mode: What a step does to the rows of sparse parameters that have no gradient in it.
             "lazy": nothing. "full": what the dense rule does. "catch-up": what they have missed is
-            made up for when they next have one, see psfleet.rules.adam_catch_up for the error.
+            made up for when they next have one, see psfleet.rules.adam_catch_up for the error;
+            until then lookups give them without it.
             None: "lazy" if lazy_mode or if the parameter has rows for any id, else "full".
     """
 

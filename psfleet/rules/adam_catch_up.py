@@ -11,28 +11,29 @@ from psfleet.rules.base import Rule, Slot, check_range
 
 __all__ = ["AdamCatchUp"]
 
-_BASE = 2**24  # float32 holds whole numbers up to here: a step is kept as two digits of this base
+_BASE = 2**24  # float32 holds whole numbers up to here: a step is kept as three digits of this base
 _ERROR = 1e-6  # of the learning rate: what the missed steps beyond `limit` may move a weight
 
 
-def adam_catch_up(w, g, m, v, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
-    missed = (h[7] - high) * h[9] + (h[8] - low) - h[10]
-    steps = min(missed, h[11])
-    done = h[12]
-    while done < steps and v > h[12]:
+def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
+    missed = ((h[7] - top) * h[10] + (h[8] - high)) * h[10] + (h[9] - low) - h[11]
+    steps = min(missed, h[12])
+    done = h[13]
+    while done < steps and v > h[13]:
         m = h[1] * m
         v = h[3] * v
         q1 = h[1] * q1 + h[2]
         q2 = h[3] * q2 + h[4]
         root = math.sqrt(q2)
         w = w - rate * root / q1 * (m / (math.sqrt(v) + h[6] * root))
-        done = done + h[10]
+        done = done + h[11]
     if missed > steps:
         m = math.pow(h[1], missed - steps) * m
         v = math.pow(h[3], missed - steps) * v
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
-    return (w - h[0] * (m / (math.sqrt(v) + h[5])), m, v, h[7], h[8], h[13], h[14], h[15])
+    w = w - h[0] * (m / (math.sqrt(v) + h[5]))
+    return w, m, v, h[7], h[8], h[9], h[14], h[15], h[16]
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,17 @@ class AdamCatchUp(Rule):
 
     A row keeps the step of its last update. When it is updated again, the steps that it has missed
     are made one by one with a zero gradient, as the dense rule makes them: moments decay, the weight
-    drifts. Rows are not touched by pulls, so until then a pull gives the weight without its drift.
+    drifts. Pulls, saving and `state_dict` only read: they give the row as its last update left it,
+    which differs from the dense rule's by at most `drift` learning rates.
 
     The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2)
     and A = (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)), which bounds |m| / sqrt(v) by
-    Cauchy's inequality. So after `limit` steps, chosen from the betas (195 for the defaults), what is
-    left of the drift is below 1e-6 of the learning rate; the moments then decay in one go.
+    Cauchy's inequality; the last factor is 1 once beta1^t is nothing beside 1. So after `limit`
+    steps, chosen from the betas (195 for the defaults), what is left of the drift is below 1e-6 of
+    the learning rate; the moments then decay in one go.
 
-    The missed steps are made at the learning rate of the row's last update. Step counters are exact
-    up to 2^48.
+    The missed steps are made at the learning rate of the row's last update. Step counters have 64
+    bits.
     """
 
     beta1: float = 0.9
@@ -76,6 +79,7 @@ class AdamCatchUp(Rule):
             *(
                 Slot(name, per_unit=True)
                 for name in (
+                    "last_step_top",
                     "last_step_high",
                     "last_step_low",
                     "correction1",
@@ -90,19 +94,35 @@ class AdamCatchUp(Rule):
         """How many missed steps are made one by one."""
         if self.beta1 == 0:
             return 1
-        r = self.beta1 / math.sqrt(self.beta2)
-        most = (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - r * r))
+        r, most = self._decline()
         return max(1, math.ceil(math.log(_ERROR * (1 - r) * (1 - self.beta1) / most) / math.log(r)))
+
+    @property
+    def drift(self) -> float:
+        """How far a row that rests for ever may drift, in learning rates, long after step 1.
+
+        66 for the default betas; the worst gradients, growing by beta2 / beta1 in each step, reach it,
+        and a row whose gradients come to rest after random ones stays below 10 or so.
+        """
+        r, most = self._decline()
+        return most * r / (1 - r)
+
+    def _decline(self) -> tuple[float, float]:
+        """(r, A) of the bound above."""
+        r = self.beta1 / math.sqrt(self.beta2)
+        return r, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - r * r))
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return adam_catch_up
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         adam = Adam(self.beta1, self.beta2, self.epsilon).scalars(learning_rate, step)
-        high, low = divmod(step, _BASE)
+        above, low = divmod(step, _BASE)
+        top, high = divmod(above, _BASE)
         return (
             *adam,
             self.epsilon,
+            top,
             high,
             low,
             _BASE,

@@ -97,7 +97,7 @@ def test_state_goes_on() -> None:
         np.testing.assert_array_equal(whole.lookup(np.arange(5)), halves.lookup(np.arange(5)))
 
 
-@pytest.mark.parametrize("step", [2**24 - 2, 2**31 - 2, 2**40, 2**47 + 12345])
+@pytest.mark.parametrize("step", [2**24 - 2, 2**31 - 2, 2**48 - 2, 2**62 + 12345])
 def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
     """Where float32 or 32-bit counters would stop, the number of missed steps is still right."""
     w, opt = rows("w", True), Adam(RATE, sparse_mode="catch-up")
@@ -135,6 +135,28 @@ def test_limit_bounds_the_drift() -> None:
         for j in range(rule.limit + 1, rule.limit + 2000)
     )
     assert 0 < left < 1e-6
+
+
+def test_a_pull_lacks_at_most_the_drift() -> None:
+    """What a pull gives of a row that rests differs from the dense rule's by less than the bound."""
+    bound = AdamCatchUp(0.9, 0.999).drift
+    assert 65 < bound < 66
+    dense, caught = Adam(RATE), Adam(RATE, sparse_mode="catch-up")
+    d, s = Parameter("d", np.full((5, 3), 0.5)), rows("s", True)
+    rng, every = np.random.default_rng(1), np.arange(5)
+    for t in range(100):
+        grads = (1.11**t * (0.5 + rng.random((5, 3)))).astype(np.float32)  # near the worst case
+        dense.apply_gradients([(d, grads)])
+        caught.apply_gradients([(s, SparseGrad(every, grads))])
+    before = s.lookup(every)
+    for ids, grads in steps([1] * 60):
+        if len(ids) == 1:
+            dense.apply_gradients([(d, densify(d, SparseGrad(ids, grads)))])
+            caught.apply_gradients([(s, SparseGrad(ids, grads))])
+    resting = s.lookup(every)[:4]
+    np.testing.assert_array_equal(resting, before[:4])
+    lacks = np.abs(resting - d.numpy()[:4]).max()
+    assert 20 * RATE < lacks < bound * RATE
 
 
 def test_bad_modes() -> None:
