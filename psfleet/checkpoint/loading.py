@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from psfleet.checkpoint.checking import check_content
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
 from psfleet.errors import CheckpointError
 from psfleet.kernels.dedup import owned_by
@@ -68,6 +69,8 @@ class Snapshot:
             [_open(folder / entry.file, entry) for entry in manifest.files]
             for folder, manifest in self._chain
         ]
+        for (folder, manifest), level in zip(self._chain, self._levels, strict=True):
+            check_content(folder, manifest, [(file.tensors, file.state) for file in level])
 
     def specs(self) -> list[TableSpec]:
         """The tables that every server had; one that only some had was being created."""

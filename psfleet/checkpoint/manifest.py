@@ -134,7 +134,7 @@ def read_manifest(path: str | Path) -> Manifest:
         raise CheckpointError(f"{str(where)!r} is damaged: its checksum is not its own")
     try:
         return _from_json(said)
-    except (KeyError, TypeError, ValueError, PsfleetError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, PsfleetError) as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error!r}") from None
 
 

@@ -215,7 +215,11 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
         raise LogError(f"log {str(path)!r} cannot be read: {error.strerror}") from None
     if len(text) != length or zlib.crc32(text) != crc:
         raise _damaged(path, 0)
-    return json.loads(text), len(start) + length, crc
+    try:
+        said: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(path, 0) from None
+    return said, len(start) + length, crc
 
 
 def _create(path: Path, header: Mapping[str, Any]) -> None:
