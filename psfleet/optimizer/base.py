@@ -16,6 +16,7 @@ from psfleet.optimizer.lr.base import LRScheduler, check_rate
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.standins import Promised
 from psfleet.parameter import Parameter, SparseGrad
+from psfleet.pipeline.links import here
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.base import Rule
 from psfleet.tables.spec import Decay
@@ -88,6 +89,7 @@ class Optimizer:
         self._grad_clip = _clip(owner, grad_clip)
         self.multi_precision = bool(older.get("multi_precision", False))
         self._known: dict[str, Parameter] = {}
+        self._planned: list[Parameter] = []  # what runs of a program update, in all stages
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
         self.merger: GradientMerger[Parameter] | None = None
@@ -231,8 +233,10 @@ class Optimizer:
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
         if graph.symbolic(pairs):
-            self._promise([graph.parameter_of(p) for p, _ in pairs], early=True)
+            self._planned = [graph.parameter_of(p) for p, _ in pairs]
+            self._promise(self._planned, early=True)
             return [graph.add_update(self, pairs, loss)]
+        self._check_whole()
         self.apply_values(pairs, loss=graph.value_of(loss))
         return []
 
@@ -259,6 +263,7 @@ class Optimizer:
                 f"{self._name}: step() needs to know the parameters; "
                 "pass parameters=[...] to the optimizer"
             )
+        self._check_whole()
         pairs = [(p, p.grad) for p in self._parameters if p.trainable and p.grad is not None]
         if pairs:
             self.apply_values(pairs)
@@ -307,6 +312,15 @@ class Optimizer:
         home.push(gradients, samples, loss)
         self._advance()
 
+    def _check_whole(self) -> None:
+        """Refuse to update at once, in every stage, what only a program can be cut for."""
+        if here().processes > 1:
+            raise UsageError(
+                f"{self._name} updates at once by computed gradients, and this is "
+                f"{here().name(here().process)}: stages run programs; build one and minimize() its "
+                "loss, or start the job without --stages"
+            )
+
     def shorten(self, shortener: Shortener) -> None:
         """Let gradients travel in 16 bits from now on."""
         self.shortener = shortener
@@ -349,6 +363,11 @@ class Optimizer:
         if not self._updates:
             return dict(self._waiting)
         home = tables()
+        if here().processes > 1:
+            for (
+                parameter
+            ) in self._planned:  # other stages have made, and update, the others' tables
+                self._seat(parameter)
         home.runtime.flush()
         seats = [seat for p in self._known.values() if (seat := home.find(self, p)) is not None]
         found = state.gather(home, seats)

@@ -137,7 +137,8 @@ class PipelineOptimizer(Optimizer):
         if found is None or passes:
             raise UsageError(
                 "a pipeline needs the gradients of one loss, as minimize() makes them; "
-                "values and computed gradients cannot be cut"
+                "what is computed at once cannot be cut: build a program and minimize() its "
+                "loss, or train without a pipeline"
             )
         self._cut(found)
         operations: list[Any] = self._inner.apply_optimize(loss, startup_program, params_grads)

@@ -7,6 +7,8 @@ from psfleet.optimizer.adam import Adam
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.lars import Lamb, LarsMomentum
+from psfleet.optimizer.pipeline import PipelineOptimizer
+from psfleet.optimizer.recompute import RecomputeOptimizer
 from psfleet.optimizer.sgd import Momentum
 from psfleet.rules.adam import Adam as AdamRule
 from psfleet.rules.momentum import Momentum as MomentumRule
@@ -18,9 +20,15 @@ __all__ = ["substitute"]
 def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
     """The optimizer itself, or the one that the strategy makes of it.
 
+    One that is wrapped for a pipeline or for recompute is replaced within its wrappers.
+
     Raises:
         ConfigError: The switch does not fit the optimizer.
     """
+    if type(optimizer) in (PipelineOptimizer, RecomputeOptimizer):
+        inner = object.__getattribute__(optimizer, "_inner")
+        object.__setattr__(optimizer, "_inner", substitute(inner, settings))
+        return optimizer
     if settings.dgc is not None:
         rule = _momentum(optimizer, "dgc")
         said = settings.dgc
