@@ -5,6 +5,7 @@ every batch once, so that every row is there, as it is in a table that has been 
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -73,9 +74,10 @@ def work_torch() -> None:
         tuple(map(torch.from_numpy, batch))
         for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
     ]
+    ahead = pst.prefetch(itertools.cycle(batches))
 
-    def step(number: int) -> None:
-        ids, wind, label = batches[number % BATCHES]
+    def step(_: int) -> None:
+        ids, wind, label = next(ahead)
         loss_of(model(ids, wind), label).backward()
         opt.step()
         opt.clear_grad()
