@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.base import Optimizer
 from psfleet.routing import as_ids
 from psfleet.runtime import Gradient, Read, Runtime, Ticket
@@ -46,21 +46,43 @@ class SparseTable:
         checked = as_ids(ids, f"table {self.spec.name!r}")
         return self._runtime.pull([Read(self.spec.key, checked)])[0]
 
-    def push(self, ids: ArrayLike, grads: ArrayLike) -> Ticket:
+    def push(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Ticket:
         """Send gradients, to be applied with the optimizer's current learning rate.
 
         Args:
             ids: int64 [n]; the gradients of repeated ids are summed in order.
             grads: float32 [n, dim].
+            shows: float32 [n], of a table with a ShowClickEntry: how often each id was shown; None: once.
+            clicks: float32 [n], likewise: how often it was clicked; None: never.
 
         Returns:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
         """
         checked = as_ids(ids, f"table {self.spec.name!r}")
-        gradient = Gradient(
-            self.spec.key, np.asarray(grads, np.float32), checked, self.optimizer.get_lr()
-        )
+        values = np.asarray(grads, np.float32)
+        if shows is not None or clicks is not None:
+            values = self._with_scores(values, shows, clicks)
+        gradient = Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
         return self._runtime.push([gradient])
+
+    def _with_scores(
+        self, grads: Floats, shows: ArrayLike | None, clicks: ArrayLike | None
+    ) -> Floats:
+        if not self.spec.scores:
+            raise UsageError(
+                f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
+            )
+        columns = [
+            np.broadcast_to(np.asarray(given, np.float32), (len(grads),)).reshape(-1, 1)
+            for given in (1 if shows is None else shows, 0 if clicks is None else clicks)
+        ]
+        return np.concatenate([grads, *columns], axis=1)
 
 
 class DenseTable:
@@ -106,7 +128,8 @@ class Client:
             optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
             initializer: First value of a row; default uniform in [-0.01, 0.01).
             seed: Of the initializer.
-            entry: Which unknown ids of a push get a row, see psfleet.entry; None: all.
+            entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
+                and none.
 
         Raises:
             TableConflict: The table exists with another definition.

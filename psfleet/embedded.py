@@ -1,7 +1,8 @@
 """The fleet of one process: a shard right here, no network, no other process."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
-from psfleet.shard.events import Answer, Join, Push, Refuse
+from psfleet.shard.events import Answer, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
@@ -41,8 +42,10 @@ class EmbeddedRuntime:
     worker_num = 1
     server_num = 0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._shard = Shard()
+        self._clock = clock
+        self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
         self._pushes = 0
         self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
@@ -72,10 +75,17 @@ class EmbeddedRuntime:
     ) -> _Done:
         """See Runtime.push."""
         parts = tuple(self._part(gradient) for gradient in gradients)
+        self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
         return _Done()
+
+    def _tick(self) -> None:
+        every, now = self._shard.tick_every, self._clock()
+        if every and now - self._ticked >= every:
+            self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
+            self._ticked = now
 
     def _part(self, gradient: Gradient) -> Gradient:
         spec = self._shard.table(gradient.table).spec
@@ -121,6 +131,12 @@ class EmbeddedRuntime:
         held.restore(check_ids(held.spec, state.ids), np.concatenate(state.values, axis=1))
         held.restore_step(state.step)
 
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
+
     def save(self, path: str) -> None:
         """See Runtime.save."""
         save_fleet(path, [self._shard])
@@ -162,9 +178,13 @@ class EmbeddedRuntime:
         self._shard.tables.clear()
 
     @staticmethod
-    def _expect(instructions: Sequence[Any]) -> None:
+    def _expect(instructions: Sequence[Any]) -> int:
+        """The number of the last answer."""
+        number = 0
         for instruction in instructions:
             if isinstance(instruction, Refuse):
                 raise instruction.error
             if not isinstance(instruction, Answer):
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
+            number = instruction.number
+        return number

@@ -9,6 +9,7 @@ Without a cluster in the environment every function works on the embedded runtim
 
 import atexit
 import importlib.metadata
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
 from psfleet.strategy import DistributedStrategy, Settings, resolve
+from psfleet.tables.spec import key_of
 
 __all__ = [
     "DistributedStrategy",
@@ -53,6 +55,7 @@ __all__ = [
     "server_num",
     "settings",
     "shard",
+    "shrink",
     "stop_worker",
     "util",
     "worker_endpoints",
@@ -356,6 +359,36 @@ class Fleet:
             runtimes.active().flush()
             save_inference(str(Path(path)), list(feeds), list(targets), main_program)
 
+    def shrink(
+        self, threshold: float | None = None, unseen: int | None = None, table: str | None = None
+    ) -> int:
+        """Remove rows of sparse tables that are worth little or not in use.
+
+        All workers must call it: they meet before and after. Worker 0 shrinks.
+
+        Args:
+            threshold: In tables with a ShowClickEntry the least score of a row that stays; None: the
+                entry's delete_threshold. In other tables the same as `unseen`.
+            unseen: Rows go that no push has named since the unseen-th shrink before this one. None: the
+                entry's delete_after_unseen; in other tables none go.
+            table: Name of the one table that is meant; None: every sparse table.
+
+        Returns:
+            How many rows went; 0 on workers other than the first.
+        """
+        if threshold is not None and not math.isfinite(threshold):
+            raise ConfigError(f"the threshold of shrink is {threshold}; use a number")
+        if unseen is not None and not 1 <= unseen < 2**31:
+            raise ConfigError(f"unseen of shrink is {unseen}; use a whole number from 1 on")
+        runtimes.active().barrier()
+        gone = 0
+        if self.is_first_worker():
+            key = 0 if table is None else key_of(table)
+            gone = runtimes.active().shrink(key, threshold, unseen)
+        runtimes.active().barrier()
+        invalidate()
+        return gone
+
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
         for name, entry in self.table_stat().items():
@@ -424,4 +457,5 @@ shard = _fleet.shard
 save_persistables = _fleet.save_persistables
 load_model = _fleet.load_model
 save_inference_model = _fleet.save_inference_model
+shrink = _fleet.shrink
 print_table_stat = _fleet.print_table_stat

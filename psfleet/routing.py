@@ -51,7 +51,10 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 
 
 def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
-    """The gradient's values (dense: flattened; sparse: [n, dim]) and its ids, contiguous."""
+    """The gradient's values (dense: flattened; sparse: [n, push_width]) and its ids, contiguous.
+
+    In a table that counts shows and clicks a gradient without them counts one show and no click.
+    """
     values = np.asarray(gradient.values, np.float32, order="C")
     _check_precision(spec, gradient)
     if spec.kind == "dense":
@@ -67,7 +70,10 @@ def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | N
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
     ids = as_ids(gradient.ids, f"table {spec.name!r}")
-    if ids.ndim != 1 or values.shape != (len(ids), spec.dim):
+    if spec.scores and values.shape == (ids.size, spec.dim):
+        shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.scores))
+        values = np.concatenate([values, shown], axis=1)
+    if ids.ndim != 1 or values.shape != (len(ids), spec.push_width):
         raise ShapeError(
             f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
             f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
@@ -80,6 +86,11 @@ def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
         raise ConfigError(
             f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
             "float32, bfloat16 or float16"
+        )
+    if spec.kind == "sparse" and spec.scores and gradient.precision != "float32":
+        raise ConfigError(
+            f"table {spec.name!r} counts shows and clicks, which {gradient.precision} would round; "
+            "send its gradients as float32 (without amp)"
         )
     if not 2.0**-126 <= gradient.scale < 2.0**127:
         raise ConfigError(

@@ -155,6 +155,16 @@ class Runtime(Protocol):
     def write_table(self, table: int, state: TableState) -> None:
         """Set weights, state and step; sparse: of the rows given, leaving the others."""
 
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """Remove rows that are worth little or not in use; returns how many went.
+
+        Args:
+            table: The key of a sparse table; 0: every one.
+            threshold, unseen: As for `psfleet.fleet.shrink`.
+        """
+
     def save(self, path: str) -> None:
         """Write every table to the folder `path`; it appears whole or not at all."""
 

@@ -26,6 +26,7 @@ __all__ = [
     "Cut",
     "EndCut",
     "Event",
+    "Evict",
     "Expire",
     "Fill",
     "Instruction",
@@ -41,7 +42,9 @@ __all__ = [
     "Record",
     "Refuse",
     "Serve",
+    "Shrink",
     "State",
+    "Tick",
     "Write",
 ]
 
@@ -152,6 +155,30 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Shrink:
+    """Rows that are worth little or not in use go, see SparseTable.shrink. Answered with how many.
+
+    Attributes:
+        table: Its key; 0: every sparse table.
+        number: As for Write, with which it shares the count.
+    """
+
+    table: int = 0
+    threshold: float | None = None
+    unseen: int | None = None
+    worker: int = 0
+    incarnation: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """So many seconds have passed since the last tick, or since this process began."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """A part of a table as a snapshot holds it is set, with all that is known of it.
 
@@ -194,7 +221,9 @@ class EndCut:
     base: int = 0
 
 
-Event = Join | Leave | Push | Pull | Write | Fill | BeginCut | MarkCut | EndCut | Expire
+Event = (
+    Join | Leave | Push | Pull | Write | Shrink | Tick | Fill | BeginCut | MarkCut | EndCut | Expire
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +233,14 @@ class Create:
     spec: TableSpec
     value: NDArray[np.float32]
     maker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Memory is short: so many rows of a table go, those that were pushed the longest time ago."""
+
+    table: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +258,7 @@ class Cut:
     number: int
 
 
-Record = Create | Join | Leave | Push | Write | Fill | Close | Cut
+Record = Create | Join | Leave | Push | Write | Shrink | Tick | Evict | Fill | Close | Cut
 """What changes a shard for good. The same records in the same order give the same shard."""
 
 Journal = Callable[[Record], None]

@@ -1,5 +1,6 @@
 """One shard: its tables and the order in which pushes reach them."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ from psfleet.shard.events import (
     Cut,
     EndCut,
     Event,
+    Evict,
     Expire,
     Fill,
     Instruction,
@@ -50,7 +52,9 @@ from psfleet.shard.events import (
     Record,
     Refuse,
     Serve,
+    Shrink,
     State,
+    Tick,
     Write,
 )
 from psfleet.shard.frozen import FrozenShard
@@ -125,7 +129,10 @@ class Shard:
             if there.spec != spec:
                 raise TableConflict(f"table {spec.name!r} exists as {there.spec}; asked for {spec}")
             return False
-        made = SparseTable(spec) if spec.kind == "sparse" else self._dense(spec, value)
+        if spec.kind == "sparse":
+            made: Table = SparseTable(spec, servers=self.servers)
+        else:
+            made = self._dense(spec, value)
         self._record(Create(spec, value, maker))
         self.tables[spec.key] = made
         if maker is not None:
@@ -190,6 +197,10 @@ class Shard:
                     return self._leave(event, call)
                 case Write():
                     return self._write(event, call)
+                case Shrink():
+                    return self._shrink(event, call)
+                case Tick(seconds):
+                    return self._tick(seconds, call)
                 case Fill():
                     self.fill(event)
                     return [Answer(call)]
@@ -326,6 +337,45 @@ class Shard:
             self.writes[write.worker] = write.number
         for state in write.states:
             self._restore(state)
+        return [Answer(call)]
+
+    def _shrink(self, event: Shrink, call: Call) -> list[Instruction]:
+        if event.table and not isinstance(table := self.table(event.table), SparseTable):
+            raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
+        if not math.isfinite(event.threshold or 0.0):
+            raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
+        if event.number:
+            self.admit(event.worker, event.incarnation)
+            if event.number <= self.writes[event.worker]:
+                return [Answer(call)]
+        self._record(event)
+        if event.number:
+            self.writes[event.worker] = event.number
+        gone = [
+            table.shrink(event.threshold, event.unseen)
+            for key, table in self.tables.items()
+            if isinstance(table, SparseTable) and event.table in (0, key)
+        ]
+        return [Answer(call, number=sum(gone))]
+
+    def _evict(self, key: int, rows: int) -> None:
+        table = self.table(key)
+        assert isinstance(table, SparseTable)
+        self._record(Evict(key, rows))
+        table.evict(rows)
+
+    @property
+    def tick_every(self) -> float:
+        """How many seconds should lie between ticks; 0: none are wanted."""
+        tables = [table for table in self.tables.values() if isinstance(table, SparseTable)]
+        return min((table.tick_every for table in tables if table.tick_every), default=0.0)
+
+    def _tick(self, seconds: float, call: Call) -> list[Instruction]:
+        if seconds > 0 and self.tick_every:
+            self._record(Tick(seconds))
+            for table in self.tables.values():
+                if isinstance(table, SparseTable):
+                    table.tick(seconds)
         return [Answer(call)]
 
     def _check_state(self, state: State) -> None:
@@ -487,6 +537,8 @@ class Shard:
                 self._apply(self.rounds.close())
             case Cut(number):
                 self.cuts.last = number
+            case Evict(key, rows):
+                self._evict(key, rows)
             case _:
                 for instruction in self.handle(record, None):
                     if isinstance(instruction, Refuse):
@@ -513,9 +565,9 @@ class Shard:
                     f"table {name!r}: server {self.index} holds {table.count} values, "
                     f"the gradient has shape {shape}"
                 )
-        elif gradient.ids is None or shape != (len(gradient.ids), table.spec.dim):
+        elif gradient.ids is None or shape != (len(gradient.ids), table.spec.push_width):
             raise ShapeError(
-                f"table {name!r} has rows of {table.spec.dim}, "
+                f"table {name!r} has rows of {table.spec.push_width}, "
                 f"the gradient has shape {shape} and "
                 f"{'no' if gradient.ids is None else len(gradient.ids)} ids"
             )
@@ -589,6 +641,9 @@ class Shard:
                 if gradient.ids is not None
             ]
             ids, rows = merge_pushes(parts, scale)
+            if table.spec.scores:  # shows and clicks are counted, not averaged
+                counts = [(ids, values[:, table.spec.dim :]) for ids, values in parts]
+                rows[:, table.spec.dim :] = merge_pushes(counts, 1.0)[1]
             table.push(ids, rows, rate)
 
     def _count(self, push: Push, fresh: bool) -> None:

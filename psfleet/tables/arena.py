@@ -52,11 +52,15 @@ class Arena:
         self._made = max(self._made, first + size)
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
-    def keep_ahead(self, used: int) -> None:
-        """Have pages behind the first `used` bytes made by a thread that ends when it has."""
-        ahead = min(used // 2, _AHEAD)
+    def taken(self, used: int) -> int:
+        """Memory that the arena takes when its first `used` bytes are in use: whole pages."""
+        return -(-max(used, self._made) // _PAGE) * _PAGE
+
+    def keep_ahead(self, used: int, most: int = _AHEAD) -> None:
+        """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
+        ahead = min(used // 2, _AHEAD, most) // _PAGE * _PAGE
         busy = self._maker is not None and self._maker.is_alive()
-        if used < _SMALL or used + ahead // 2 < self._made or busy:
+        if used < _SMALL or not ahead or used + ahead // 2 < self._made or busy:
             return
         self._maker = threading.Thread(
             target=self.populate,

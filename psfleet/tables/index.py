@@ -131,10 +131,18 @@ class Index:
         """The same for these unknown ids. False only if most of them fall into few segments."""
         return self.lines_with(ids) <= self._lines.size // 64
 
-    def keep_ahead(self) -> None:
-        """Have memory for the next rows made in the background."""
-        self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4)
-        self._lines.keep_ahead(int(self._d[NEXT_LINE]) * 64)
+    def taken(self, more: int) -> int:
+        """Memory that this takes with `more` rows: whole pages, the index as if it had just grown."""
+        slots = int(self._d[NEXT_SLOT]) + max(more - self.free, 0)
+        lines = max(int(self._d[NEXT_LINE]) * 64, (slots - 1) * ROW_BYTES)
+        marks = self._marks.taken(slots * 8) if self._marks is not None else 0
+        return self._rows.taken(slots * self._width * 4) + self._lines.taken(lines) + marks
+
+    def keep_ahead(self, room: int | None = None) -> None:
+        """Have memory for the next rows made in the background, a part of `room` bytes at most."""
+        most = [] if room is None else [max(room, 0) // 8]
+        self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4, *most)
+        self._lines.keep_ahead(int(self._d[NEXT_LINE]) * 64, *most)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now."""

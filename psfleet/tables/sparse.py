@@ -265,6 +265,11 @@ class SparseTable:
         with self._lock:
             return self._drop(self._index.oldest(self.step, count, 0))
 
+    @property
+    def tick_every(self) -> float:
+        """How many seconds should lie between calls of `tick`; 0: the table knows no time."""
+        return 0.0 if self._ttl is None else self._ttl.seconds / 16
+
     def tick(self, seconds: float) -> int:
         """So much time has passed; returns how many rows went because of that."""
         ttl = 0.0 if self._ttl is None else self._ttl.seconds

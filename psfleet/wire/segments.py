@@ -148,7 +148,7 @@ def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
     total = 0
     for segment in header.segments:
         if segment.content in _GRADIENTS:
-            width = spec_of(segment.table).dim if segment.content == ID_ROWS else 1
+            width = spec_of(segment.table).push_width if segment.content == ID_ROWS else 1
             place = {ID_ROWS: 8, ELEMENTS: 4}.get(segment.content, 0)
             total += segment.count * (place + width * (2 if segment.precision in _HALVES else 4))
     return total
@@ -212,7 +212,7 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
     ids: Ids | None = None
     if spec.kind == "sparse":
         _expect(segment, spec, ID_ROWS)
-        shape, ids = (segment.count, spec.dim), cursor.ids(segment.count)
+        shape, ids = (segment.count, spec.push_width), cursor.ids(segment.count)
     elif segment.content == ELEMENTS:
         ids = cursor.positions(segment.count)
     else:

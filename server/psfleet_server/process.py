@@ -30,6 +30,7 @@ from psfleet_server.log import Log
 from psfleet_server.parking import Deadlines
 from psfleet_server.recovery import Keeper, open_log
 from psfleet_server.service import handlers
+from psfleet_server.ticking import Ticker
 
 __all__ = ["Server", "serve"]
 
@@ -63,6 +64,7 @@ class Server:
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
         self._boot = int.from_bytes(os.urandom(8), "little")
+        self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
@@ -90,6 +92,7 @@ class Server:
             listening.release(self.endpoint)
             raise
         self._deadlines.start()
+        self._ticker.start()
         if self.environment.rank and not self.environment.servers[0].endswith(":0"):
             self.beats.aim(self.environment.servers[0])
         self.beats.start()
@@ -126,6 +129,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self.beats.stop()
+        self._ticker.stop()
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
         self.host.lanes.stop()

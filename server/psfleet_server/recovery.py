@@ -4,6 +4,7 @@ Records of the shard and decisions of the coordinator go to one log, in the orde
 effect. A server that starts again takes them once more, through the code that took them first.
 """
 
+import dataclasses
 import json
 import math
 import struct
@@ -17,7 +18,20 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import load_shard
 from psfleet.environment import Environment
 from psfleet.errors import LogError, UsageError
-from psfleet.shard.events import Close, Create, Cut, Fill, Join, Leave, Push, Record, Write
+from psfleet.shard.events import (
+    Close,
+    Create,
+    Cut,
+    Evict,
+    Fill,
+    Join,
+    Leave,
+    Push,
+    Record,
+    Shrink,
+    Tick,
+    Write,
+)
 from psfleet.shard.shard import Shard
 from psfleet.tables.content import Clock
 from psfleet.tables.spec import BLOCK, TableSpec
@@ -36,6 +50,8 @@ __all__ = ["Keeper", "open_log"]
 _CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY, _FILL, _CUT = (
     range(1, 13)
 )
+_SHRINK, _TICK, _EVICT = range(13, 16)
+_PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick, _EVICT: Evict}
 _LENGTH = struct.Struct("<Q")
 SpecOf = Callable[[int], TableSpec]
 
@@ -161,6 +177,12 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             head = _json(table=table, clock=[clock.step, clock.shrinks, clock.ticks], columns=said)
             head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
             return _FILL, [_LENGTH.pack(len(head)), head, *map(_filled_up, columns.values())]
+        case Shrink():
+            return _SHRINK, [_json(**dataclasses.asdict(record))]
+        case Tick(seconds):
+            return _TICK, [_json(seconds=seconds)]
+        case Evict(table, rows):
+            return _EVICT, [_json(table=table, rows=rows)]
         case Cut(number):
             return _CUT, [_json(number=number)]
         case Close(number, members):
@@ -211,6 +233,8 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         return Close(said["round"], tuple(said["members"]))
     if kind == _CUT:
         return Cut(json.loads(bytes(body))["number"])
+    if kind in _PLAIN:
+        return _PLAIN[kind](**json.loads(bytes(body)))
     if kind == _FILL:
         return _decode_fill(body)
     if kind not in (_PUSH, _WRITE):

@@ -20,7 +20,7 @@ from psfleet.errors import (
 )
 from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Create, Join, Leave, Pull, Push, State, Write
+from psfleet.shard.events import Create, Join, Leave, Pull, Push, Shrink, State, Write
 from psfleet.shard.layout import dense_range
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import MAX_AXES, TableSpec
@@ -57,6 +57,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "WriteState": immediate(shard.write_state),
                 "Save": immediate(shard.save),
                 "Load": immediate(shard.load),
+                "Shrink": immediate(shard.shrink),
                 "Status": immediate(shard.status),
             },
         )
@@ -266,6 +267,20 @@ class _Shard:
                 f"server {shard.index} cannot read {asked.path!r}: {error.strerror}"
             ) from None
         return _bytes(shard_pb2.LoadReply(loaded=loaded))
+
+    def shrink(self, request: bytes) -> bytes:
+        asked = _parse(shard_pb2.ShrinkRequest, request)
+        answer = self._host.ask(
+            Shrink(
+                asked.table,
+                asked.threshold if asked.HasField("threshold") else None,
+                asked.unseen if asked.HasField("unseen") else None,
+                asked.worker,
+                asked.incarnation,
+                asked.number,
+            )
+        )
+        return _bytes(shard_pb2.ShrinkReply(removed=answer.number))
 
     def status(self, request: bytes) -> bytes:
         _parse(shard_pb2.StatusRequest, request)

@@ -53,9 +53,10 @@ class Parcel:
         return self._inline
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
-        """Add a sparse gradient; returns the array [n, dim] that the caller fills with its rows."""
-        mine, at = self._room((len(ids) * 2 + len(ids) * spec.dim,), np.float32)
-        kept, rows = mine[: 2 * len(ids)].view(np.int64), mine[2 * len(ids) :].reshape(-1, spec.dim)
+        """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
+        width = spec.push_width
+        mine, at = self._room((len(ids) * 2 + len(ids) * width,), np.float32)
+        kept, rows = mine[: 2 * len(ids)].view(np.int64), mine[2 * len(ids) :].reshape(-1, width)
         kept[:] = ids
         self._add(
             Segment(

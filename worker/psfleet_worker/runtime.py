@@ -333,6 +333,25 @@ class ClusterRuntime:
                 ]
             )
 
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        self.flush()
+        self._writes += 1
+        request = shard_pb2.ShrinkRequest(
+            table=table,
+            threshold=threshold,
+            unseen=unseen,
+            worker=self.worker_index,
+            incarnation=self._fleet.incarnation,
+            number=self._writes,
+        )
+        answers = wait_all(
+            self._fleet.to_all("Shard/Shrink", request, seconds=self._fleet.patience.wait)
+        )
+        return sum(shard_pb2.ShrinkReply.FromString(answer).removed for answer in answers)
+
     def _deal_state(self, spec: TableSpec, state: TableState) -> Iterator[list[Piece]]:
         """Pages of the state, each as one piece for every server."""
         if spec.kind == "dense":

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 f347f80917424a2320a455c8d284d907466f1ac72ef032339d185ded6e12a81e
+# From protos/psfleet/v1/shard.proto, SHA-256 699ce0ed0c60e24b0f74b01846843bba6e1d7bb707254e5d305b10f17d97e6ac
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -212,6 +212,28 @@ class LoadReply(_message.Message):
     LOADED_FIELD_NUMBER: _ClassVar[int]
     loaded: int
     def __init__(self, loaded: _Optional[int] = ...) -> None: ...
+
+class ShrinkRequest(_message.Message):
+    __slots__ = ("table", "threshold", "unseen", "worker", "incarnation", "number")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    threshold: float
+    unseen: int
+    worker: int
+    incarnation: int
+    number: int
+    def __init__(self, table: _Optional[int] = ..., threshold: _Optional[float] = ..., unseen: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ShrinkReply(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: int
+    def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

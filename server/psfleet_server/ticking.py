@@ -1,0 +1,48 @@
+"""Time for a shard: it reads no clock, so a thread tells it how much has passed."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from psfleet.shard.events import Tick
+from psfleet_server.host import Host
+
+__all__ = ["Ticker"]
+
+_LOOK = 1.0  # seconds between looks whether any table wants to know the time
+
+
+class Ticker:
+    """Tells a host's shard the time as often as its tables want it; while none does, never.
+
+    Args:
+        host: Around the shard.
+        clock: Seconds that only go up. Time in which no server runs does not count.
+    """
+
+    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look at the clock."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        told = self._clock()
+        every = 0.0
+        while not self._over.wait(min(every or _LOOK, _LOOK)):
+            with self._host.lock:
+                every = self._host.shard.tick_every
+            now = self._clock()
+            if every and now - told >= every:
+                self._host.ask(Tick(now - told))
+                told = now

@@ -1,0 +1,236 @@
+"""Entries where they matter: on servers, through the log, over rounds, and by the clock."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import psfleet
+from psfleet import fleet, optimizer
+from psfleet import runtime as runtimes
+from psfleet.client import Client
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
+from psfleet.errors import ConfigError, UsageError
+from psfleet.rules import Adam
+from psfleet.runtime import Gradient, Read, Runtime
+from psfleet.shard.events import Join, Mode, Pull, Push, Shrink, Tick
+from psfleet.shard.shard import Shard
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.log import Log
+from psfleet_server.recovery import Keeper
+
+POLICY = (
+    CountFilterEntry(2)
+    & TTLEntry(steps=12, seconds=30.0)
+    & CapacityEntry(rows=40)
+    & ShowClickEntry("show", "click", delete_threshold=0.5)
+)
+EXACT = CountFilterEntry(2) & TTLEntry(steps=9) & ShowClickEntry("s", "c", delete_threshold=0.4)
+
+
+def spec_of(entry: Entry) -> TableSpec:
+    return TableSpec("rows", "sparse", (4,), Adam(), seed=7, entry=entry)
+
+
+def gradient(entry: Entry, number: int, worker: int = 0) -> Gradient:
+    dice = np.random.default_rng((number, worker))
+    spec, ids = spec_of(entry), np.unique(dice.zipf(1.3, 30) % 60 - 5)
+    values = dice.integers(-8, 8, (len(ids), spec.push_width)).astype(np.float32)
+    values[:, spec.dim :] = np.abs(values[:, spec.dim :])
+    return Gradient(spec.key, values, ids, 0.1)
+
+
+def content(table: Any) -> list[Any]:
+    assert isinstance(table, SparseTable)
+    rows, waiting = table.rows(table.ids()), table.candidates()
+    arrays: list[NDArray[Any]] = [rows.ids, rows.values, rows.touched, rows.scores]
+    arrays += [waiting.ids, waiting.counts, waiting.touched]
+    return [table.clock, *map(np.ndarray.tobytes, arrays)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_log_gives_the_same_counts_ages_and_rows(tmp_path: Path, mode: Mode) -> None:
+    """After pushes, ticks, shrinks and evictions a server that starts again is bit for bit what it was."""
+
+    def kept() -> tuple[Log, Shard]:
+        log, shard = Log(tmp_path / "log", {"job": "j"}), Shard(workers=2)
+        Keeper(log, shard, None).start()
+        return log, shard
+
+    log, shard = kept()
+    spec = spec_of(POLICY)
+    for worker in range(2):
+        shard.handle(Join(worker, 1 + worker, mode), "join")
+    shard.create(spec, np.zeros(0, np.float32))
+    for number in range(1, 40):
+        for worker in range(2):
+            push = Push(worker, 1 + worker, number, (gradient(POLICY, number, worker),))
+            shard.handle(push, "push")
+        for worker in range(2):
+            shard.handle(Pull(worker, 1 + worker, (), number if mode == "sync" else 0), worker)
+        if number % 7 == 0:
+            shard.handle(Tick(4.5), "tick")
+        if number % 11 == 0:
+            shard.handle(Shrink(0, None, None, 0, 1, number), "shrink")
+            shard.handle(Shrink(0, None, None, 0, 1, number), "repeated")
+    before = content(shard.tables[spec.key])
+    log.close()
+    log, again = kept()
+    assert content(again.tables[spec.key]) == before
+    assert len(before[0].shrinks) == 3
+    assert len(before[0].ticks) > 1
+    log.close()
+
+
+def train(runtime: Runtime, worker: int, entry: Entry) -> list[bytes]:
+    """Twenty rounds with a shrink in between; what worker 0 then sees."""
+    spec = spec_of(entry)
+    runtime.create(spec)
+    gone = 0
+    for number in range(20):
+        runtime.push([gradient(entry, number, worker)])
+        if number == 12:
+            runtime.barrier()
+            gone = runtime.shrink() if worker == 0 else 0
+            runtime.barrier()
+    runtime.barrier()
+    found = [runtime.pull([Read(spec.key, np.arange(-10, 60))])[0].tobytes()]
+    if worker == 0:
+        state = runtime.read_table(spec.key)
+        assert state.ids is not None
+        found += [repr((gone, state.step)).encode(), state.ids.tobytes()]
+        found += [values.tobytes() for values in state.values]
+    runtime.barrier()
+    return found
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rounds_are_bit_identical_on_any_number_of_servers(servers: int) -> None:
+    """Two workers in sync mode: admission, expiry and shrinks on 1 and 3 servers are those of one shard."""
+    wanted, found = alone(EXACT), {}
+    with LocalFleet(servers=servers, workers=2) as local:
+
+        def run(worker: int) -> None:
+            runtime = local.connect(worker, "sync")
+            try:
+                found[worker] = train(runtime, worker, EXACT)
+            finally:
+                runtime.close()
+
+        threads = [threading.Thread(target=run, args=(worker,)) for worker in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found[0] == wanted
+    assert found[0][0] == found[1][0]
+
+
+def alone(entry: Entry) -> list[bytes]:
+    """The same training by a shard without servers."""
+    shard, spec = Shard(workers=2), spec_of(entry)
+    for worker in range(2):
+        shard.handle(Join(worker, 1, "sync"), "join")
+    shard.create(spec, np.zeros(0, np.float32))
+    table = shard.tables[spec.key]
+    assert isinstance(table, SparseTable)
+    gone = 0
+    for number in range(20):
+        for worker in range(2):
+            push = Push(worker, 1, number + 1, (gradient(entry, number, worker),))
+            shard.handle(push, "push")
+        for worker in range(2):
+            shard.handle(Pull(worker, 1, (), number + 1), worker)
+        gone += table.shrink() if number == 12 else 0
+    out = np.empty((70, 4), np.float32)
+    table.pull_into(np.arange(-10, 60), out)
+    ids, rows = table.state(0, len(table))
+    return [
+        out.tobytes(),
+        repr((gone, table.step)).encode(),
+        ids.tobytes(),
+        *(np.ascontiguousarray(rows[:, i : i + 4]).tobytes() for i in (0, 4, 8)),
+    ]
+
+
+def count(runtime: Runtime) -> int:
+    return sum(int(table["count"]) for server in runtime.stats() for table in server["tables"])
+
+
+def test_rows_expire_by_the_servers_clock() -> None:
+    """Rows that nobody pushes are gone after their seconds; rows that are pushed stay."""
+    entry = TTLEntry(seconds=0.4)
+    with LocalFleet(servers=1, workers=1) as local:
+        runtime = local.connect(0, "async")
+        try:
+            key = runtime.create(spec_of(entry))
+            runtime.push([Gradient(key, np.ones((50, 4), np.float32), np.arange(50), 0.1)]).wait()
+            assert count(runtime) == 50
+            deadline = time.monotonic() + 30
+            while count(runtime) > 1:
+                assert time.monotonic() < deadline
+                runtime.push(
+                    [Gradient(key, np.ones((1, 4), np.float32), np.array([7]), 0.1)]
+                ).wait()
+            assert runtime.read_table(key).ids == np.array([7])
+        finally:
+            runtime.close()
+
+
+def test_an_embedded_table_expires_by_the_clock_it_is_given() -> None:
+    """Without servers time passes with pushes: a row counts as used until the next one after it."""
+    now = [0.0]
+    runtime = EmbeddedRuntime(lambda: now[0])
+    key = runtime.create(spec_of(TTLEntry(seconds=10.0)))
+    counts: list[int] = []
+    for seconds in (0, 1, 5, 5, 1, 20):
+        now[0] += seconds
+        ids = np.array([len(counts)])
+        runtime.push([Gradient(key, np.ones((1, 4), np.float32), ids, 0.1)])
+        counts.append(count(runtime))
+    assert counts == [1, 2, 3, 3, 4, 2]
+
+
+def test_shows_and_clicks_of_a_client() -> None:
+    """Repeated ids add theirs up; left out they are one show and no click; shrink goes by the score."""
+    entry = ShowClickEntry("show", "click", decay_rate=1.0)
+    with Client(EmbeddedRuntime()) as ps:
+        table = ps.sparse_table("t", 2, optimizer.SGD(0.1), entry=entry)
+        plain = ps.sparse_table("p", 2, optimizer.SGD(0.1))
+        ids = [1, 2, 1, 3]
+        table.push(ids, np.ones((4, 2)), shows=[5, 8, 4, 1], clicks=[0, 0, 0, 1])
+        table.push([4], np.ones((1, 2)))
+        assert ps.runtime.shrink(table.spec.key, 0.81) == 2  # 2 is worth 0.8, 4 is worth 0.1
+        held = ps.runtime.read_table(table.spec.key).ids
+        assert held is not None
+        assert held.tolist() == [1, 3]
+        with pytest.raises(UsageError, match="'p' counts no shows and clicks"):
+            plain.push(ids, np.ones((4, 2)), shows=1)
+
+
+def test_fleet_shrink() -> None:
+    """The reference's name: rows unseen between two calls go; wrong numbers are refused."""
+    runtimes.use(None)
+    runtime = runtimes.active()
+    try:
+        key = runtime.create(TableSpec("t", "sparse", (1,), Adam()))
+        one = np.ones((1, 1), np.float32)
+        for id_ in (1, 2):
+            runtime.push([Gradient(key, one, np.array([id_]), 0.1)])
+        assert fleet.shrink(1) == 0
+        runtime.push([Gradient(key, one, np.array([2]), 0.1)])
+        assert fleet.shrink(1, table="t") == 1
+        assert count(runtime) == 1
+        with pytest.raises(ConfigError, match="is nan"):
+            psfleet.fleet.shrink(float("nan"))
+        with pytest.raises(ConfigError, match="is 0"):
+            fleet.shrink(unseen=0)
+    finally:
+        runtimes.use(None)
