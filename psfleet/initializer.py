@@ -24,6 +24,8 @@ __all__ = [
     "NormalInitializer",
     "NumpyArrayInitializer",
     "Start",
+    "TruncatedNormal",
+    "TruncatedNormalInitializer",
     "Uniform",
     "UniformInitializer",
     "Xavier",
@@ -85,6 +87,18 @@ class Normal(Start):
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         return Initializer("normal", float(self.loc), float(self.scale))
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Start):
+    """As Normal, but drawn again while further than two deviations from the mean."""
+
+    loc: float = 0.0
+    scale: float = 1.0
+    seed: int = 0
+
+    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+        return Initializer("truncated", float(self.loc), float(self.scale))
 
 
 @dataclass(frozen=True)
@@ -167,6 +181,7 @@ def _spread(uniform: bool, variance: float) -> Initializer:
 ConstantInitializer = Constant
 UniformInitializer = Uniform
 NormalInitializer = Normal
+TruncatedNormalInitializer = TruncatedNormal
 XavierInitializer = Xavier
 MSRAInitializer = MSRA
 NumpyArrayInitializer = Assign

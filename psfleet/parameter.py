@@ -52,6 +52,7 @@ class Parameter:
         initializer, seed: The first values. `value` overrides them for dense parameters.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
             learning_rate is a factor on the optimizer's rate.
+        do_model_average: Whether averages of the weights take it in.
         dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
             with the bits of bfloat16). Its float32 master is what the tables hold and update.
         grad: Gradient of the last backward pass: an array, a SparseGrad or None.
@@ -70,6 +71,7 @@ class Parameter:
         trainable: bool = True,
         learning_rate: float = 1.0,
         regularizer: Any = None,
+        do_model_average: bool = True,
         need_clip: bool = True,
         dtype: str | None = None,
         entry: Entry | None = None,
@@ -97,6 +99,7 @@ class Parameter:
         self.trainable = trainable
         self.learning_rate = learning_rate
         self.regularizer = regularizer
+        self.do_model_average = do_model_average
         self.need_clip = need_clip
         self.grad: Floats | SparseGrad | None = None
         self.binding: Binding | None = None

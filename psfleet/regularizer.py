@@ -26,11 +26,12 @@ class WeightDecay:
     """Base of the regularizers.
 
     Attributes:
-        coeff: Strength, at least 0.
+        coeff: Strength, at least 0. `regularization_coeff` is its older name.
     """
 
-    def __init__(self, coeff: float) -> None:
-        self.coeff = _checked(f"{type(self).__name__}: coeff", coeff)
+    def __init__(self, coeff: float = 0.0, *, regularization_coeff: float | None = None) -> None:
+        value = coeff if regularization_coeff is None else regularization_coeff
+        self.coeff = _checked(f"{type(self).__name__}: coeff", value)
 
     @property
     def decay(self) -> Decay:
@@ -48,9 +49,6 @@ class WeightDecay:
 class L1Decay(WeightDecay):
     """Adds coeff * sign(w) to the gradient."""
 
-    def __init__(self, coeff: float = 0.0) -> None:
-        super().__init__(coeff)
-
     @property
     def decay(self) -> Decay:
         """The form in which a table carries it."""
@@ -64,9 +62,6 @@ class L1Decay(WeightDecay):
 class L2Decay(WeightDecay):
     """Adds coeff * w to the gradient: no factor 2 or 1/2."""
 
-    def __init__(self, coeff: float = 0.0) -> None:
-        super().__init__(coeff)
-
     @property
     def decay(self) -> Decay:
         """The form in which a table carries it."""
@@ -75,20 +70,6 @@ class L2Decay(WeightDecay):
     def gradient(self, value: Floats) -> Floats:
         """coeff * w."""
         return np.float32(self.coeff) * value
-
-
-class L1DecayRegularizer(L1Decay):
-    """L1Decay under its older name."""
-
-    def __init__(self, regularization_coeff: float = 0.0) -> None:
-        super().__init__(regularization_coeff)
-
-
-class L2DecayRegularizer(L2Decay):
-    """L2Decay under its older name."""
-
-    def __init__(self, regularization_coeff: float = 0.0) -> None:
-        super().__init__(regularization_coeff)
 
 
 def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
@@ -108,3 +89,7 @@ def _checked(what: str, value: Any) -> float:
 def as_decay(regularizer: WeightDecay | None) -> Decay:
     """What a table carries for it."""
     return regularizer.decay if regularizer else Decay()
+
+
+L1DecayRegularizer = L1Decay
+L2DecayRegularizer = L2Decay

@@ -9,11 +9,19 @@ from numba import int64, uint64
 from psfleet.kernels.hashing import GOLDEN, mix
 from psfleet.kernels.memory import helper, store_f32
 
-__all__ = ["CONSTANT", "NORMAL", "UNIFORM", "fill_row"]
+__all__ = ["CONSTANT", "NORMAL", "TRUNCATED", "UNIFORM", "fill_row"]
 
-CONSTANT, UNIFORM, NORMAL = 0, 1, 2
+CONSTANT, UNIFORM, NORMAL, TRUNCATED = 0, 1, 2, 3
 _U = uint64
 _STEP = np.float32(2.0**-24)
+
+
+@helper
+def normal_of(bits):
+    """A number of the standard normal distribution, by Box and Muller in float64."""
+    radius = (int64(bits >> _U(32)) + 1) * 2.0**-32
+    angle = int64(bits & _U(0xFFFFFFFF)) * 2.0**-32
+    return math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)
 
 
 @helper
@@ -21,8 +29,9 @@ def fill_row(out, hashed, dim, kind, low, span, stream):
     """Write the `dim` first values of the row whose id has the hash `hashed` to the address `out`.
 
     Value k comes from the k-th number of a splitmix64 generator that is seeded by id and stream.
-    Uniform: 24 bits to [low, low + span), in float32. Normal: mean `low`, deviation `span`, by
-    Box and Muller in float64. Constant: low.
+    Uniform: 24 bits to [low, low + span), in float32. Normal: mean `low`, deviation `span`.
+    Truncated: the same, drawn again while it is further than two deviations from the mean.
+    Constant: low.
     """
     seed = mix(hashed ^ stream)
     if kind == CONSTANT:
@@ -36,7 +45,8 @@ def fill_row(out, hashed, dim, kind, low, span, stream):
     else:
         for k in range(dim):
             bits = mix(seed + uint64(k + 1) * _U(GOLDEN))
-            radius = (int64(bits >> _U(32)) + 1) * 2.0**-32
-            angle = int64(bits & _U(0xFFFFFFFF)) * 2.0**-32
-            normal = math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)
-            store_f32(out, k, np.float32(low + span * normal))
+            value = normal_of(bits)
+            while kind == TRUNCATED and abs(value) > 2.0:
+                bits = mix(bits + _U(GOLDEN))
+                value = normal_of(bits)
+            store_f32(out, k, np.float32(low + span * value))

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.filling import CONSTANT, NORMAL, UNIFORM
+from psfleet.kernels.filling import CONSTANT, NORMAL, TRUNCATED, UNIFORM
 from psfleet.kernels.generate import static_kernels
 from psfleet.tables.spec import Initializer, key_of
 
 __all__ = ["address_of", "initial_array", "initial_rows", "initializer_arguments"]
 
-_KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL}
+_KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
 
 
 def initial_rows(

@@ -38,7 +38,9 @@ class WeightAverage:
             found = {p.name: p for update in self._program.updates for p, _ in update.params_grads}
         else:
             found = {p.name: p for p in tables().parameters()}
-        return [p for p in found.values() if p.trainable and not p.distributed]
+        return [
+            p for p in found.values() if p.trainable and p.do_model_average and not p.distributed
+        ]
 
     def _values(self) -> list[tuple[Parameter, Floats]]:
         if self._shown:

@@ -27,7 +27,7 @@ class Momentum(Optimizer):
         self,
         learning_rate: Rate = 0.001,
         momentum: float = 0.9,
-        parameters: Iterable[Any] | None = None,
+        parameters: Iterable[Any] | bool | None = None,
         use_nesterov: bool = False,
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
@@ -35,5 +35,7 @@ class Momentum(Optimizer):
         rescale_grad: float = 1.0,
         **older: Unpack[Older],
     ) -> None:
+        if isinstance(parameters, bool):  # where the older face has `use_nesterov`
+            use_nesterov, parameters = parameters, None
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Momentum(momentum, use_nesterov)

@@ -29,6 +29,7 @@ class ParamAttr:
         learning_rate: A factor on the optimizer's rate.
         regularizer: Replaces the optimizer's.
         trainable: False: it stays as it starts.
+        do_model_average: False: ModelAverage and ExponentialMovingAverage leave it out.
         need_clip: False: gradient clipping leaves it out.
     """
 
@@ -121,6 +122,7 @@ def make_parameter(
         trainable=said.trainable,
         learning_rate=said.learning_rate,
         regularizer=said.regularizer,
+        do_model_average=said.do_model_average,
         need_clip=said.need_clip,
         entry=entry,
     )

@@ -39,17 +39,18 @@ def key_of(name: str) -> int:
 class Initializer:
     """How values start: a pure function of (seed, table, id, position), the same on every server.
 
-    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `constant`: `low`.
+    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
+    these, those within two deviations of the mean. `constant`: `low`.
     """
 
-    kind: Literal["uniform", "normal", "constant"] = "uniform"
+    kind: Literal["uniform", "normal", "truncated", "constant"] = "uniform"
     low: float = -0.01
     high: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.kind not in ("uniform", "normal", "constant"):
+        if self.kind not in ("uniform", "normal", "truncated", "constant"):
             raise ConfigError(
-                f"initializer {self.kind!r} is unknown; use uniform, normal or constant"
+                f"initializer {self.kind!r} is unknown; use uniform, normal, truncated or constant"
             )
 
 

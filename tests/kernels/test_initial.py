@@ -31,18 +31,22 @@ def twin(id_: int, dim: int, initializer: Initializer, seed: int, name: str) -> 
             unit = np.float32(bits >> 40) * np.float32(2.0**-24)
             row[k] = np.float32(low) + unit * np.float32(high - low)
         else:
-            radius = math.sqrt(-2 * math.log(((bits >> 32) + 1) * 2.0**-32))
-            row[k] = low + high * (
-                radius * math.cos(2 * math.pi * ((bits & 0xFFFFFFFF) * 2.0**-32))
-            )
+            while initializer.kind == "truncated" and abs(normal(bits)) > 2:
+                bits = mix((bits + GOLDEN) & MASK)
+            row[k] = low + high * normal(bits)
     return row
+
+
+def normal(bits: int) -> float:
+    radius = math.sqrt(-2 * math.log(((bits >> 32) + 1) * 2.0**-32))
+    return radius * math.cos(2 * math.pi * ((bits & 0xFFFFFFFF) * 2.0**-32))
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
     dim=st.integers(1, 40),
-    kind=st.sampled_from(["uniform", "normal", "constant"]),
+    kind=st.sampled_from(["uniform", "normal", "truncated", "constant"]),
     seed=st.integers(0, 2**63 - 1),
 )
 def test_rows_equal_twin(ids: list[int], dim: int, kind: str, seed: int) -> None:
@@ -67,9 +71,14 @@ def test_distributions() -> None:
     assert -1 <= uniform.min() < -0.999
     assert 2.999 < uniform.max() <= 3
     assert abs(float(uniform.mean()) - 1) < 0.02
-    normal = initial_array((200_000,), Initializer("normal", 2, 0.5), 0, "n")
-    assert abs(float(normal.mean()) - 2) < 0.005
-    assert abs(float(normal.std()) - 0.5) < 0.005
+    values = initial_array((200_000,), Initializer("normal", 2, 0.5), 0, "n")
+    assert abs(float(values.mean()) - 2) < 0.005
+    assert abs(float(values.std()) - 0.5) < 0.005
+    values = initial_array((200_000,), Initializer("truncated", 2, 0.5), 0, "n")
+    assert 1 <= values.min() < 1.001
+    assert 2.999 < values.max() <= 3
+    assert abs(float(values.mean()) - 2) < 0.005
+    assert abs(float(values.std()) - 0.5 * 0.8796) < 0.005  # of the normal cut at two deviations
 
 
 def test_values_depend_on_everything() -> None:

@@ -9,9 +9,10 @@ from psfleet import layers
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
 from psfleet.parameter import Parameter
+from psfleet.program.attribute import ParamAttr
 from psfleet.program.executor import Executor
 from psfleet.program.ops.source import StepCounter
-from psfleet.program.program import Program, program_guard
+from psfleet.program.program import Program, default_startup_program, program_guard
 from psfleet.program.variable import apply
 from tests.optimizer.goldens import arrays, hyper
 
@@ -154,3 +155,22 @@ def test_bad_arguments() -> None:
         ExponentialMovingAverage().update()
     with pytest.raises(UsageError, match="before the first"), ModelAverage(0.1).apply():
         pass
+
+
+def test_parameters_that_are_not_averaged() -> None:
+    """do_model_average=False keeps a parameter out of both averages, also when a layer makes it."""
+    kept = Parameter("kept", np.ones(2), do_model_average=False)
+    plain, grad = Parameter("plain", np.ones(2)), np.ones(2, np.float32)
+    opt = SGD(1.0)
+    ema, mean = ExponentialMovingAverage(0.5), ModelAverage(1.0, 1, 10)
+    for _ in range(3):
+        opt.apply_gradients([(kept, grad), (plain, grad)])
+        ema.update()
+        mean.step()
+    for average in (ema, mean):
+        with average.apply():
+            np.testing.assert_array_equal(kept.numpy(), [-2, -2])
+            assert plain.numpy()[0] > -2
+    made = layers.create_parameter([2], attr=ParamAttr("m", do_model_average=False))
+    assert not default_startup_program().parameters["m"].do_model_average
+    assert made.shape == (2,)

@@ -15,7 +15,7 @@ from psfleet.parameter import Parameter
 
 SHAPE, STEPS, SEEDS = (5, 3), 12, range(6)
 
-Doubles = NDArray[np.float64]
+Doubles = Any  # float64 arrays: NumPy's operators give Any
 Hyper = dict[str, Any]
 Slots = dict[str, Doubles]
 # (weights, gradient, slots, step from 1, rate, hyperparameters) -> weights; changes the slots.
@@ -44,6 +44,7 @@ def betas(r: np.random.Generator) -> Hyper:
 
 
 def norm(values: Doubles) -> float:
+    """The Euclidean norm of all values."""
     return float(np.sqrt((values**2).sum()))
 
 

@@ -234,6 +234,7 @@ def test_ids_outside_are_refused_at_run_time() -> None:
         (initializer.Constant(2.0), Initializer("constant", 2.0, 0.0)),
         (initializer.Uniform(-3, 3), Initializer("uniform", -3, 3)),
         (initializer.Normal(1.0, 0.5), Initializer("normal", 1.0, 0.5)),
+        (initializer.TruncatedNormal(1.0, 0.5), Initializer("truncated", 1.0, 0.5)),
         (initializer.Xavier(), Initializer("uniform", -0.1, 0.1)),
         (initializer.Xavier(uniform=False, fan_in=40, fan_out=10), Initializer("normal", 0.0, 0.2)),
         (initializer.MSRA(), Initializer("uniform", -((6 / 200) ** 0.5), (6 / 200) ** 0.5)),
