@@ -1,0 +1,403 @@
+"""Every method of a server with changed requests, against the real handlers in this process.
+
+The promise: whatever the bytes, the call gets an answer or an error of one sentence (never the word
+of a bug), soon and for little memory; and a call that gets an error has changed no parameter.
+"""
+
+import contextlib
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from psfleet.limits import Limits
+from psfleet.shard.shard import Shard
+from psfleet.wire.shared import SharedMemory
+from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
+from psfleet_server.coordinator import Coordinator
+from psfleet_server.host import Host
+from psfleet_server.parking import Deadlines
+from psfleet_server.service import handlers
+from tests.fuzz.mutations import mutated_bytes, mutated_message
+
+__all__ = ["Broken", "Ground", "Tally", "fuzz"]
+
+IDS = np.arange(1, 4, dtype="<i8")
+MEMORY = 1 << 16
+SLOW = 10.0
+"""Seconds of processor time that no call may take."""
+
+Pb: Any = shard_pb2
+Cb: Any = coordinator_pb2
+
+
+class Broken(AssertionError):
+    """A promise is broken; the text holds what repeats it."""
+
+
+class Context:
+    """What a handler sees of a call: it can end it with a status, and no more."""
+
+    def __init__(self) -> None:
+        self.code: Any = None
+        self.details = ""
+
+    def set_code(self, code: Any) -> None:
+        """Of the answer."""
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        """Of the answer."""
+        self.details = details
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """Of the answer."""
+
+    def time_remaining(self) -> float:
+        """Until its deadline."""
+        return 60.0
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Its end is never heard of."""
+        return True
+
+
+@dataclass(frozen=True)
+class Details:
+    """Which method is called."""
+
+    method: str
+    invocation_metadata: tuple[Any, ...] = ()
+
+
+class Ground:
+    """A server without its sockets: two tables and a worker that has joined.
+
+    Args:
+        mode: Of the fleet, as the protocol has it.
+    """
+
+    def __init__(self, mode: int) -> None:
+        self.deadlines = Deadlines()
+        self.coordinator = Coordinator(2)
+        self.shard = Shard(0, 1, 2)
+        limits = Limits(tables=24, parked=64, lane=1 << 20)
+        self.host = Host(self.shard, self.coordinator, self.deadlines, limits)
+        self._services = handlers(self.host)
+        self.methods = sorted(
+            path for service in self._services for path in cast("Any", service)._method_handlers
+        )
+        self.mode = mode
+        self.life = self._parsed(
+            Cb.RegisterReply, "Coordinator/Register", Cb.RegisterRequest(boot=5, workers=2)
+        ).incarnation
+        self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.life, mode=mode))
+        self._make_tables()
+        self._share()
+        self._requests = dict(self._valid())
+
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        self.host.lanes.drop(0)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def send(self, method: str, request: bytes) -> tuple[Any, str, list[bytes | None]]:
+        """Status (None: fine), text and answers of one call."""
+        details: Any = Details(method)
+        context: Any = Context()
+        answers: list[bytes | None] = []
+        for service in self._services:
+            handler: Any = service.service(details)
+            if handler is None:
+                continue
+            if handler.unary_unary is not None:
+                answers.append(handler.unary_unary(request, context))
+            else:
+                handler.unary_stream(request, context, answers.append)
+            return context.code, context.details, answers
+        raise Broken(f"no method {method}")
+
+    def _ask(self, method: str, request: Message) -> bytes:
+        code, text, answers = self.send(f"/psfleet.v1.{method}", request.SerializeToString())
+        if code is not None or not answers or answers[0] is None:
+            raise Broken(f"a valid {method} is refused: {text}")
+        return answers[0]
+
+    def _parsed(self, kind: Any, method: str, request: Message) -> Any:
+        return kind.FromString(self._ask(method, request))
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state(self) -> tuple[Any, ...]:
+        """All that training depends on: tables with their state, lives, sequences, rounds."""
+        shard, rounds = self.shard, self.shard.rounds
+        tables = [
+            (key, self._ask("Shard/ReadState", Pb.StateRequest(table=key, limit=64)))
+            for key in shard.tables
+        ]
+        return (
+            tables,
+            dict(shard.lives),
+            dict(shard.sequences),
+            shard.mode,
+            rounds.closed,
+            sorted(rounds.held),
+            sorted(rounds.left),
+            [(seat.incarnation, seat.met, seat.left) for seat in self.coordinator.seats],
+        )
+
+    # -- valid requests --------------------------------------------------------------------------
+
+    def _make_tables(self) -> None:
+        made: Any = self._requests_for_tables()
+        self.rows, self.whole = (
+            self._parsed(Pb.CreateTableReply, "Shard/CreateTable", request).table
+            for request in made[:2]
+        )
+        self._ask("Shard/WriteState", self._state_frame())
+
+    def _requests_for_tables(self) -> list[Message]:
+        common = {"rule": "adagrad", "initializer": "uniform", "low": -0.1, "high": 0.1}
+        sparse = Pb.TableSpec(name="rows", kind="sparse", shape=[3], **common)
+        dense = Pb.TableSpec(name="whole", kind="dense", shape=[2, 2], **common)
+        entry = Pb.TableSpec(name="new", kind="sparse", shape=[2], entry="probability", **common)
+        entry.entry_values["probability"] = 0.5
+        for spec in (sparse, dense, entry):
+            spec.hyperparameters["epsilon"] = 1e-6
+        value = struct.pack("<4f", 1, 2, 3, 4)
+        return [
+            Pb.CreateTableRequest(spec=sparse),
+            Pb.CreateTableRequest(spec=dense, value=value),
+            Pb.CreateTableRequest(spec=entry, worker=1),
+        ]
+
+    def _share(self) -> None:
+        """Memory that the worker shares with the server, if this machine has such."""
+        self.generation = 0
+        made = SharedMemory.make(MEMORY)
+        if made is None:
+            return
+        self.memory, offer = made
+        try:
+            self.attach = Pb.AttachRequest(
+                incarnation=self.life,
+                generation=77,
+                boot=offer.boot,
+                pid=offer.pid,
+                descriptor=offer.descriptor,
+                bytes=offer.size,
+                token=offer.token,
+            )
+            self._ask("Shard/Attach", self.attach)
+            self.generation = 77
+        finally:
+            os.close(offer.descriptor)
+        self.memory.array(64, (3,), np.int64)[:] = IDS
+
+    def _valid(self) -> Iterator[tuple[str, Message]]:
+        """A good request of every method, by a name that begins with the method's."""
+        me = {"worker": 0, "incarnation": self.life}
+        read = Segment(table=self.rows, content=frame_pb2.CONTENT_IDS, count=3)
+        whole = Segment(table=self.whole, content=frame_pb2.CONTENT_WHOLE)
+        yield "Shard/Push", Frame()
+        yield "Shard/Push halves", Frame()
+        yield "Shard/Push lane", Frame()
+        yield (
+            "Shard/Pull",
+            Frame(header=Header(**me, segments=[read, whole]), payload=IDS.tobytes()),
+        )
+        yield "Shard/Exchange", Frame()
+        yield "Shard/Exchange lane", Frame()
+        yield "Shard/WriteState", self._state_frame()
+        if self.generation:
+            yield "Shard/Attach", self.attach
+        yield "Shard/Join", Pb.JoinRequest(worker=1, incarnation=1, mode=self.mode)
+        yield "Shard/Leave", Pb.LeaveRequest(**me, last=1, rest=1)
+        for number, request in enumerate(self._requests_for_tables()):
+            yield f"Shard/CreateTable {number}", request
+        yield "Shard/ReadState", Pb.StateRequest(table=self.rows, limit=10)
+        yield "Shard/Status", Pb.StatusRequest()
+        yield "Coordinator/Register", Cb.RegisterRequest(worker=1, boot=9, workers=2)
+        yield "Coordinator/Barrier", Cb.BarrierRequest(**me, number=1)
+        yield (
+            "Coordinator/AllReduce",
+            Cb.AllReduceRequest(
+                **me, number=1, mode="sum", dtype="float32", shape=[2], value=bytes(8)
+            ),
+        )
+        beat: Any = membership_pb2
+        yield "Coordinator/Beat", beat.BeatRequest(incarnation=self.life, boot=5, step=1)
+        for word in ("Save", "Load"):  # of a folder within the present one
+            yield f"Shard/{word}", getattr(Pb, f"{word}Request")(path="checkpoint")
+
+    def _state_frame(self) -> Frame:
+        segments = [
+            Segment(table=self.rows, content=frame_pb2.CONTENT_STATE, count=3, step=1),
+            Segment(table=self.whole, content=frame_pb2.CONTENT_STATE, count=4, step=1),
+        ]
+        rows = self._parsed_state(self.rows, 3)
+        whole = self._parsed_state(self.whole, 4)
+        return Frame(header=Header(segments=segments), payload=rows + whole)
+
+    def _parsed_state(self, table: int, count: int) -> bytes:
+        """A state of the size that this server's tables have today."""
+        if table == self.rows:
+            planes = 1 + len(self.shard.tables[table].spec.rule.slots)
+            body = IDS.tobytes() + np.ones((count, 3 * planes), "<f4").tobytes()
+        else:
+            body = np.ones((2, count), "<f4").tobytes()
+        return body + bytes(-len(body) % 8)
+
+    def _push(self, name: str) -> Frame:
+        """The next push in sequence."""
+        last = self.shard.rounds.closed if self.shard.mode == "sync" else 0
+        header = Header(
+            incarnation=self.life, sequence=self.shard.sequences.get(0, last) + 1, samples=4, loss=1
+        )
+        rows = Segment(
+            table=self.rows, content=frame_pb2.CONTENT_ID_ROWS, count=3, learning_rate=0.1
+        )
+        payload = IDS.tobytes() + np.ones((3, 3), "<f4").tobytes() + bytes(4)
+        header.segments.append(rows)
+        if name == "Shard/Push halves":
+            header.segments.add(
+                table=self.whole,
+                content=frame_pb2.CONTENT_ELEMENTS,
+                count=2,
+                learning_rate=0.1,
+                precision=frame_pb2.PRECISION_FLOAT16,
+                scale=4,
+            )
+            payload += struct.pack("<2I2e", 0, 3, 4, 8) + bytes(4)
+        elif name.endswith(" lane"):
+            header.lane.generation, header.lane.turn = 77, self._turn()
+            header.segments[0].offset = 64
+            payload = b""
+        else:
+            header.segments.add(
+                table=self.whole, content=frame_pb2.CONTENT_VALUES, count=4, learning_rate=0.1
+            )
+            payload += np.ones(4, "<f4").tobytes()
+        if name == "Shard/Exchange":
+            header.segments.add(table=self.rows, content=frame_pb2.CONTENT_IDS, count=3)
+            payload += IDS.tobytes()
+        elif name == "Shard/Exchange lane":
+            header.segments.add(
+                table=self.rows, content=frame_pb2.CONTENT_IDS, count=3, offset=64, answer=1024
+            )
+        return Frame(header=header, payload=payload)
+
+    def _turn(self) -> int:
+        shared = self.host.lanes._shared.get(0)
+        return 1 if shared is None else min(shared.turn + 1, 2**64 - 1)
+
+    # -- changed requests ------------------------------------------------------------------------
+
+    def changed(self, dice: random.Random) -> tuple[str, bytes]:
+        """A method and a request for it that differs from a good one, mostly a little."""
+        names = list(self._requests)
+        name = dice.choice(names)
+        if name.startswith(("Shard/Save", "Shard/Load")) and dice.randrange(50):
+            name = "Shard/Push"  # those write and read files
+        good: Message = (
+            self._push(name)
+            if name.startswith(("Shard/Push", "Shard/Exchange"))
+            else self._requests[name]
+        )
+        message = type(good)()
+        message.CopyFrom(good)
+        kind = dice.randrange(10)
+        method = name.split()[0]
+        for _ in range(dice.choice((1, 1, 2, 3)) if kind < 6 else 0):
+            mutated_message(dice, message)
+        with contextlib.suppress(DecodeError):
+            request = message.SerializeToString()
+        if kind >= 6:
+            others = [self._requests[dice.choice(names)].SerializeToString()]
+            request = mutated_bytes(dice, request, others)
+        if kind == 9:
+            method = dice.choice(names).split()[0]
+        return f"/psfleet.v1.{method}", request
+
+    def unknown(self) -> set[str]:
+        """Methods without a good request here."""
+        return set(self.methods) - {f"/psfleet.v1.{name.split()[0]}" for name in self._requests}
+
+
+@dataclass
+class Tally:
+    """What has been tried."""
+
+    frames: int = 0
+    refused: int = 0
+    parked: int = 0
+    slowest: float = 0.0
+    slow: str = ""
+    grounds: int = 0
+    methods: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.frames:,} frames to {len(self.methods)} methods of {self.grounds} servers: "
+            f"{self.refused:,} refused, {self.parked:,} left waiting, "
+            f"slowest {self.slowest * 1000:.0f} ms of processor time ({self.slow})"
+        )
+
+
+def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> Any:
+    """One changed request; returns the state if it is as before, None if it may have changed.
+
+    Raises:
+        Broken: See the top of this module.
+    """
+    method, request = ground.changed(dice)
+    began = time.thread_time()
+    try:
+        code, text, answers = ground.send(method, request)
+    except Exception as error:
+        raise Broken(f"{method} with {request!r} raised {error!r}") from error
+    taken = time.thread_time() - began
+    tally.frames += 1
+    tally.methods.add(method)
+    if taken > tally.slowest:
+        tally.slowest, tally.slow = taken, f"{method} with {request[:120]!r}"
+    if taken > SLOW:
+        raise Broken(f"{method} with {request[:300]!r} took {taken:.1f} s")
+    if code is None:
+        tally.parked += not answers
+        return None
+    tally.refused += 1
+    if "see its log" in text or "\n" in text or code is grpc.StatusCode.INTERNAL:
+        raise Broken(f"{method} with {request!r} found a bug: {text}")
+    if before is not None and ground.state() != before:
+        raise Broken(f"{method} with {request!r} was refused ({text}) and changed the state")
+    return before
+
+
+def fuzz(count: int, seed: int, folder: Path, per_ground: int = 1500) -> Tally:
+    """Send `count` changed requests; the working folder must be `folder`, which takes checkpoints."""
+    assert Path.cwd() == folder
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    tally = Tally()
+    while tally.frames < count:
+        dice = random.Random(f"{seed}/{tally.grounds}")
+        ground = Ground(cast("Any", (shard_pb2.MODE_SYNC, shard_pb2.MODE_ASYNC))[tally.grounds % 2])
+        tally.grounds += 1
+        try:
+            before = ground.state()
+            for _ in range(min(per_ground, count - tally.frames)):
+                before = attack(ground, dice, tally, before or ground.state())
+            ground.shard.validate()
+        finally:
+            ground.close()
+    return tally

@@ -1,0 +1,165 @@
+"""Changes to valid messages and files: fields to the edges of their types, bytes to anything.
+
+What is drawn comes from a `random.Random`: a seed repeats a case. Hypothesis and atheris choose the seed
+bytes, so one harness serves all three.
+"""
+
+import random
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+__all__ = ["mutated_bytes", "mutated_message"]
+
+_WHOLE = [0, 1, 2, 3, 7, 8, 63, 64, 255, 4096, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53]
+_WHOLE += [2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+_REAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1e-45,
+    1e-300,
+    3.5e38,
+    1e308,
+    float("inf"),
+    float("nan"),
+    2**127,
+]
+_REAL.append(float("-inf"))
+_TEXT = [
+    "",
+    "x",
+    "dense",
+    "sparse",
+    "sgd",
+    "adam",
+    "uniform",
+    "constant",
+    "sum",
+    "float32",
+    "int64",
+]
+_TEXT += ["rows", "whole", "\0", "\n", "é" * 9, "../x", "x" * 600, "probability", "object", "<f4"]
+_UNSIGNED = (
+    FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_FIXED64,
+    FieldDescriptor.TYPE_FIXED32,
+)
+_NARROW = (
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_FIXED32,
+    FieldDescriptor.TYPE_INT32,
+    FieldDescriptor.TYPE_SINT32,
+    FieldDescriptor.TYPE_ENUM,
+)
+_MANY = 40
+
+
+def mutated_bytes(dice: random.Random, whole: bytes, others: Sequence[bytes] = ()) -> bytes:
+    """The bytes with one to four changes: bits, runs, cuts, repeats, numbers, parts of others."""
+    out = bytearray(whole)
+    for _ in range(dice.choice((1, 1, 1, 2, 4))):
+        at = dice.randrange(len(out) + 1)
+        end = min(len(out), at + dice.choice((1, 2, 4, 8, 64)))
+        match dice.randrange(9):
+            case 0 | 1 if out:
+                out[dice.randrange(len(out))] ^= 1 << dice.randrange(8)
+            case 2 if out:
+                out[dice.randrange(len(out))] = dice.choice((0, 1, 127, 128, 255, 10, 34, 44))
+            case 3:
+                del out[at:end]
+            case 4:
+                del out[at:]
+            case 5:
+                out[at:at] = dice.randbytes(dice.choice((1, 3, 8, 70)))
+            case 6:
+                out[at:at] = out[at:end] * dice.choice((1, 2, 30))
+            case 7:
+                kind, size = dice.choice((("<Q", 8), ("<I", 4), ("<d", 8)))
+                value: Any = dice.choice(_REAL if kind == "<d" else _WHOLE)
+                value = value if kind == "<d" else value % 2 ** (8 * size)
+                out[at : at + size] = struct.pack(kind, value)
+            case _ if others:
+                other = dice.choice(others)
+                start = dice.randrange(len(other) + 1)
+                out[at:end] = other[start : start + dice.choice((4, 16, 200))]
+    return bytes(out)
+
+
+def mutated_message(dice: random.Random, message: Message) -> None:
+    """One field of the message, or of one within it, is changed in place."""
+    fields = list(message.DESCRIPTOR.fields)
+    if not fields:
+        return
+    field = dice.choice(fields)
+    if dice.randrange(12) == 0:
+        message.ClearField(field.name)
+    elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+        _map(dice, message, field)
+    elif field.is_repeated:
+        _repeated(dice, getattr(message, field.name), field)
+    elif field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+        mutated_message(dice, getattr(message, field.name))
+    else:
+        setattr(message, field.name, _value(dice, field, getattr(message, field.name)))
+
+
+def _map(dice: random.Random, message: Message, field: FieldDescriptor) -> None:
+    held = getattr(message, field.name)
+    parts = field.message_type.fields_by_name
+    if held and dice.randrange(2):
+        del held[dice.choice(sorted(held))]
+    else:
+        key = dice.choice([*sorted(held), "beta1", "speed", "probability", "count", ""])
+        held[key] = _value(dice, parts["value"], 0.5)
+
+
+def _repeated(dice: random.Random, held: Any, field: FieldDescriptor) -> None:
+    action = dice.randrange(4)
+    if field.message_type is not None:
+        if held and action == 0:
+            mutated_message(dice, dice.choice(held))
+        elif held and action == 1:
+            del held[dice.randrange(len(held))]
+        elif held and action == 2:
+            held.extend([dice.choice(held)] * dice.choice((1, 2, _MANY)))
+        elif held:
+            mutated_message(dice, held[0])
+        else:
+            mutated_message(dice, held.add())
+    elif held and action == 0:
+        del held[dice.randrange(len(held))]
+    elif held and action == 1:
+        held[dice.randrange(len(held))] = _value(dice, field, held[0])
+    else:
+        held.extend([_value(dice, field, 1)] * dice.choice((1, 2, _MANY)))
+
+
+def _value(dice: random.Random, field: FieldDescriptor, before: Any) -> Any:
+    kind = field.type
+    if kind in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return dice.choice(_REAL)
+    if kind == FieldDescriptor.TYPE_BOOL:
+        return not before
+    if kind == FieldDescriptor.TYPE_STRING:
+        return dice.choice(_TEXT)
+    if kind == FieldDescriptor.TYPE_BYTES:
+        return mutated_bytes(dice, bytes(before))
+    if kind == FieldDescriptor.TYPE_ENUM:
+        return dice.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 99, 2**31 - 1, -1))
+    return _whole(dice, kind, int(before))
+
+
+def _whole(dice: random.Random, kind: int, before: int) -> int:
+    near = dice.choice((before + 1, before - 1, before * 2, before ^ 1 << dice.randrange(40)))
+    value = dice.choice((near, dice.choice(_WHOLE), -dice.choice(_WHOLE)))
+    bits = 32 if kind in _NARROW else 64
+    value %= 2**bits
+    return value if kind in _UNSIGNED or value < 2 ** (bits - 1) else value - 2**bits

@@ -1,0 +1,57 @@
+"""Changed requests to every method: see tests.fuzz.frames for the promise. FUZZ_FRAMES asks for more."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psfleet.wire.v1 import shard_pb2
+from tests.fuzz.frames import Ground, Tally, attack, fuzz
+
+FRAMES = int(os.environ.get("FUZZ_FRAMES", "6000"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Requests to save and load name folders in the present one."""
+    monkeypatch.chdir(tmp_path)
+    return Path.cwd()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rates of 1e308 are the sender's own
+def test_every_method_is_attacked() -> None:
+    """Each has a good request from which the changed ones are made."""
+    ground = Ground(shard_pb2.MODE_SYNC)
+    try:
+        assert ground.unknown() == set()
+    finally:
+        ground.close()
+
+
+@pytest.mark.timeout(24 * 3600 if FRAMES > 100_000 else 180)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_request_brings_a_server_down(working_folder: Path) -> None:
+    """Thousands of changed requests: answers or sentences, and a refused one has changed nothing."""
+    tally = fuzz(FRAMES, SEED, working_folder)
+    print(tally)
+    assert tally.frames == FRAMES
+    assert tally.refused > FRAMES / 4
+    assert len(tally.methods) >= 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=4, max_size=12), st.sampled_from([1, 2]))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_hypothesis_finds_nothing_either(entropy: bytes, mode: int) -> None:
+    """The same with hypothesis choosing, so that a failure comes back small and is remembered."""
+    ground = Ground(mode)
+    try:
+        dice, tally, before = random.Random(entropy), Tally(), None
+        for _ in range(20):
+            before = attack(ground, dice, tally, before or ground.state())
+    finally:
+        ground.close()
