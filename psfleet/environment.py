@@ -39,7 +39,7 @@ from typing import Literal
 from psfleet.errors import ConfigError
 from psfleet.limits import Limits
 
-__all__ = ["Environment", "check_endpoint", "plan_file", "read_environment"]
+__all__ = ["Environment", "check_endpoint", "plan_file", "read_environment", "threads"]
 
 _ROLES = {"server": "server", "worker": "worker", "pserver": "server", "trainer": "worker"}
 
@@ -201,6 +201,12 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 def plan_file() -> str:
     """Where this process is to write the plan of its first training step; empty: it trains."""
     return os.environ.get("PSFLEET_PLAN", "")
+
+
+def threads() -> int:
+    """Threads that BLAS was told to use (OMP_NUM_THREADS, which the launcher sets); 1 if nothing."""
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(int(said), 1) if said.isdigit() else 1
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -1,11 +1,13 @@
 """PipelineOptimizer: a program cut into sections, run in micro-batches by stages."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from psfleet.environment import read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.base import Optimizer
+from psfleet.pipeline.links import Place, here
 from psfleet.strategy import Pipeline, resolve
 
 __all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
@@ -15,6 +17,7 @@ _OWN = frozenset(
         "__class__",
         "_cut",
         "_inner",
+        "_settle_process",
         "apply_gradients",
         "apply_optimize",
         "asked",
@@ -42,12 +45,14 @@ class PipelineOptimizer(Optimizer):
         optimizer: Updates the parameters.
         cut_list: For each forward piece the variables that it ends with; the last is [loss]. None:
             pieces of about equal work, as many as the strategy's stages need.
-        place_list: For each section where it runs; may be left out.
+        place_list: For each section where it runs; may be left out. If it is given, a stage process
+            whose sections are on CPUPlace keeps to cores of its own, as many as its BLAS has threads.
+            CUDAPlace is accepted: sections run on the CPU, and the process may use every core.
         concurrency_list: For each section how many copies of it run; may be left out. In a job the
-            strategy's `copies` decide.
+            strategy's `copies` decide; where they are fewer, a warning says so.
         queue_size: How many micro-batches may wait before a section.
-        sync_steps: Steps between two synchronisations of copies.
-        start_cpu_core_id: The first CPU core to bind to.
+        sync_steps: Steps between two synchronisations of copies: 1, as they share weights on servers.
+        start_cpu_core_id: The first process's first core.
 
     Attributes:
         sections: After `minimize`: psfleet.program.sections.Section, in the order of a step.
@@ -89,6 +94,12 @@ class PipelineOptimizer(Optimizer):
                 raise ConfigError(
                     f"PipelineOptimizer: {name} is {value}, it must be at least {least}"
                 )
+        if sync_steps > 1:
+            raise ConfigError(
+                f"PipelineOptimizer: sync_steps is {sync_steps}, but copies of a section have one set "
+                "of weights, on the servers, and meet in every step; leave it at 1 (the strategy "
+                "gradient_merge makes updates rarer)"
+            )
         own: dict[str, Any] = {
             "_inner": optimizer,
             "cut_list": cuts,
@@ -160,6 +171,26 @@ class PipelineOptimizer(Optimizer):
             parts if self.cut_list else None,
             min(self.queue_size, asked.queue_size),
         )
+        if here().processes > 1 and self.cut_list:
+            self._settle_process(here())
+
+    def _settle_process(self, place: Place) -> None:
+        """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
+        from psfleet.pipeline.cores import pin
+        from psfleet.program.executor import CUDAPlace
+
+        pieces = len(self.cut_list)
+        own = range(place.stage, pieces, place.stages)
+        if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
+            pin(place, self.start_cpu_core_id)
+        sections = {i for piece in own for i in (piece, 2 * pieces - 2 - piece)}
+        wanted = max((self.concurrency_list[i] for i in sections), default=1)
+        if wanted > place.copies[place.stage] and place.copy == 0:
+            warnings.warn(
+                f"concurrency_list asks for {wanted} copies of stage {place.stage}, and the job was "
+                f"started with {place.copies[place.stage]}; set copies in the strategy's part pipeline",
+                stacklevel=2,
+            )
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN:
