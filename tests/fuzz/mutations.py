@@ -7,7 +7,7 @@ bytes, so one harness serves all three.
 import random
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -94,7 +94,7 @@ def mutated_bytes(dice: random.Random, whole: bytes, others: Sequence[bytes] = (
 
 def mutated_message(dice: random.Random, message: Message) -> None:
     """One field of the message, or of one within it, is changed in place."""
-    fields = list(message.DESCRIPTOR.fields)
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
     if not fields:
         return
     field = dice.choice(fields)
@@ -113,7 +113,7 @@ def mutated_message(dice: random.Random, message: Message) -> None:
 
 def _map(dice: random.Random, message: Message, field: FieldDescriptor) -> None:
     held = getattr(message, field.name)
-    parts = field.message_type.fields_by_name
+    parts: Any = cast("Any", field.message_type).fields_by_name
     if held and dice.randrange(2):
         del held[dice.choice(sorted(held))]
     else:
@@ -158,8 +158,8 @@ def _value(dice: random.Random, field: FieldDescriptor, before: Any) -> Any:
 
 
 def _whole(dice: random.Random, kind: int, before: int) -> int:
-    near = dice.choice((before + 1, before - 1, before * 2, before ^ 1 << dice.randrange(40)))
-    value = dice.choice((near, dice.choice(_WHOLE), -dice.choice(_WHOLE)))
+    near: int = dice.choice((before + 1, before - 1, before * 2, before ^ 1 << dice.randrange(40)))
+    value: int = dice.choice((near, dice.choice(_WHOLE), -dice.choice(_WHOLE)))
     bits = 32 if kind in _NARROW else 64
     value %= 2**bits
     return value if kind in _UNSIGNED or value < 2 ** (bits - 1) else value - 2**bits
