@@ -31,8 +31,8 @@ def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, No
 
     Which tensors of a batch are looked up in which table is learned from the batch before: a tensor
     that is in the batch (at any depth of tuples, lists and dicts), reshaped or not, or a part of its
-    columns, as in `x[:, 3]` or `x[:, 2:5]`. Ids that are computed from the batch are not
-    found; name them with `ids`. A guess that is wrong costs a pull and does no harm.
+    columns or rows, as in `x[:, 3]`, `x[:, 2:5]` or a micro-batch. Ids that are computed from the batch
+    are not found; name them with `ids`. A guess that is wrong costs a pull and does no harm.
 
     Args:
         loader: Any iterable, such as a DataLoader.
@@ -51,14 +51,15 @@ _END, _UNREAD = cast(Any, object()), cast(Any, object())
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Columns of a tensor in a batch: where the tensor is, and where in it the ids are.
+    """Columns and rows of a tensor in a batch: where the tensor is, and where in it the ids are.
 
     Attributes:
         path: Keys and indices from the batch to the tensor.
         columns: The tensor's shape but for the first axis.
-        offset: From the tensor's first element to the first id.
+        offset: From the first element of a row of the tensor to the first id in it.
         shape: Of the ids, without its first axis.
         strides: Of the ids; empty where they are the whole tensor in another shape.
+        rows: From where to where, if not all: the ids of a micro-batch.
     """
 
     path: tuple[Any, ...]
@@ -66,6 +67,7 @@ class _Part:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    rows: tuple[int, int] | None = None
 
     @staticmethod
     def find(batch: Any, ids: Tensor) -> "_Part | None":
@@ -75,14 +77,15 @@ class _Part:
                 continue
             if tensor.untyped_storage().data_ptr() != ids.untyped_storage().data_ptr():
                 continue
-            columns, offset = (
-                tuple(tensor.shape[1:]),
-                ids.storage_offset() - tensor.storage_offset(),
-            )
-            if len(tensor) == len(ids) and tensor.stride(0) == ids.stride(0):
-                return _Part(path, columns, int(offset), tuple(ids.shape[1:]), ids.stride())
+            columns, shape = tuple(tensor.shape[1:]), tuple(ids.shape[1:])
+            if tensor.stride(0) == ids.stride(0) > 0:
+                offset = int(ids.storage_offset() - tensor.storage_offset())
+                start, offset = divmod(offset, tensor.stride(0))
+                if 0 <= start <= start + len(ids) <= len(tensor):
+                    rows = (start, start + len(ids)) if len(ids) < len(tensor) else None
+                    return _Part(path, columns, offset, shape, ids.stride(), rows)
             if tensor.numel() == ids.numel() and tensor.is_contiguous() and ids.is_contiguous():
-                return _Part(path, columns, 0, tuple(ids.shape[1:]), ())
+                return _Part(path, columns, 0, shape, ())
         return None
 
     def of(self, batch: Any) -> Tensor | None:
@@ -98,10 +101,14 @@ class _Part:
         if not self.strides:
             fits = tensor.numel() % max(math.prod(self.shape), 1) == 0
             return tensor.reshape(-1, *self.shape) if fits else None
-        if tensor.stride(0) != self.strides[0]:
+        start, end = self.rows or (0, len(tensor))
+        if tensor.stride(0) != self.strides[0] or end > len(tensor):
             return None
         return torch.as_strided(
-            tensor, (len(tensor), *self.shape), self.strides, tensor.storage_offset() + self.offset
+            tensor,
+            (end - start, *self.shape),
+            self.strides,
+            tensor.storage_offset() + start * tensor.stride(0) + self.offset,
         )
 
 

@@ -25,7 +25,7 @@ from torch import nn
 
 import psfleet.torch as pst
 from psfleet.torch.cutting import chunks_of
-from tests.torch import models  # noqa: F401  # sets torch's threads
+from tests.torch.test_optimizers import Counting
 
 __all__ = ["launch"]
 
@@ -213,3 +213,29 @@ def test_batches_must_fit() -> None:
         trainer.step(torch.zeros(4, 6), torch.zeros(3, 2))
     with pytest.raises(ShapeError, match=r"the loss has the shape \(4, 2\)"):
         trainer.step(torch.zeros(4, 6), torch.zeros(4, 2))
+
+
+def test_prefetched_rows_of_micro_batches() -> None:
+    """With prefetch() a step is one push and one pull, of all its micro-batches' rows too."""
+    found = []
+    for ahead in (False, True):
+        pipeline = {"micro_batches": 4}
+        fleet_api.init(
+            strategy=fleet_api.DistributedStrategy(pipeline=True, pipeline_configs=pipeline)
+        )
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1), nn.Flatten(0))
+        runtime = Counting()
+        trainer = pst.Pipeline(
+            model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss, runtime=runtime
+        )
+        dice = torch.Generator().manual_seed(1)
+        data = [(torch.randint(0, 50, (10, 3), generator=dice), torch.ones(10)) for _ in range(3)]
+        runtime.calls.clear()
+        losses = [float(trainer.step(x, y)) for x, y in (pst.prefetch(data) if ahead else data)]
+        found.append((losses, runtime.calls))
+        runtime.close()
+    (wanted, slow), (got, fast) = found
+    assert got == wanted
+    assert slow == ([("pull", 1)] * 4 + [("push", 3), ("pull", 2)]) * 3
+    assert fast == [("pull", 1)] * 4 + [("push", 3), ("pull", 6)] * 2 + [("push", 3), ("pull", 2)]
