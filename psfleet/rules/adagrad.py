@@ -24,14 +24,9 @@ class Adagrad(Rule):
     name: ClassVar[str] = "adagrad"
 
     def __post_init__(self) -> None:
-        check_range("Adagrad", "epsilon", self.epsilon, 0, math.inf, high_open=True)
+        check_range("Adagrad", "epsilon", self.epsilon, 0, math.inf)
         check_range(
-            "Adagrad",
-            "initial_accumulator_value",
-            self.initial_accumulator_value,
-            0,
-            math.inf,
-            high_open=True,
+            "Adagrad", "initial_accumulator_value", self.initial_accumulator_value, 0, math.inf
         )
 
     @property

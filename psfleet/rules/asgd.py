@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from psfleet.errors import ConfigError
 from psfleet.rules.base import Rule, Slot
 
@@ -27,8 +29,10 @@ class ASGD(Rule):
     name: ClassVar[str] = "asgd"
 
     def __post_init__(self) -> None:
-        if self.batch_num < 1:
-            raise ConfigError(f"ASGD: batch_num is {self.batch_num!r}, it must be 1 or more")
+        if not isinstance(self.batch_num, int | np.integer) or self.batch_num < 1:
+            raise ConfigError(
+                f"ASGD: batch_num is {self.batch_num!r}, it must be a whole number of at least 1"
+            )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from psfleet.errors import ConfigError
 
 __all__ = ["Rule", "Slot", "check_range"]
@@ -128,11 +130,17 @@ def check_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    """Refuse a hyperparameter outside [low, high]; open ends exclude the bound itself."""
+    """Refuse a hyperparameter outside [low, high]; open ends exclude the bound itself.
+
+    Infinity is no number here, so an end without a bound is open.
+    """
+    if not isinstance(value, int | float | np.number):
+        raise ConfigError(f"{owner}: {name} is {value!r}, it must be a number")
     inside = math.isfinite(value) and low <= value <= high
     inside = inside and not (low_open and value == low) and not (high_open and value == high)
     if not inside:
-        left, right = "(" if low_open else "[", ")" if high_open else "]"
+        left = "(" if low_open or low == -math.inf else "["
+        right = ")" if high_open or high == math.inf else "]"
         raise ConfigError(
             f"{owner}: {name} is {value!r}, it must be in {left}{low:g}, {high:g}{right}"
         )

@@ -43,8 +43,8 @@ class Ftrl(Rule):
     name: ClassVar[str] = "ftrl"
 
     def __post_init__(self) -> None:
-        check_range("Ftrl", "l1", self.l1, 0, math.inf, high_open=True)
-        check_range("Ftrl", "l2", self.l2, 0, math.inf, high_open=True)
+        check_range("Ftrl", "l1", self.l1, 0, math.inf)
+        check_range("Ftrl", "l2", self.l2, 0, math.inf)
         check_range("Ftrl", "lr_power", self.lr_power, -math.inf, 0)
 
     @property

@@ -14,7 +14,7 @@ from psfleet.program.executor import Executor
 from psfleet.program.ops.source import StepCounter
 from psfleet.program.program import Program, default_startup_program, program_guard
 from psfleet.program.variable import apply
-from tests.optimizer.goldens import arrays, hyper
+from tests.recordings import arrays, hyper
 
 TOLERANCE = 2e-6
 

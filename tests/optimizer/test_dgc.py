@@ -8,7 +8,7 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.optimizer import SGD, DGCMomentum, Momentum
 from psfleet.parameter import Parameter, SparseGrad
-from tests.optimizer.goldens import arrays, hyper
+from tests.recordings import arrays, hyper
 
 
 @pytest.mark.parametrize("shape", ["7", "5x3"])

@@ -31,7 +31,7 @@ from psfleet.optimizer import (
     Rprop,
 )
 from psfleet.parameter import Parameter, SparseGrad
-from tests.optimizer.goldens import arrays, hyper, names
+from tests.recordings import arrays, hyper, names
 
 TOLERANCE = 2e-6
 ROUNDING = 5e-7  # a few float32 roundings: Ftrl's `linear` reaches 50, LARS without decay 20
@@ -213,6 +213,23 @@ def test_sparse(name: str, plain: bool) -> None:
         state = opt.state_dict()
         for recorded, slot in slots.items():
             close(state[f"w.{slot}"], z[f"state_{recorded}"][t])
+
+
+def test_the_difference_is_the_epsilon_of_resting_rows() -> None:
+    """The non-lazy recording is Adam in which rows without a gradient have a larger epsilon."""
+    z, h = arrays("sparse_adam_nonlazy"), hyper("sparse_adam_nonlazy")
+    w = z["param0"].astype(np.float64)
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, (ids, rows) in enumerate(zip(z["ids"], z["row_grads"], strict=True)):
+        gradient, unscaled = np.zeros_like(w), np.ones((len(w), 1), bool)
+        np.add.at(gradient, ids, rows)
+        unscaled[ids] = False
+        m = h["beta1"] * m + (1 - h["beta1"]) * gradient
+        v = h["beta2"] * v + (1 - h["beta2"]) * gradient**2
+        root = np.sqrt(1 - h["beta2"] ** (t + 2))
+        epsilon = h["epsilon"] * np.where(unscaled, 1, root)
+        w -= h["lr"] * root / (1 - h["beta1"] ** (t + 2)) * m / (np.sqrt(v) + epsilon)
+        close(w, z["params"][t])
 
 
 def close(found: Any, recorded: Any, tolerance: float = TOLERANCE) -> None:

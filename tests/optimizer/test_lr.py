@@ -9,7 +9,7 @@ import pytest
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import lr
-from tests.optimizer.goldens import arrays
+from tests.recordings import arrays
 
 B = 0.5
 SCHEDULES: dict[str, Callable[[], lr.LRScheduler]] = {

@@ -1,6 +1,5 @@
 """The rules against trajectories of the reference's operators (tests/goldens, see its README)."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,8 @@ from psfleet.rules import (
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import Decay, TableSpec
+from tests.recordings import arrays
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 TOLERANCE = 2e-6
 # Exceptions. Ftrl's `linear` reaches 59, where float32 itself steps by 3.8e-6; the recording is
 # 1.2e-5 away from the same formula in float64 (its square root is approximate).
@@ -116,18 +115,12 @@ SPARSE: dict[str, tuple[Rule, list[str]]] = {
 }
 
 
-def recorded(name: str) -> dict[str, NDArray[Any]]:
-    version = "2.6.2" if name.startswith("proximal_gd") else "3.3.1"
-    with np.load(GOLDENS / version / f"{name}.npz") as arrays:
-        return dict(arrays)
-
-
 @pytest.mark.parametrize("shape", ["7", "5x3"])
 @pytest.mark.parametrize("case", CASES)
 def test_dense_trajectory(case: str, shape: str) -> None:
     """Weights and every slot stay within 2e-6 of what the reference computed, for 10 steps."""
     rule, rate, slots, decay, factor = CASES[case]
-    data = recorded(f"{case}_{shape}")
+    data = arrays(f"{case}_{shape}")
     start = data["param0"]
     table = DenseTable(TableSpec("w", "dense", start.shape, rule, decay), start.reshape(-1))
     for step, gradient in enumerate(data["grads"]):
@@ -142,7 +135,7 @@ def test_dense_trajectory(case: str, shape: str) -> None:
 @pytest.mark.parametrize("shape", ["7", "5x3"])
 def test_asgd_slots(shape: str) -> None:
     """The gradients that ASGD keeps are those of the reference, in the same order."""
-    data = recorded(f"asgd_{shape}")
+    data = arrays(f"asgd_{shape}")
     start = data["param0"]
     table = DenseTable(TableSpec("w", "dense", start.shape, ASGD(3), NONE), start.reshape(-1))
     for step, gradient in enumerate(data["grads"]):
@@ -155,7 +148,7 @@ def test_asgd_slots(shape: str) -> None:
 def test_sparse_trajectory(case: str) -> None:
     """Rows named by a push follow the reference's sparse operators, the others rest."""
     rule, slots = SPARSE[case]
-    data = recorded(case)
+    data = arrays(case)
     check_sparse(SparseTable(TableSpec("w", "sparse", (3,), rule)), data, slots)
 
 
@@ -170,7 +163,7 @@ def test_sparse_trajectory_of_every_row(case: str, slots: list[str]) -> None:
     """The reference updates every row under these rules: `every_row` gives the same."""
     rules = {"sparse_momentum": Momentum(), "sparse_rmsprop": RMSProp(0.9, 0.01, 0.5, True)}
     table = SparseTable(TableSpec("w", "sparse", (3,), rules[case], every_row=True))
-    check_sparse(table, recorded(case), slots)
+    check_sparse(table, arrays(case), slots)
 
 
 def check_sparse(table: SparseTable, data: dict[str, NDArray[Any]], slots: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).parents[1] / "goldens"
+ROOT = Path(__file__).parent / "goldens"
 
 
 @cache
