@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
 from psfleet.routing import as_ids
 from psfleet.runtime import Gradient, Read, Runtime, Ticket
 from psfleet.shard.events import Mode
-from psfleet.strategy import DistributedStrategy, resolve
+from psfleet.strategy import resolve
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 
@@ -198,14 +199,14 @@ def connect(environment: Environment | None = None, mode: Mode = "async") -> Cli
 
     Args:
         environment: Instead of the process's own.
-        mode: "async" or "sync", unless the launcher has decided. In sync mode each push of every
-            worker makes a round.
+        mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
+            sync mode each push of every worker makes a round.
     """
     environment = environment or read_environment()
     if environment.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
     if environment.role is None:
         return Client(runtimes.load_runtime("embedded"))
-    strategy = DistributedStrategy(a_sync=mode == "async")
-    mode = resolve(strategy, environment.strategy).consistency.mode
-    return Client(runtimes.load_runtime("cluster", environment.seat, mode))
+    asked = {"consistency": {"mode": mode}}
+    consistency = resolve(asked, environment.strategy).consistency
+    return Client(connect_cluster(environment.seat, consistency))

@@ -17,6 +17,7 @@ from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Answer, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["EmbeddedRuntime"]
@@ -56,6 +57,10 @@ class EmbeddedRuntime:
         self._shard.create(spec, flat)
         self._specs[spec.key] = spec
         return spec.key
+
+    def table(self, key: int) -> DenseTable | SparseTable:
+        """The table itself."""
+        return self._shard.table(key)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""

@@ -8,6 +8,7 @@ Without a cluster in the environment every function works on the embedded runtim
 """
 
 import atexit
+import dataclasses
 import importlib.metadata
 import math
 import os
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.modes.changing import ChangingRuntime, connect
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.localsgd import LocalRuntime
@@ -53,6 +55,7 @@ __all__ = [
     "server_endpoints",
     "server_index",
     "server_num",
+    "set_mode",
     "settings",
     "shard",
     "shrink",
@@ -181,8 +184,7 @@ class Fleet:
 
     def _connect(self) -> runtimes.Runtime:
         settings = self._settings(self._strategy)
-        mode = settings.consistency.mode
-        runtime = runtimes.load_runtime("cluster", self._environment.seat, mode)
+        runtime = connect(self._environment.seat, settings.consistency)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
 
     def settings(self) -> Settings:
@@ -294,6 +296,30 @@ class Fleet:
                 f"the fleet is connected with localsgd {now.localsgd}; pass the strategy "
                 f"with {wanted.localsgd} before the first parameter is used"
             )
+
+    def set_mode(self, mode: str, **settings: Any) -> None:
+        """Go on in another consistency mode; every worker calls it between the same two steps.
+
+        Waits for all workers: their pushes are applied, then all go on in the new mode. Embedded,
+        where all modes are one, it does nothing.
+
+        Args:
+            mode: sync, async, ssp, geo or half-async.
+            settings: Of that mode, as in a strategy file's [consistency].
+
+        Raises:
+            ConfigError: A setting is unknown or contradicts another, or workers ask for different
+                things; nothing was changed.
+        """
+        now = self._settings(self._strategy)
+        parts = {"mode": mode, **settings}
+        wanted = dataclasses.replace(
+            now, consistency=Settings.from_parts({"consistency": parts}).consistency
+        )
+        runtime = runtimes.active()
+        if isinstance(runtime, ChangingRuntime):  # with localsgd there is sync only
+            runtime.set_mode(wanted.consistency)
+            invalidate()
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
@@ -453,6 +479,7 @@ run_server = _fleet.run_server
 stop_worker = _fleet.stop_worker
 barrier_worker = _fleet.barrier_worker
 distributed_optimizer = _fleet.distributed_optimizer
+set_mode = _fleet.set_mode
 shard = _fleet.shard
 save_persistables = _fleet.save_persistables
 load_model = _fleet.load_model

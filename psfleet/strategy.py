@@ -324,6 +324,11 @@ class Settings:
                 f"localsgd and the consistency mode {self.consistency.mode!r} contradict each "
                 "other: workers that average wait for each other; use sync"
             )
+        for part, reason in _NOT_WITH_GEO.items():
+            if self.consistency.mode == "geo" and getattr(self, part) is not None:
+                raise ConfigError(
+                    f"{part} and the consistency mode 'geo' contradict each other: {reason}"
+                )
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
             raise ConfigError(
                 "recompute and the pipeline schedule zero-bubble contradict each other: "
@@ -346,6 +351,11 @@ class Settings:
         return cls(**{name: _build(name, said) for name, said in parts.items()})
 
 
+_NOT_WITH_GEO = {
+    "dgc": "one sends the largest gradients of each step, the other none",
+    "amp": "in geo mode gradients do not travel; leave amp out",
+    "pipeline": "stages have different parameters, and geo counts them as workers of one model",
+}
 _ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
 _CONTRADICTIONS = (
     ("dgc", "lars", _ONE_OPTIMIZER),
@@ -429,17 +439,20 @@ class DistributedStrategy:
         return said
 
 
-def resolve(strategy: DistributedStrategy | None, overrides: str) -> Settings:
+def resolve(
+    strategy: DistributedStrategy | Mapping[str, Mapping[str, Any]] | None, overrides: str
+) -> Settings:
     """The settings that count.
 
     Args:
-        strategy: What the script says.
+        strategy: What the script says, perhaps in the form of a strategy file.
         overrides: What the launcher says: JSON in the form of a strategy file, or empty.
 
     Raises:
         ConfigError: The overrides are not JSON, or something is unknown or contradictory.
     """
-    parts = strategy.parts() if strategy is not None else {}
+    said: Any = strategy.parts() if isinstance(strategy, DistributedStrategy) else strategy
+    parts: dict[str, Any] = dict(said or {})
     if overrides:
         try:
             said = json.loads(overrides)

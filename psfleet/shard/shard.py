@@ -67,6 +67,7 @@ from psfleet.tables.frozen import FrozenTable
 from psfleet.tables.refilling import refill
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
+from psfleet.tables.weights import add_rows, add_values
 
 __all__ = ["Counters", "Shard"]
 
@@ -627,7 +628,9 @@ class Shard:
 
     def _update(self, table: Table, gradients: list[Gradient], scale: float) -> None:
         rate = gradients[0].learning_rate
-        if isinstance(table, DenseTable):
+        if self.mode == "geo":
+            self._add(table, gradients[0])
+        elif isinstance(table, DenseTable):
             table.push(
                 _mean((_whole(gradient, table.count) for gradient in gradients), scale), rate
             )
@@ -645,6 +648,14 @@ class Shard:
                 counts = [(ids, values[:, table.spec.dim :]) for ids, values in parts]
                 rows[:, table.spec.dim :] = merge_pushes(counts, 1.0)[1]
             table.push(ids, rows, rate)
+
+    def _add(self, table: Table, delta: Gradient) -> None:
+        """Geo mode: what a push brings has been learned elsewhere."""
+        if isinstance(table, DenseTable):
+            add_values(table, _whole(delta, table.count))
+        else:
+            assert delta.ids is not None
+            add_rows(table, delta.ids, delta.values)
 
     def _count(self, push: Push, fresh: bool) -> None:
         counters = self.counters

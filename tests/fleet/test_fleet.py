@@ -108,7 +108,7 @@ def test_launcher_has_the_last_word_on_the_mode() -> None:
         lambda: resolve(None, "sync"),
         lambda: resolve(None, '{"speed": 1}'),
         lambda: setattr(DistributedStrategy(), "a_synk", True),
-        lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 4}), ""),
+        lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": -4}), ""),
         lambda: UserDefinedRoleMaker(role="boss", server_endpoints=["h:1"]),
         lambda: Fleet().run_server(),
     ],

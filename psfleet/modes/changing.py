@@ -1,0 +1,153 @@
+"""The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet import runtime as runtimes
+from psfleet.environment import Environment
+from psfleet.modes.geo import GeoRuntime
+from psfleet.modes.merging import MergingRuntime
+from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.shard.events import Mode
+from psfleet.strategy import Consistency
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["ChangingRuntime", "Cluster", "connect"]
+
+Floats = NDArray[np.float32]
+
+
+class Cluster(Runtime, Protocol):
+    """The runtime of a cluster: psfleet_worker.runtime.ClusterRuntime."""
+
+    def set_mode(self, mode: Mode, staleness: int) -> None:
+        """Tell the servers, together with all workers."""
+
+
+def connect(environment: Environment, consistency: Consistency) -> "ChangingRuntime":
+    """The cluster that the environment names, in this mode."""
+    cluster: Any = runtimes.load_runtime(
+        "cluster", environment, consistency.mode, _staleness(consistency)
+    )
+    return ChangingRuntime(cluster, consistency)
+
+
+class ChangingRuntime:
+    """Implements psfleet.runtime.Runtime; what scripts hold on to while the mode changes.
+
+    Args:
+        cluster: The cluster's runtime.
+        consistency: The mode that it is in.
+    """
+
+    def __init__(self, cluster: Cluster, consistency: Consistency) -> None:
+        self._cluster = cluster
+        self._inner = _around(cluster, consistency)
+        self.consistency = consistency
+
+    def set_mode(self, consistency: Consistency) -> None:
+        """Go on in another mode; all workers must come here between the same two steps.
+
+        Raises:
+            ConfigError: They want different things; nothing was changed.
+        """
+        self._inner.flush()
+        self._cluster.set_mode(consistency.mode, _staleness(consistency))
+        if isinstance(self._inner, GeoRuntime | MergingRuntime):
+            self._inner.release()
+        self._inner = _around(self._cluster, consistency)
+        self.consistency = consistency
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)  # what only a cluster has
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._cluster.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._cluster.worker_num
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return self._cluster.server_num
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        return self._inner.create(spec, value)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return self._inner.pull(reads)
+
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Ticket:
+        """See Runtime.push."""
+        return self._inner.push(gradients, samples=samples, loss=loss)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self._inner.flush(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier."""
+        self._inner.barrier(timeout)
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        return self._inner.all_reduce(value, mode)
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        return self._inner.read_table(table)
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self._inner.write_table(table, state)
+
+    def save(self, path: str) -> None:
+        """See Runtime.save."""
+        self._inner.save(path)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self._inner.load(path)
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        return self._inner.shrink(table, threshold, unseen)
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return self._inner.specs()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        return self._inner.stats()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        self._inner.close()
+
+
+def _staleness(consistency: Consistency) -> int:
+    return consistency.staleness if consistency.mode == "ssp" else 0
+
+
+def _around(cluster: Cluster, consistency: Consistency) -> Runtime:
+    """The cluster, or what stands before it in this mode."""
+    if consistency.mode == "geo":
+        return GeoRuntime(cluster, consistency)
+    if consistency.mode == "half-async":
+        return MergingRuntime(cluster, consistency)
+    return cluster

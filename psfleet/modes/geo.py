@@ -1,0 +1,251 @@
+"""geo: a worker trains on copies of its own and now and then adds what it has learned.
+
+As in the reference's geo mode: after `k_steps` steps a worker sends for each weight
+
+    delta = (its copy - the base that it knows) / number of workers,
+
+which the server adds, and the base grows by delta. When it reads the server's value anew, the base
+becomes that value and the copy that value plus what was not yet sent of its own (copy - base). So the
+worker's own progress stays in its copy, and all of it reaches the servers over time; `flush`, meetings and
+the end send the whole rest at once.
+
+Where it differs: the reference keeps a copy of every row on every worker; here rows are copied when
+they are first read, refreshed when they are first read after an exchange, and beyond `copied_rows`
+their rest is sent and the copies are forgotten, with their optimizer state.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError
+from psfleet.modes.copies import Copies, DenseCopy, SparseCopy
+from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.strategy import Consistency
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["GeoRuntime"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class _Done:
+    """The ticket of a push that has reached the copies."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+
+class GeoRuntime:
+    """Implements psfleet.runtime.Runtime on copies of a cluster's tables.
+
+    Optimizer state is each worker's own; the servers hold weights.
+
+    Args:
+        fleet: The cluster, in geo mode.
+        settings: How often to exchange, how many rows to copy.
+    """
+
+    def __init__(self, fleet: Runtime, settings: Consistency) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._local = EmbeddedRuntime()
+        self._copies: dict[int, Copies] = {}
+        self._steps = 0  # since the last exchange
+        self._samples = 0
+        self._loss: float | None = None
+        for spec in fleet.specs().values():
+            self._copy(spec)
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker_num
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.server_num
+
+    # -- training ------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        if spec.scores:
+            raise ConfigError(
+                f"table {spec.name!r} counts shows and clicks, which do not travel in geo mode; "
+                "use another mode or another entry"
+            )
+        key = self._fleet.create(spec, value)
+        if key not in self._copies:
+            self._copy(spec)
+        return key
+
+    def _copy(self, spec: TableSpec) -> None:
+        """Begin with what the servers hold."""
+        mine = dataclasses.replace(spec, entry=None)
+        if spec.kind == "dense":
+            (value,) = self._fleet.pull([Read(spec.key)])
+            self._local.create(mine, value)
+            table = self._local.table(spec.key)
+            assert isinstance(table, DenseTable)
+            self._copies[spec.key] = DenseCopy(table)
+        else:
+            self._local.create(mine)
+            self._copies[spec.key] = SparseCopy(self._local, mine)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull. Rows come from the servers when they are first read after an exchange."""
+        wanted: dict[int, list[Ids]] = {}
+        for read in reads:
+            if read.ids is not None and read.table in self._copies:
+                wanted.setdefault(read.table, []).append(np.asarray(read.ids).reshape(-1))
+        self._refresh(wanted)
+        return self._local.pull(reads)
+
+    def _refresh(self, wanted: dict[int, list[Ids]]) -> None:
+        stale = {key: self._rows(key).stale(np.concatenate(ids)) for key, ids in wanted.items()}
+        reads = [Read(key, ids) for key, ids in stale.items() if len(ids)]
+        if reads:
+            for read, rows in zip(reads, self._fleet.pull(reads), strict=True):
+                assert read.ids is not None
+                self._rows(read.table).refresh(read.ids, rows)
+
+    def _rows(self, key: int) -> SparseCopy:
+        copy = self._copies[key]
+        assert isinstance(copy, SparseCopy)
+        return copy
+
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> _Done:
+        """See Runtime.push. Updates the copies; every k-th exchanges."""
+        self._local.push([_untravelled(gradient) for gradient in gradients])
+        for gradient in gradients:
+            if gradient.ids is not None:
+                self._copies[gradient.table].touch(np.asarray(gradient.ids).reshape(-1))
+        self._samples, self._loss = self._samples + samples, loss
+        self._steps += 1
+        if self._steps >= self._settings.k_steps:
+            self._exchange(1.0 / self.worker_num)
+        return _Done()
+
+    # -- exchanging ----------------------------------------------------------------------------
+
+    def _exchange(self, share: float) -> None:
+        """Send this share of what was learned, then read dense tables anew."""
+        crowded = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
+        gradients = [
+            Gradient(key, *copy.take(1.0 if copy in crowded else share))
+            for key, copy in self._copies.items()
+        ]
+        self._fleet.push(gradients, samples=self._samples, loss=self._loss)
+        self._steps = self._samples = 0
+        self._read_dense()
+        for copy in crowded:
+            copy.forget()
+
+    def _read_dense(self) -> None:
+        dense = {key: copy for key, copy in self._copies.items() if isinstance(copy, DenseCopy)}
+        values = self._fleet.pull([Read(key) for key in dense]) if dense else []
+        for copy, value in zip(dense.values(), values, strict=True):
+            copy.refresh(value.reshape(-1))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush. Sends the whole rest."""
+        if any(copy.owes for copy in self._copies.values()):
+            self._exchange(1.0)
+        self._fleet.flush(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier. Afterwards every worker's copies are what the servers hold."""
+        self.flush(timeout)
+        self._fleet.barrier(timeout)
+        self._read_all()
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        self.flush()
+        combined = self._fleet.all_reduce(value, mode)
+        self._read_all()
+        return combined
+
+    def _read_all(self) -> None:
+        self._read_dense()
+        for copy in self._copies.values():
+            copy.expire()
+
+    # -- whole tables --------------------------------------------------------------------------
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table. Optimizer state on the servers is as it was before geo mode."""
+        self.flush()
+        return self._fleet.read_table(table)
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table. The other workers read it at their next exchange."""
+        self.flush()
+        self._fleet.write_table(table, state)
+        self._local.write_table(table, state)
+        self._copies[table].settle()
+
+    def save(self, path: str) -> None:
+        """See Runtime.save."""
+        self.flush()
+        self._fleet.save(path)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load. The other workers read it at their next exchange."""
+        self.flush()
+        self._fleet.load(path)
+        self._local.close()
+        self._local, self._copies = EmbeddedRuntime(), {}
+        for spec in self._fleet.specs().values():
+            self._copy(spec)
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        self.flush()
+        gone = self._fleet.shrink(table, threshold, unseen)
+        self._read_all()
+        return gone
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return self._fleet.specs()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        return self._fleet.stats()
+
+    def release(self) -> None:
+        """Let go of the copies; the fleet goes on. Flush before."""
+        self._local.close()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        try:
+            self.flush()
+        finally:
+            self._fleet.close()
+            self.release()
+
+
+def _untravelled(gradient: Gradient) -> Gradient:
+    """The gradient as it is when it does not travel."""
+    return Gradient(gradient.table, gradient.values, gradient.ids, gradient.learning_rate)

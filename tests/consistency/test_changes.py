@@ -1,0 +1,114 @@
+"""The mode is changed between two steps, on a fleet that goes on."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.errors import ConfigError
+from psfleet.modes.changing import ChangingRuntime
+from psfleet.strategy import Consistency
+from psfleet.testing.faults import Faults
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from psfleet_worker.runtime import ClusterRuntime
+from tests.consistency.workers import DENSE, ROWS, step, taken, together
+
+IDS = np.arange(8)
+MODES = [
+    Consistency("sync"),
+    Consistency("async"),
+    Consistency("ssp", staleness=1),
+    Consistency("sync"),
+    Consistency("geo", k_steps=2),
+    Consistency("half-async", max_merge=3),
+    Consistency("ssp", staleness=0),
+    Consistency("geo", k_steps=3),
+    Consistency("sync"),
+]
+STEPS = 3
+
+
+def check(runtime: ChangingRuntime, wanted: float) -> None:
+    """All workers' steps so far are in the tables."""
+    runtime.barrier()
+    dense, rows = taken(runtime, IDS)
+    assert [dense, *rows] == pytest.approx([wanted] * 9, rel=1e-5)
+
+
+def test_every_change() -> None:
+    """Through all modes and back, each step counts as its mode says: in sync one round of all workers,
+    in the others each push. The servers say which mode they are in."""
+
+    def work(runtime: ChangingRuntime) -> None:
+        wanted = 0.0
+        for consistency in MODES:
+            if consistency != runtime.consistency:
+                runtime.set_mode(consistency)
+            assert {server["mode"] for server in runtime.stats()} == {consistency.mode}
+            for _ in range(STEPS):
+                step(runtime, IDS)
+            wanted += STEPS * (1 if consistency.mode == "sync" else 2)
+            check(runtime, wanted)
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, MODES[0], work)
+
+
+def test_changes_with_lost_and_repeated_messages() -> None:
+    """Lost answers and late repeats of an older mode's messages change nothing."""
+
+    def life(fleet: LocalFleet, worker: int) -> None:
+        faults = Faults(seed=worker, drop=0.1, duplicate=0.3)
+        cluster = ClusterRuntime(fleet.environment(worker), "async", meddle=faults)
+        runtime = ChangingRuntime(cluster, Consistency("async"))
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        wanted = 0.0
+        for consistency in [*MODES, *MODES[:3]]:
+            runtime.set_mode(consistency)
+            for _ in range(STEPS):
+                step(runtime, IDS)
+            wanted += STEPS * (1 if consistency.mode == "sync" else 2)
+            check(runtime, wanted)
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(life, fleet, worker) for worker in range(2)])
+
+
+def test_workers_that_disagree_change_nothing() -> None:
+    """If workers ask for different modes each is told so, and training goes on in the old one."""
+
+    def work(runtime: ChangingRuntime) -> None:
+        mine: Any = ["async", "ssp"][runtime.worker_index]
+        with pytest.raises(ConfigError, match="another worker for something else"):
+            runtime.set_mode(Consistency(mine))
+        assert runtime.consistency.mode == "sync"
+        step(runtime, IDS)
+        check(runtime, 1)
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("sync"), work)
+
+
+def test_a_worker_that_has_left_is_not_asked() -> None:
+    """Those that are still there change the mode without it."""
+    gone = threading.Event()
+
+    def work(runtime: ChangingRuntime) -> None:
+        if runtime.worker_index == 1:
+            runtime.close()
+            gone.set()
+            return
+        assert gone.wait(30)
+        runtime.set_mode(Consistency("ssp"))
+        step(runtime, IDS)
+        runtime.set_mode(Consistency("sync"))
+        step(runtime, IDS)
+        assert taken(runtime, IDS)[0] == 2
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("async"), work)

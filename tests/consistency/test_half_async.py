@@ -1,0 +1,90 @@
+"""half-async: gradients that wait are summed to one push."""
+
+import signal
+import threading
+
+import numpy as np
+
+from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.runtime import Gradient
+from psfleet.strategy import Consistency
+from psfleet.testing.local_fleet import LocalFleet
+from tests.consistency.workers import DENSE, ROWS, step, taken, together
+
+IDS = np.arange(8)
+
+
+def push(runtime: ChangingRuntime, rate: float = 1.0) -> None:
+    """A step without a pull."""
+    runtime.push(
+        [
+            Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, rate),
+            Gradient(ROWS.key, np.ones((8, 2), np.float32), IDS, rate),
+        ],
+        samples=3,
+    )
+
+
+def ready(fleet: LocalFleet, consistency: Consistency) -> ChangingRuntime:
+    """A lone worker that knows the tables."""
+    runtime = connect(fleet.environment(0), consistency)
+    runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+    runtime.create(ROWS)
+    return runtime
+
+
+def test_gradients_are_merged_while_a_server_is_slow() -> None:
+    """A server is paused: the worker goes on; at most max_merge gradients become one push, in order,
+    other learning rates apart; flush waits for all, and their sum is in the tables."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = ready(fleet, Consistency("half-async", max_merge=4, queue_size=32))
+        fleet.processes[1].send_signal(signal.SIGSTOP)
+        for number in range(17):
+            push(runtime, 1.0 if number < 15 else 0.5)
+        fleet.processes[1].send_signal(signal.SIGCONT)
+        runtime.flush()
+        assert taken(runtime, IDS) == (16, [16] * 8)
+        for server in runtime.stats():
+            assert (
+                5 <= server["pushes"] <= 7
+            )  # the first alone, then by fours and what is left of them
+            assert server["samples"] == 17 * 3
+        runtime.close()
+
+
+def test_the_queue_is_bounded() -> None:
+    """With a paused server the worker stops when the queue is full, and goes on with the server."""
+    with LocalFleet(1, 1) as fleet:
+        runtime = ready(fleet, Consistency("half-async", max_merge=2, queue_size=3))
+        fleet.processes[0].send_signal(signal.SIGSTOP)
+        pushed: list[int] = []
+        full = threading.Event()
+
+        def work() -> None:
+            for number in range(12):
+                push(runtime)
+                pushed.append(number)
+            full.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not full.wait(0.3)
+        assert len(pushed) <= 3 + 2 + 1  # those that wait, those under way, and the next
+        fleet.processes[0].send_signal(signal.SIGCONT)
+        thread.join(30)
+        runtime.flush()
+        assert taken(runtime, IDS)[0] == 12
+        runtime.close()
+
+
+def test_barriers_flush() -> None:
+    """After a barrier every worker's gradients are in the tables, however they were merged."""
+
+    def work(runtime: ChangingRuntime) -> None:
+        for _ in range(10 + 5 * runtime.worker_index):
+            step(runtime, IDS)
+        runtime.barrier()
+        assert taken(runtime, IDS) == (25, [25] * 8)
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("half-async", max_merge=5), work)
