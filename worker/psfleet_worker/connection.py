@@ -30,6 +30,7 @@ class Connection:
 
     Attributes:
         sequence: Last push or round of this life that all servers know.
+        access: How this process meets others over TCP.
         clock: Ssp mode: pushes since all workers last met.
         beats: Signs of life, from `start` to `close`.
     """
@@ -50,9 +51,9 @@ class Connection:
         self._switches = 0
         self.patience = patience
         changed = threading.Condition()
-        access = Access.of(environment)
+        self.access = Access.of(environment)
         self.clients = [
-            Client(index, endpoint, patience, changed, meddle, access)
+            Client(index, endpoint, patience, changed, meddle, self.access)
             for index, endpoint in enumerate(environment.servers)
         ]
         self.lanes = [

@@ -411,7 +411,9 @@ class ClusterRuntime:
 
     def stage_links(self, place: Place, queue_size: int) -> StageLinks:
         """The way to the other stages of this worker; it is open until this runtime is closed."""
-        self._links = StageLinks(place, queue_size, self._fleet.patience.wait)
+        self._links = StageLinks(
+            place, queue_size, self._fleet.patience.wait, self._fleet.access
+        )
         return self._links
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ import zmq
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.pipeline.links import Place
 from psfleet.program.record import Array
+from psfleet.wire.security import Access
+from psfleet_worker.curve import Curve, curve_for
 
 __all__ = ["StageLinks"]
 
@@ -32,15 +34,20 @@ class StageLinks:
         place: Which stage this is and where all of them listen.
         queue_size: Messages to, or from, another stage that may wait.
         patience: Seconds to wait for another stage before giving up.
+        access: How they meet over TCP.
     """
 
-    def __init__(self, place: Place, queue_size: int, patience: float) -> None:
+    def __init__(
+        self, place: Place, queue_size: int, patience: float, access: Access | None = None
+    ) -> None:
         self._place = place
         self._me = place.name(place.process)
         self._patience = patience
         self._context = zmq.Context()
         self._inbox: dict[tuple[int, str], list[Array]] = {}
+        self._curve: Curve | None = None
         try:
+            self._curve = curve_for(self._context, place.endpoints, access or Access())
             self._taking = self._socket(zmq.PULL, queue_size)
             self._taking.bind(place.endpoints[place.process])
             self._giving = {process: self._socket(zmq.PUSH, queue_size) for process in place.others}
@@ -54,6 +61,8 @@ class StageLinks:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.RCVHWM if kind == zmq.PULL else zmq.SNDHWM, queue_size)
         socket.setsockopt(zmq.LINGER, _LINGER)
+        if self._curve is not None:
+            self._curve.secure(socket)
         return socket
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
@@ -84,6 +93,8 @@ class StageLinks:
 
     def close(self) -> None:
         """Let what was sent leave, and let go of the sockets. Safe to call twice."""
+        if self._curve is not None:
+            self._curve.stop()
         self._context.destroy()
 
     def _wait(self, deadline: float, what: str, full: "zmq.Socket[bytes] | None" = None) -> None:
