@@ -18,10 +18,10 @@ WAYS = {
 }
 
 
-def run(command: list[str], script: str, folder: Path) -> list[float]:
-    """AUC and log loss that the example prints."""
+def run(command: list[str], script: str, folder: Path, *options: str) -> list[float]:
+    """AUC, loss and accuracy that the example prints."""
     done = subprocess.run(
-        [*command, str(ROOT / "examples" / script), "--flights", "10000"],
+        [*command, str(ROOT / "examples" / script), *(options or ("--flights", "10000"))],
         cwd=folder,
         text=True,
         capture_output=True,
@@ -29,7 +29,7 @@ def run(command: list[str], script: str, folder: Path) -> list[float]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [float(number) for number in re.findall(r"(?:AUC|loss) ([\d.]+)", done.stdout)]
+    return [float(number) for number in re.findall(r"(?:AUC|loss|accuracy) ([\d.]+)", done.stdout)]
 
 
 def code(text: str) -> list[str]:
@@ -64,6 +64,19 @@ def test_same_figures(way: str, wanted: list[float], tmp_path: Path) -> None:
     got = run(WAYS[way], "torch_deepfm.py", tmp_path)
     assert len(wanted) == len(got) == 2
     assert got == pytest.approx(wanted, abs=0.02 if way == "async" else 2e-4)
+
+
+def test_pipeline_prints_the_same(tmp_path: Path) -> None:
+    """On two stages, in micro-batches, torch_pipeline.py has the loss and accuracy of one process."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+    stages = ["--pipeline", "1f1b", "--stages", "2", "--micro-batches", "4"]
+    found = [
+        run(command, "torch_pipeline.py", tmp_path, "--steps", "50")
+        for command in ([sys.executable], [*LAUNCH, *stages])
+    ]
+    assert [len(figures) for figures in found] == [2, 2]
+    assert found[0][0] < 1.5
+    assert found[1] == pytest.approx(found[0], rel=0.01)
 
 
 def test_few_lines_differ() -> None:

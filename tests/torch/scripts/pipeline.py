@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import psfleet.torch as pst
-from psfleet import fleet
+from psfleet import fleet, runtime
 
 ROWS = 40
 
@@ -81,9 +81,10 @@ def main(out: str, steps: int, cuts: str) -> None:
     with torch.no_grad():
         seen = trainer.model.eval()(torch.arange(ROWS)[:, None])
     state = trainer.model.state_dict()
-    print("samples", torch.rand(1).item(), flush=True)
+    tables = np.array(sorted(spec.name for spec in runtime.active().specs().values()))
     name = out + ("" if fleet.is_first_worker() else ".other")
-    np.savez(name, losses=np.array(losses), seen=seen, **{k: v.numpy() for k, v in state.items()})
+    weights = {key: value.numpy() for key, value in state.items()}
+    np.savez(name, losses=np.array(losses), seen=seen, tables=tables, **weights)
 
 
 if __name__ == "__main__":
