@@ -29,8 +29,8 @@ class Curve:
         self._guard.configure_curve_callback(credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether somebody with this public key may come in; called by the guard."""
-        return hmac.compare_digest(z85.encode(key), self._public)
+        """Whether somebody with this public key (Z85) may come in; called by the guard."""
+        return hmac.compare_digest(key, self._public)
 
     def secure(self, socket: "zmq.Socket[bytes]") -> None:
         """Encrypt what goes through the socket; before it binds or connects."""

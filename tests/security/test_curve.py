@@ -1,0 +1,112 @@
+"""Stages that meet over TCP: with the job's keys, and nobody else."""
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from zmq.utils import z85
+
+from psfleet.errors import ConfigError, DeadlineExceeded
+from psfleet.pipeline.links import Place
+from psfleet.wire.certificates import make_credentials
+from psfleet.wire.credentials import Credentials
+from psfleet.wire.security import INSECURE, Access
+from psfleet_worker.stages import StageLinks
+
+
+@pytest.fixture(scope="module")
+def access(tmp_path_factory: pytest.TempPathFactory) -> Access:
+    """Of a job."""
+    folders = make_credentials(tmp_path_factory.mktemp("job"))
+    return Access(Credentials.read(folders["worker"]))
+
+
+def endpoints(count: int = 2) -> tuple[str, ...]:
+    """Free ports."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return tuple(f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in taken)
+
+
+@contextlib.contextmanager
+def stages(
+    where: tuple[str, ...], *accesses: Access, patience: float = 10
+) -> Iterator[list[StageLinks]]:
+    """Stages in this process."""
+    made: list[StageLinks] = []
+    try:
+        for stage, access in enumerate(accesses):
+            made.append(StageLinks(Place(0, stage, len(accesses), where), 4, patience, access))
+        yield made
+    finally:
+        for links in made:
+            links.close()
+
+
+def test_the_stages_of_a_job_meet(access: Access) -> None:
+    """Arrays come as they were sent, both ways."""
+    with stages(endpoints(), access, access) as (first, second):
+        first.send(1, "forward", [np.arange(5)])
+        assert second.receive(0, "forward")[0].tolist() == [0, 1, 2, 3, 4]
+        second.send(0, "backward", [np.ones((2, 2), np.float32)])
+        assert first.receive(1, "backward")[0].shape == (2, 2)
+
+
+def test_what_travels_is_not_plain(access: Access) -> None:
+    """Who sends in the clear, or with keys of his own, is not heard."""
+    where = endpoints()
+    public, secret = zmq.curve_keypair()
+    # Even somebody who has got hold of the public key has no place without the secret one.
+    known = zmq.curve_public(_secret(access))
+    context = zmq.Context()
+    try:
+        with stages(where, access, access, patience=0.7) as (first, _):
+            for keys in (None, (public, secret)):
+                stranger = context.socket(zmq.PUSH)
+                stranger.setsockopt(zmq.LINGER, 0)
+                if keys:
+                    stranger.curve_publickey, stranger.curve_secretkey = keys
+                    stranger.curve_serverkey = known
+                stranger.connect(where[0])
+                with contextlib.suppress(zmq.Again):
+                    stranger.send(b'{"from": 1, "tag": "x", "arrays": []}', zmq.DONTWAIT)
+                with pytest.raises(DeadlineExceeded):
+                    first.receive(1, "x")
+                stranger.close()
+    finally:
+        context.destroy(linger=0)
+
+
+def _secret(access: Access) -> bytes:
+    assert access.credentials is not None
+    return z85.encode(
+        hashlib.sha256(b"psfleet stages " + access.credentials.token.encode()).digest()
+    )
+
+
+def test_stages_of_two_jobs_do_not_meet(access: Access, tmp_path: Path) -> None:
+    """Another token, other keys."""
+    other = Access(Credentials.read(make_credentials(tmp_path / "other")["worker"]))
+    with stages(endpoints(), access, other, patience=0.7) as (first, second):
+        with contextlib.suppress(DeadlineExceeded):
+            first.send(1, "forward", [np.arange(5)])
+        with pytest.raises(DeadlineExceeded):
+            second.receive(0, "forward")
+
+
+def test_tcp_in_the_clear_must_be_said_aloud() -> None:
+    """Without credentials stages do not meet over TCP, unless told to."""
+    where = endpoints()
+    with (
+        pytest.raises(ConfigError, match="stages cannot meet at 'tcp://127"),
+        stages(where, Access(), Access()),
+    ):
+        pass
+    with stages(where, INSECURE, INSECURE) as (first, second):
+        first.send(1, "forward", [np.arange(2)])
+        assert second.receive(0, "forward")[0].tolist() == [0, 1]
