@@ -24,6 +24,7 @@ from psfleet.checkpoint.manifest import (
     Manifest,
     ShardFile,
     chain,
+    own_name,
     read_manifest,
     verify,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "finish_save",
     "load_shard",
     "merged_specs",
+    "own_name",
     "read_manifest",
     "read_specs",
     "save_fleet",

@@ -72,9 +72,12 @@ class Snapshot:
         for (folder, manifest), level in zip(self._chain, self._levels, strict=True):
             check_content(folder, manifest, [(file.tensors, file.state) for file in level])
 
-    def specs(self) -> list[TableSpec]:
-        """The tables that every server had; one that only some had was being created."""
-        files = self._levels[-1]
+    def specs(self, server: int | None = None) -> list[TableSpec]:
+        """The tables that every server had, for one that only some had was being created.
+
+        server: Instead those that this one had.
+        """
+        files = self._levels[-1] if server is None else [self._levels[-1][server]]
         return [
             spec
             for spec in self.manifest.tables
@@ -87,13 +90,17 @@ class Snapshot:
         count = sum(name.startswith("core:") for name in file.names())
         return Core(file.state["core"], [file.whole(f"core:{i}") for i in range(count)])
 
-    def events(self, server: int, servers: int) -> Iterator[Create | Fill]:
-        """What makes an empty shard, the one of `servers`, hold its part of the tables."""
-        for spec in self.specs():
+    def events(self, server: int, servers: int, own: bool = False) -> Iterator[Create | Fill]:
+        """What makes an empty shard, the one of `servers`, hold its part of the tables.
+
+        own: It is the shard that was written; it gets tables that only it had too.
+        """
+        specs = self.specs(server if own else None)
+        for spec in specs:
             dense = spec.kind == "dense"
             low, high = dense_range(spec, server, servers) if dense else (0, 0)
             yield Create(spec, np.zeros(high - low, np.float32))
-        for spec in self.specs():
+        for spec in specs:
             yield from self.fills(spec, server, servers)
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[Fill]:
@@ -121,7 +128,8 @@ class Snapshot:
 
     def _clock(self, spec: TableSpec) -> Clock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
-        said = [file.state["clocks"][spec.name] for file in self._levels[-1]]
+        clocks = [file.state["clocks"] for file in self._levels[-1]]
+        said = [clock[spec.name] for clock in clocks if spec.name in clock]
         step, shrinks, ticks = max(said)
         return Clock(step, tuple(shrinks), tuple((float(t), int(s)) for t, s in ticks))
 
@@ -129,7 +137,7 @@ class Snapshot:
         low, high = dense_range(spec, server, servers)
         columns = {name: np.zeros(high - low, np.float32) for name in spec.slot_names}
         for file in self._levels[-1]:
-            start, end = file.entry.ranges[spec.name]
+            start, end = file.entry.ranges.get(spec.name, (0, 0))
             first, last = max(low, start), min(high, end)
             if first >= last:
                 continue

@@ -22,7 +22,10 @@ __all__ = [
     "Manifest",
     "ShardFile",
     "chain",
+    "own_name",
     "read_manifest",
+    "spec_from_json",
+    "spec_to_json",
     "verify",
     "write_manifest",
 ]
@@ -30,6 +33,11 @@ __all__ = [
 FORMAT = 2
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
+
+
+def own_name(number: int) -> str:
+    """The folder of a snapshot among those that a job keeps."""
+    return f"snapshot-{number:06d}"
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
         "kind": manifest.kind,
         "base": dataclasses.asdict(manifest.base) if manifest.base else None,
         "cut": dataclasses.asdict(manifest.cut),
-        "tables": [_spec_to_json(spec) for spec in manifest.tables],
+        "tables": [spec_to_json(spec) for spec in manifest.tables],
         "files": [dataclasses.asdict(file) for file in manifest.files],
         "workers": {str(seat): state for seat, state in manifest.workers.items()},
     }
@@ -207,7 +215,7 @@ def _from_json(said: Mapping[str, Any]) -> Manifest:
     pushes = {int(seat): (int(life), int(n)) for seat, (life, n) in cut["pushes"].items()}
     files = tuple(_file_from_json(file) for file in said["files"])
     return Manifest(
-        tuple(_spec_from_json(entry) for entry in said["tables"]),
+        tuple(spec_from_json(entry) for entry in said["tables"]),
         files,
         Cut(**{**cut, "pushes": pushes}),
         Base(**said["base"]) if said["base"] else None,
@@ -222,7 +230,8 @@ def _file_from_json(said: Mapping[str, Any]) -> ShardFile:
     return ShardFile(**{**said, "ranges": ranges})
 
 
-def _spec_to_json(spec: TableSpec) -> dict[str, Any]:
+def spec_to_json(spec: TableSpec) -> dict[str, Any]:
+    """A table's definition as the manifest has it."""
     return {
         "name": spec.name,
         "kind": spec.kind,
@@ -237,7 +246,8 @@ def _spec_to_json(spec: TableSpec) -> dict[str, Any]:
     }
 
 
-def _spec_from_json(entry: Mapping[str, Any]) -> TableSpec:
+def spec_from_json(entry: Mapping[str, Any]) -> TableSpec:
+    """The definition again; raises whatever does not fit."""
     return TableSpec(
         entry["name"],
         entry["kind"],

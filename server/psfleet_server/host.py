@@ -9,12 +9,24 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from psfleet.errors import LimitExceeded, ProtocolError, PsfleetError
+from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.limits import Limits
 from psfleet.runtime import Read
-from psfleet.shard.events import Answer, Call, Event, Expire, Instruction, Pull, Push, Refuse, Serve
+from psfleet.shard.events import (
+    Answer,
+    Call,
+    Event,
+    Expire,
+    Instruction,
+    Keep,
+    Pull,
+    Push,
+    Refuse,
+    Serve,
+)
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
+from psfleet.testing.faults import Crashes
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
@@ -22,6 +34,7 @@ from psfleet_server.answers import Places, lay_out
 from psfleet_server.coordinator import Coordinator, Release
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
+from psfleet_server.parts import Parts, joined_core
 from psfleet_server.recovery import Keeper
 
 __all__ = ["OUTCOMES", "Host"]
@@ -36,6 +49,7 @@ class Host:
 
     Attributes:
         keeper: Keeps what changes in the log; None: nothing is kept.
+        parts: Of snapshots.
     """
 
     def __init__(
@@ -54,6 +68,7 @@ class Host:
         self.bytes_out = 0
         self.lanes = Lanes()
         self.keeper: Keeper | None = None
+        self.parts = Parts(Crashes.wanted())
         self._deadlines = deadlines
 
     @contextlib.contextmanager
@@ -72,9 +87,18 @@ class Host:
     def _take(self, event: Event, call: Call) -> list[Instruction]:
         if self.keeper is None:
             with self.lock:
-                return self.shard.handle(event, call)
+                return self._handle(event, call)
         with self.changing():
-            return self.shard.handle(event, call)
+            return self._handle(event, call)
+
+    def _handle(self, event: Event, call: Call) -> list[Instruction]:
+        """Let the shard take an event; what it wants kept is read as it is now."""
+        instructions = self.shard.handle(event, call)
+        for instruction in instructions:
+            if isinstance(instruction, Keep):
+                frozen = instruction.frozen
+                self.parts.begin(frozen, joined_core(frozen.core, self.coordinator))
+        return [i for i in instructions if not isinstance(i, Keep)]
 
     def ask(self, event: Event) -> Answer:
         """Take an event that is answered at once."""
@@ -143,6 +167,11 @@ class Host:
         _release(outcomes)
         if reply is not None and not reply.done:
             reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
+
+    def park(self, reply: Reply, expired: str) -> None:
+        """Let a call wait that somebody else answers; `expired`: what it is told at its deadline."""
+        if not reply.done:
+            reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
 
     def _check_parked(self) -> None:
         if len(self._deadlines) >= self.limits.parked:

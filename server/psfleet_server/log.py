@@ -9,6 +9,11 @@ Numbers are little-endian. The checksum of a record's head goes on from that of 
 A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
 that loses power perhaps zeros. Such a torn tail was never acknowledged and is cut off. Whatever else
 is not as it was written is damage, and the log is refused.
+
+With each snapshot begins a new file, named after its number, that goes on where the one before ends and
+says so (`after` in its header). Once the snapshot is complete, the files before are removed.
+
+    server.0.log -> server.0.000007.log -> server.0.000008.log
 """
 
 import json
@@ -27,7 +32,7 @@ from numpy.typing import NDArray
 from psfleet.errors import LogError
 from psfleet.testing.faults import Crashes
 
-__all__ = ["Log", "Part", "read_header", "records"]
+__all__ = ["Log", "Part", "chained", "files_of", "read_header", "records"]
 
 Part = bytes | memoryview | NDArray[Any]
 
@@ -43,10 +48,13 @@ class Log:
     """A log that is open for appending. One thread at a time appends; any may `settle`.
 
     Args:
-        path: The file. It is made with `header` unless it is there.
+        path: The first file. It is made with `header` unless there is one, or a later one.
         header: Whose log it is; a file that says otherwise is refused.
         fsync: `settle` waits until records are on the disk, not only with the operating system.
         crashes: For tests.
+
+    Attributes:
+        path: The file that is written.
     """
 
     def __init__(
@@ -57,30 +65,43 @@ class Log:
         fsync: bool = False,
         crashes: Crashes | None = None,
     ) -> None:
-        self.path = path
+        self._first = path
+        self._header = dict(header)
         self._fsync = fsync
         self._crashes = crashes
-        if not path.exists():
+        if not files_of(path):
             _create(path, header)
-        found = read_header(path)
-        if found != dict(header):
-            raise LogError(
-                f"log {str(path)!r} is of {found}, this server is {dict(header)}; "
-                "use another folder"
-            )
+        for file in self.files.values():
+            found = read_header(file)
+            found.pop("after", None)
+            if found != self._header:
+                raise LogError(
+                    f"log {str(file)!r} is of {found}, this server is {self._header}; "
+                    "use another folder"
+                )
+        self.path = self.files[max(self.files)]
         self.torn = 0
+        self._before = 0  # bytes of files that are closed
         self._end, self._chain = 0, 0
-        self._file = os.open(path, os.O_RDWR)
+        self._file = os.open(self.path, os.O_RDWR)
         self._syncing = threading.Lock()
         self._synced = 0
 
-    def recover(self) -> Iterator[tuple[int, memoryview]]:
+    @property
+    def files(self) -> dict[int, Path]:
+        """By the number of the snapshot with which each begins, 0: with none."""
+        return files_of(self._first)
+
+    def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
         """The kind and body of every record; then the torn tail is cut and `append` may be called.
+
+        Args:
+            since: Begin with the file of this snapshot.
 
         Raises:
             LogError: The log is damaged.
         """
-        for kind, body, end, chain in records(self.path):
+        for kind, body, end, chain in chained(self._first, since):
             self._end, self._chain = end, chain
             if kind:
                 yield kind, body
@@ -100,8 +121,37 @@ class Log:
 
     @property
     def end(self) -> int:
-        """Bytes of the log so far."""
-        return self._end
+        """Bytes that this process has seen of the log."""
+        return self._before + self._end
+
+    def turn(self, number: int) -> None:
+        """Go on in a new file, which begins with snapshot `number`.
+
+        Raises:
+            LogError: It cannot be made; the log is as it was.
+        """
+        path = _numbered(self._first, number)
+        after = {"snapshot": number, "chain": self._chain, "end": self._end}
+        with self._syncing:
+            if self._fsync:
+                os.fdatasync(self._file)
+            _create(path, {**self._header, "after": after})
+            os.close(self._file)
+            self._before += self._end
+            _, self._end, self._chain = _header(path)
+            self._file = os.open(path, os.O_RDWR)
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            self.path, self._synced = path, self.end
+        self.reach("turned")
+
+    def shorten(self, number: int) -> None:
+        """Remove the files before that of snapshot `number`, which is complete."""
+        if number not in self.files:
+            return
+        for other in sorted(self.files):
+            if other < number:
+                self.files[other].unlink()
+                self.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
         """Hand a record to the operating system; it survives the end of this process.
@@ -139,7 +189,7 @@ class Log:
         with self._syncing:
             if self._synced >= end:
                 return
-            reached = self._end
+            reached = self.end
             try:
                 os.fdatasync(self._file)
             except OSError as error:
@@ -160,6 +210,39 @@ class Log:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
+
+
+def files_of(first: Path) -> dict[int, Path]:
+    """The files of a log that are there, by the number of the snapshot with which each begins."""
+    later = first.parent.glob(f"{first.stem}.[0-9][0-9][0-9][0-9][0-9][0-9]{first.suffix}")
+    named = {int(path.name.removesuffix(first.suffix)[-6:]): path for path in later}
+    return dict(sorted({**({0: first} if first.exists() else {}), **named}.items()))
+
+
+def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
+    """`records` of every file from that of snapshot `since` on, each with its header.
+
+    Raises:
+        LogError: A file is damaged, or does not go on where the one before ends.
+    """
+    last: tuple[int, int] | None = None
+    for number, path in files_of(first).items():
+        if number < since:
+            continue
+        after = read_header(path).get("after", {"snapshot": 0})
+        goes_on = last is None or (after.get("end"), after.get("chain")) == last
+        if after.get("snapshot") != number or not goes_on:
+            raise LogError(
+                f"log {str(path)!r} does not go on where the file before it ends; restore the "
+                "files, or start the job anew from a checkpoint"
+            )
+        for record in records(path):
+            last = record[2], record[3]
+            yield record
+
+
+def _numbered(first: Path, number: int) -> Path:
+    return first.with_name(f"{first.stem}.{number:06d}{first.suffix}")
 
 
 def read_header(path: Path) -> dict[str, Any]:

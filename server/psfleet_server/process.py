@@ -26,10 +26,13 @@ from psfleet_server.beats import Beats
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.gate import gates
 from psfleet_server.host import Host
+from psfleet_server.lead import Lead
 from psfleet_server.log import Log
+from psfleet_server.memory import table_limit
 from psfleet_server.parking import Deadlines
 from psfleet_server.recovery import Keeper, open_log
 from psfleet_server.service import handlers
+from psfleet_server.snapshots import snapshot_handlers
 from psfleet_server.ticking import Ticker
 
 __all__ = ["Server", "serve"]
@@ -63,6 +66,7 @@ class Server:
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
+        self._lead = None if coordinator is None else Lead(self.host, self._access)
         self._boot = int.from_bytes(os.urandom(8), "little")
         self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
@@ -86,6 +90,9 @@ class Server:
         self.endpoint = listening.bind(server, self.endpoint, self._access)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
+            server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._lead))
+            if self._lead is not None:
+                self._lead.learn((self.endpoint, *self.environment.servers[1:]))
             if not keeps_log:
                 self._begin()
         except BaseException:
@@ -103,6 +110,8 @@ class Server:
 
     def _begin(self) -> None:
         """Become ready: from the log, from a checkpoint or empty."""
+        warm_up()
+        self._shard.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment)
         if self._log is not None:
             self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator)
@@ -111,7 +120,6 @@ class Server:
             self._lingers = len(self._shard.rounds.left) == self._shard.workers
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
-        warm_up()
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -133,6 +141,7 @@ class Server:
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
         self.host.lanes.stop()
+        self.host.parts.stop()
         self._pool.shutdown()
         if self._log is not None:
             self._log.close()

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.checkpoint import load_shard
+from psfleet.checkpoint import Snapshot, load_shard, own_name
 from psfleet.environment import Environment
-from psfleet.errors import LogError, UsageError
+from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.shard.events import (
     Close,
     Create,
@@ -44,6 +44,7 @@ from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.coordinator import Coordinator, Decision, Left, Met, Registered
 from psfleet_server.log import Log, Part, records
+from psfleet_server.parts import coordinator_becomes
 
 __all__ = ["Keeper", "open_log"]
 
@@ -51,7 +52,7 @@ _CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY,
     range(1, 13)
 )
 _SHRINK, _TICK, _EVICT = range(13, 16)
-_PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick, _EVICT: Evict}
+_PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick}
 _LENGTH = struct.Struct("<Q")
 SpecOf = Callable[[int], TableSpec]
 
@@ -72,10 +73,19 @@ def open_log(environment: Environment) -> Log | None:
 
 
 class Keeper:
-    """Keeps a shard and a coordinator in a log."""
+    """Keeps a shard and a coordinator in a log.
 
-    def __init__(self, log: Log, shard: Shard, coordinator: Coordinator | None) -> None:
+    Args:
+        log: Is written and read.
+        shard, coordinator: Are kept.
+        snapshots: Where the job's snapshots lie, with which files of the log begin.
+    """
+
+    def __init__(
+        self, log: Log, shard: Shard, coordinator: Coordinator | None, snapshots: Path | None = None
+    ) -> None:
         self.log = log
+        self._snapshots = snapshots
         self._shard = shard
         self._coordinator = coordinator
 
@@ -91,8 +101,10 @@ class Keeper:
         Raises:
             LogError: The log is damaged, or says what cannot have been.
         """
-        fresh = not any(kind == _READY for kind, *_ in records(self.log.path))
-        count = self.log.forget() if fresh else self._replay()
+        fresh = set(self.log.files) == {0} and not any(
+            kind == _READY for kind, *_ in records(self.log.path)
+        )
+        count = self.log.forget() if fresh else self._replay(self._base())
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
@@ -103,9 +115,45 @@ class Keeper:
         self.log.settle(self.log.end)
         return count
 
-    def _replay(self) -> int:
+    def shorten(self, number: int) -> None:
+        """A snapshot is complete: what the log says before it is not needed any more."""
+        self.log.shorten(number)
+
+    def _base(self) -> int:
+        """Become what the last complete snapshot holds; its number, 0: there is none.
+
+        Raises:
+            LogError: The log begins with a snapshot that is not there.
+        """
+        why = ""
+        for number in sorted(self.log.files, reverse=True):
+            if number == 0:
+                return 0
+            if self._snapshots is None:
+                continue
+            try:
+                snapshot = Snapshot(self._snapshots / own_name(number))
+            except (CheckpointError, OSError) as error:
+                why = why or f": {error}"
+            else:
+                self._become(snapshot)
+                return number
+        raise LogError(
+            f"log {str(self.log.path)!r} goes on from snapshot {min(self.log.files)}, which cannot "
+            f"be had{why}; restore it, or start the job anew from a checkpoint"
+        )
+
+    def _become(self, snapshot: Snapshot) -> None:
+        core = snapshot.core(self._shard.index)
+        for event in snapshot.events(self._shard.index, self._shard.servers, own=True):
+            self._shard.replay(event)
+        self._shard.become(core)
+        if self._coordinator is not None:
+            coordinator_becomes(self._coordinator, core)
+
+    def _replay(self, base: int) -> int:
         count = 0
-        for kind, body in self.log.recover():
+        for kind, body in self.log.recover(base):
             count += 1
             try:
                 _take(kind, body, self._shard, self._coordinator)
@@ -120,6 +168,8 @@ class Keeper:
 
     def _keep(self, record: Record) -> None:
         self.log.append(*encode(record))
+        if isinstance(record, Cut):
+            self.log.turn(record.number)
 
     def _keep_decision(self, decision: Decision) -> None:
         self.log.append(*_encode_decision(decision))
@@ -181,8 +231,8 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             return _SHRINK, [_json(**dataclasses.asdict(record))]
         case Tick(seconds):
             return _TICK, [_json(seconds=seconds)]
-        case Evict(table, rows):
-            return _EVICT, [_json(table=table, rows=rows)]
+        case Evict(table, ids):
+            return _EVICT, [_LENGTH.pack(table), ids]
         case Cut(number):
             return _CUT, [_json(number=number)]
         case Close(number, members):
@@ -235,6 +285,9 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         return Cut(json.loads(bytes(body))["number"])
     if kind in _PLAIN:
         return _PLAIN[kind](**json.loads(bytes(body)))
+    if kind == _EVICT:
+        (key,) = _LENGTH.unpack_from(body)
+        return Evict(key, np.frombuffer(body, "<i8", offset=_LENGTH.size))
     if kind == _FILL:
         return _decode_fill(body)
     if kind not in (_PUSH, _WRITE):

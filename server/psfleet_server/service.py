@@ -139,6 +139,7 @@ class _Shard:
             header.samples,
             loss,
             header.clock,
+            (header.cut, header.cut_after) if header.cut else None,
         )
 
     def join(self, request: bytes) -> bytes:

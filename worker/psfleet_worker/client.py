@@ -20,6 +20,7 @@ from psfleet.errors import (
     AccessDenied,
     DeadlineExceeded,
     LaneLost,
+    Later,
     NotReady,
     PsfleetError,
     ServerUnavailable,
@@ -34,6 +35,7 @@ Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_MOMENT = 0.002  # seconds before a push is sent again that came too early
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Patience:
 
 class Cargo(Protocol):
     """Tensors of a call that may lie in shared memory rather than in its request."""
+
+    def request(self) -> bytes:
+        """The request once more, for a server that has answered the one before."""
 
     def fallback(self) -> bytes:
         """The same request with the tensors in it."""
@@ -104,6 +109,11 @@ class Call:
             return False
         self.request, self.cargo = self.cargo.fallback(), None
         return True
+
+    def renew(self) -> None:
+        """The server has answered and wants the same again."""
+        if self.cargo is not None:
+            self.request = self.cargo.request()
 
     def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
         """Give the result to whoever waits."""
@@ -242,6 +252,11 @@ class Client:
             except LaneLost:
                 if not call.fall_back():
                     raise
+            except Later:
+                if self._closing.is_set() or time.monotonic() >= deadline:
+                    raise
+                call.renew()
+                self._closing.wait(_MOMENT)
             except (ServerUnavailable, NotReady) as error:
                 call.fall_back()
                 self._check_access(error)

@@ -25,6 +25,7 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.beats import Listener
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
+from psfleet_worker.marking import Marks
 from psfleet_worker.parcel import Parcel
 from psfleet_worker.pushes import Pushes, PushTicket
 from psfleet_worker.routing import Plans, add_gradient, deal_read
@@ -79,6 +80,8 @@ class ClusterRuntime:
         self._specs: dict[int, TableSpec] = {}
         self._plans = Plans(len(self._fleet.clients))
         self._pushes = Pushes(self._fleet.clients)
+        self._marks = Marks(self._fleet)
+        self._fleet.beats.listeners.append(self._marks.listen)
         self._open = 0  # sync mode: the round that is pushed and not committed
         self._writes = 0  # WriteState calls of this life
         self._closed = False
@@ -213,7 +216,8 @@ class ClusterRuntime:
         specs = [self._spec(table) for table in tables]
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
         sequence, clock = self._fleet.sequence + 1, self._fleet.clock + 1
-        parcels = self._parcels(sequence=sequence, clock=clock, samples=samples, loss=loss)
+        cut = self._marks.begin(sequence)
+        parcels = self._parcels(sequence=sequence, clock=clock, samples=samples, loss=loss, **cut)
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
             add_gradient(parcels, spec, values, ids, gradient, self._plans)
         ticket = self._pushes.add(
@@ -429,6 +433,7 @@ class ClusterRuntime:
                 self._links.close()
             self._pushes.close()
             self._fleet.close()
+            self._marks.close()
 
     def _spec(self, table: int) -> TableSpec:
         spec = self._specs.get(table)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 bacca6edfb3100c9adfb958bc1483fcf2c001f41965dc5dd66b5d9fce96d030b
+# From protos/psfleet/v1/snapshot.proto, SHA-256 34a096cc6735b9870a7c34e5d247e214639bcda02d3f60a5b0ba1a0ab78edb74
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -69,10 +69,12 @@ class MarkReply(_message.Message):
     def __init__(self) -> None: ...
 
 class FinishRequest(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "cut")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    cut: bool
+    def __init__(self, number: _Optional[int] = ..., cut: bool = ...) -> None: ...
 
 class FinishReply(_message.Message):
     __slots__ = ("part",)
@@ -129,10 +131,12 @@ class KeepReply(_message.Message):
     def __init__(self) -> None: ...
 
 class KeptRequest(_message.Message):
-    __slots__ = ("worker",)
+    __slots__ = ("worker", "servers")
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    def __init__(self, worker: _Optional[int] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeptReply(_message.Message):
     __slots__ = ("state",)

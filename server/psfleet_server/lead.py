@@ -1,0 +1,370 @@
+"""Server 0 leads a snapshot: one cut through all servers, complete when every part is on the disk.
+
+Rules R11 and R12 of the protocol. What goes wrong on the way ends this snapshot and nothing else; the
+next one has another number. Complete is what has its name on the disk: the manifest is the decision.
+"""
+
+import json
+import os.path
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psfleet.checkpoint import (
+    MANIFEST,
+    Base,
+    Cut,
+    Manifest,
+    ShardFile,
+    begin_save,
+    finish_save,
+    merged_specs,
+    own_name,
+    read_manifest,
+)
+from psfleet.checkpoint.manifest import spec_from_json
+from psfleet.checkpoint.tensors import digest
+from psfleet.errors import CheckpointError, DeadlineExceeded, PsfleetError
+from psfleet.testing.faults import Crashes
+from psfleet.wire.security import Access
+from psfleet.wire.v1 import snapshot_pb2
+from psfleet_server.host import Host
+from psfleet_server.parking import Reply
+from psfleet_server.peers import Peer
+
+__all__ = ["Lead", "Limits", "Wanted", "latest"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a snapshot may take, in seconds.
+
+    Attributes:
+        cut: Until every server is cut; pushes behind a mark wait as long.
+        file: Until every file is on the disk.
+        worker: Until every worker has brought what it keeps.
+    """
+
+    cut: float = 10.0
+    file: float = 600.0
+    worker: float = 10.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A snapshot that somebody asks for.
+
+    Attributes:
+        path: Where it is to lie; empty: in the job's folder under its number.
+        delta: Only what has changed since the last base or delta.
+        base: The next delta says the changes since this one.
+    """
+
+    path: str = ""
+    delta: bool = False
+    base: bool = False
+
+
+class Lead:
+    """Takes one snapshot after the other.
+
+    Args:
+        host: Of server 0.
+        access: With what it proves itself to the others.
+        folder: Where snapshots without a path lie; None: nowhere.
+        keep: How many of those stay.
+        limits: How long each step may take.
+        crashes: For tests.
+
+    Attributes:
+        endpoints: Where the servers listen, in order.
+        restored: By seat what its worker has kept in the snapshot from which the fleet has started.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        access: Access,
+        folder: Path | None = None,
+        keep: int = 3,
+        limits: Limits | None = None,
+        crashes: Crashes | None = None,
+    ) -> None:
+        self.endpoints: Sequence[str] = ()
+        self.restored: Mapping[int, Any] = {}
+        self._host = host
+        self._access = access
+        self._folder = folder
+        self._keep = keep
+        self._limits = limits or Limits()
+        self._crashes = crashes
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._number = 0
+        self._members: dict[int, int] = {}
+        self._round: int | None = None  # sync: where it was cut
+        self._ready: dict[int, Reply] = {}
+        self._kept: dict[int, Any] = {}
+        self._last_base: tuple[int, Path] | None = None
+
+    def learn(self, endpoints: Sequence[str]) -> None:
+        """Where all servers listen, in order; one that ends in :0 is not known yet."""
+        if not any(endpoint.endswith(":0") for endpoint in endpoints) or not self.endpoints:
+            self.endpoints = tuple(endpoints)
+
+    def restored_of(self, worker: int) -> bytes:
+        """What a worker has kept in the snapshot from which the fleet has started; empty: nothing."""
+        state = self.restored.get(worker)
+        return b"" if state is None else json.dumps(state).encode()
+
+    # -- taking one ----------------------------------------------------------------------------
+
+    def take(self, wanted: Wanted) -> tuple[int, str]:
+        """Take a snapshot; its number and where it lies.
+
+        Raises:
+            CheckpointError: It could not be taken; what was there is untouched.
+            DeadlineExceeded: A worker or a server did not do its part in time.
+        """
+        with self._turn:
+            number = self._next_number()
+            path = Path(wanted.path) if wanted.path else self._own_path(number)
+            folder = begin_save(str(path))
+            peers = self._peers()
+            try:
+                base = self._last_base if wanted.delta else None
+                parts = self._parts(peers, number, folder, wanted, base)
+                manifest = self._manifest(number, parts, path, base)
+                finish_save(folder, str(path), manifest, self._crashes)
+            except BaseException as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._settle(peers, number, complete=False)
+                raise _explained(error, number) from error
+            finally:
+                self._end_orders()
+            self._reach("complete")
+            if wanted.base or wanted.delta:
+                self._last_base = (number, path.absolute())
+            # Only what the job keeps itself will be there for a log to begin with.
+            self._settle(peers, number, complete=not wanted.path)
+            for peer in peers:
+                peer.close()
+            if not wanted.path:
+                self._drop_old()
+            return number, str(path)
+
+    def _parts(
+        self,
+        peers: Sequence[Peer],
+        number: int,
+        folder: str,
+        wanted: Wanted,
+        base: tuple[int, Path] | None,
+    ) -> list[dict[str, Any]]:
+        """What each server says of its file, when all of them are on the disk."""
+        asked = snapshot_pb2.BeginCutRequest(
+            number=number, folder=folder, hold=True, remember=wanted.base or wanted.delta
+        )
+        said = [self._begin(peer, asked) for peer in peers]
+        if wanted.delta:
+            if base is None or any(base[0] not in reply.remembered for reply in said):
+                raise CheckpointError(
+                    "there is no snapshot that a delta could say the changes of (a server that "
+                    "starts again forgets them); save a base first (mode 2)"
+                )
+            asked.since = base[0]
+        asked.hold = False
+        self._agree(asked, said)
+        for peer in peers:
+            self._begin(peer, asked)
+        self._tell_workers(number, said[0])
+        for peer in peers:
+            self._finish(peer, number, cut=True)
+        self._release_workers()
+        found = [json.loads(self._finish(peer, number, cut=False)) for peer in peers]
+        if not wanted.path:  # a user's own save is of the tables
+            self._await_workers()
+        return found
+
+    def _agree(self, asked: Any, said: Sequence[Any]) -> None:
+        """Where all servers cut: after the same round, or at the marks of the same lives."""
+        if _is_sync(said[0].mode):
+            asked.at_round, asked.round = True, max(reply.closed for reply in said)
+            self._round = asked.round
+            return
+        self._round = None
+        lives = dict(said[0].lives)
+        if any(dict(reply.lives) != lives for reply in said):
+            raise CheckpointError("a worker has just come or gone; take it again")
+        asked.members.update(lives)
+
+    def _manifest(
+        self,
+        number: int,
+        parts: Sequence[Mapping[str, Any]],
+        path: Path,
+        base: tuple[int, Path] | None,
+    ) -> Manifest:
+        files = tuple(_file(part["file"]) for part in parts)
+        specs = merged_specs([[spec_from_json(s) for s in part["tables"]] for part in parts])
+        pushes = {int(seat): (life, last) for seat, (life, last) in parts[0]["pushes"]}
+        cut = Cut(number, parts[0]["mode"], parts[0]["round"], pushes)
+        link = None
+        if base is not None:
+            relative = Path(_relative(base[1], path))
+            link = Base(str(relative), digest(base[1] / MANIFEST))
+        return Manifest(specs, files, cut, link, dict(self._kept))
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def ready(self, number: int, worker: int, incarnation: int, reply: Reply) -> bool:
+        """A worker has heard of the snapshot; the reply comes when all have. False: too late."""
+        with self._changed:
+            if number != self._number or self._members.get(worker) != incarnation:
+                return False
+            self._ready[worker] = reply
+            self._changed.notify_all()
+            complete = set(self._ready) >= set(self._members)
+        if complete:
+            self._release_workers()
+        return True
+
+    def keep(self, number: int, worker: int, incarnation: int, state: bytes) -> None:
+        """A worker brings what it keeps in the snapshot."""
+        with self._changed:
+            if number == self._number and self._members.get(worker) == incarnation:
+                self._kept[worker] = json.loads(state) if state else None
+                self._changed.notify_all()
+
+    def _tell_workers(self, number: int, said: Any) -> None:
+        with self._changed:
+            self._number, self._members = number, dict(said.lives)
+            self._ready, self._kept = {}, {}
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            coordinator.orders.snapshot = (number, coordinator.view)
+
+    def _release_workers(self) -> None:
+        with self._changed:
+            ready, self._ready = self._ready, {}
+        answer = snapshot_pb2.ReadyReply(mark=self._round is None, round=self._round or 0)
+        for reply in ready.values():
+            reply.answer(answer.SerializeToString())
+
+    def _await_workers(self) -> None:
+        """Wait until the workers of the cut have brought what they keep."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: set(self._kept) >= set(self._members), self._limits.worker
+            ):
+                missing = sorted(set(self._members) - set(self._kept))
+                raise DeadlineExceeded(f"it waits for what workers {missing} keep")
+            self._kept = {seat: state for seat, state in self._kept.items() if state is not None}
+
+    def _end_orders(self) -> None:
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            coordinator.orders.snapshot = None
+
+    # -- servers -------------------------------------------------------------------------------
+
+    def _peers(self) -> list[Peer]:
+        unknown = [i for i, endpoint in enumerate(self.endpoints) if endpoint.endswith(":0")]
+        if unknown or not self.endpoints:
+            raise CheckpointError(f"server 0 does not know yet where servers {unknown} listen")
+        return [
+            Peer(f"server {index} at {endpoint}", endpoint, self._access)
+            for index, endpoint in enumerate(self.endpoints)
+        ]
+
+    def _begin(self, peer: Peer, asked: Any) -> Any:
+        answer = peer.call("Snapshots/Begin", asked.SerializeToString(), self._limits.cut)
+        return snapshot_pb2.BeginCutReply.FromString(answer)
+
+    def _finish(self, peer: Peer, number: int, *, cut: bool) -> bytes:
+        asked = snapshot_pb2.FinishRequest(number=number, cut=cut)
+        seconds = self._limits.cut if cut else self._limits.file
+        answer = peer.call("Snapshots/Finish", asked.SerializeToString(), seconds)
+        return snapshot_pb2.FinishReply.FromString(answer).part
+
+    def _settle(self, peers: Sequence[Peer], number: int, *, complete: bool) -> None:
+        """Tell the servers how it ended. One that does not hear it learns it with the next one."""
+        base = self._last_base[0] if self._last_base else 0
+        asked = snapshot_pb2.SettleRequest(number=number, complete=complete, base=base)
+        for peer in peers:
+            try:
+                peer.call("Snapshots/Settle", asked.SerializeToString(), self._limits.cut)
+            except PsfleetError:
+                continue
+
+    # -- places --------------------------------------------------------------------------------
+
+    def _next_number(self) -> int:
+        """One that no server and no folder has seen."""
+        there = [0, self._number, self._host.shard.cuts.last]
+        if self._folder is not None and self._folder.is_dir():
+            there += [int(path.name[-6:]) for path in self._own()]
+        return max(there) + 1
+
+    def _own_path(self, number: int) -> Path:
+        if self._folder is None:
+            raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / own_name(number)
+
+    def _own(self) -> list[Path]:
+        assert self._folder is not None
+        return sorted(path for path in self._folder.glob("snapshot-??????") if path.is_dir())
+
+    def _drop_old(self) -> None:
+        """Remove all but the last few of the job's own snapshots, and what they build on."""
+        own = self._own()
+        needed = {folder for path in own[-self._keep :] for folder in _built_on(path)}
+        for path in own:
+            if path.absolute() not in needed:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
+
+
+def latest(folder: Path) -> Path | None:
+    """The last complete snapshot among those that a job keeps; None: there is none."""
+    complete = [path for path in folder.glob("snapshot-??????") if (path / MANIFEST).is_file()]
+    return max(complete, default=None)
+
+
+def _built_on(path: Path) -> list[Path]:
+    folder = path.absolute()
+    found = [folder]
+    while (base := read_manifest(folder).base) is not None:
+        folder = (folder / base.path).resolve()
+        found.append(folder)
+    return found
+
+
+def _relative(target: Path, folder: Path) -> str:
+    return os.path.relpath(target, folder.absolute())
+
+
+def _is_sync(mode: int) -> bool:
+    return mode in (0, 1)  # nobody has joined: nothing is under way
+
+
+def _file(said: Mapping[str, Any]) -> ShardFile:
+    ranges = {name: (int(low), int(high)) for name, (low, high) in said["ranges"].items()}
+    return ShardFile(**{**said, "ranges": ranges})
+
+
+def _explained(error: BaseException, number: int) -> BaseException:
+    if isinstance(error, PsfleetError):
+        return type(error)(f"snapshot {number} was not taken: {error}")
+    if isinstance(error, OSError):
+        return CheckpointError(f"snapshot {number} was not taken: {error}")
+    return error

@@ -1,0 +1,107 @@
+"""A snapshot is one cut through all servers, taken while training goes on."""
+
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import Snapshot, load_shard, read_manifest
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import Mode
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from psfleet_worker.runtime import ClusterRuntime
+
+COUNTS = TableSpec(
+    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
+SERVERS, WORKERS, IDS = 3, 3, 60
+
+
+def push(runtime: ClusterRuntime) -> None:
+    """Count one more in this worker's rows, which lie on all servers, and in its part of `share`."""
+    ids = runtime.worker_index * IDS + np.arange(IDS)
+    mine = np.zeros(SHARE.size, np.float32)
+    mine[runtime.worker_index :: WORKERS] = -1
+    runtime.push(
+        [
+            Gradient(COUNTS.key, np.full((IDS, 3), -1, np.float32), ids, 1.0),
+            Gradient(SHARE.key, mine, None, 1.0),
+        ]
+    )
+
+
+def train(fleet: LocalFleet, mode: Mode, stop: threading.Event, worker: int) -> None:
+    """Push and pull until it is enough; at different speeds."""
+    runtime = ClusterRuntime(fleet.environment(worker), mode)
+    runtime.create(COUNTS)
+    runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
+    enough = False
+    while not enough:
+        push(runtime)
+        runtime.pull([Read(COUNTS.key, np.arange(IDS * WORKERS))])
+        if mode != "sync":
+            time.sleep(0.002 * worker)
+        enough = bool(runtime.all_reduce(np.array([stop.is_set()], np.int32), "max")[0]) if (
+            mode == "sync"
+        ) else stop.is_set()
+    runtime.barrier()
+    runtime.close()
+
+
+def loaded(path: Path) -> Shard:
+    """The whole snapshot on one server."""
+    shard = Shard()
+    load_shard(path, shard)
+    return shard
+
+
+def counted(shard: Shard) -> list[set[float]]:
+    """Of each worker the numbers of pushes that its rows and its part of `share` say."""
+    counts, share = shard.table(COUNTS.key), shard.table(SHARE.key)
+    assert isinstance(counts, SparseTable)
+    assert isinstance(share, DenseTable)
+    found = []
+    for worker in range(WORKERS):
+        rows = counts.rows(worker * IDS + np.arange(IDS)).values
+        found.append({*np.unique(rows), *np.unique(share.state()[0][worker::WORKERS])})
+    return found
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> None:
+    """Under load: all servers hold the same pushes of each worker, those that the manifest names."""
+    stop = threading.Event()
+
+    def take(fleet: LocalFleet) -> None:
+        try:
+            runtime = ClusterRuntime(fleet.environment(WORKERS), mode)
+            runtime.create(COUNTS)
+            runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
+            for number in range(3):
+                runtime.save(str(tmp_path / f"{number}"))
+        finally:
+            stop.set()
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(SERVERS, WORKERS + 1) as fleet:
+        works = [partial(train, fleet, mode, stop, worker) for worker in range(WORKERS)]
+        in_threads([*works, partial(take, fleet)])
+    for number in range(3):
+        cut = read_manifest(tmp_path / f"{number}").cut
+        shard = loaded(tmp_path / f"{number}")
+        assert counted(shard) == [{float(cut.pushes[worker][1])} for worker in range(WORKERS)]
+        total = sum(last for _, last in cut.pushes.values())
+        assert {table.step for table in shard.tables.values()} == {total}
+        assert total > 0
+        assert cut.number == number + 1
