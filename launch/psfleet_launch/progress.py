@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psfleet.environment import Environment
+from psfleet.shard.staleness import quantile
 
 if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply
@@ -26,6 +27,7 @@ class Progress:
         loss: Mean of the workers' last losses; None: no worker has told one.
         rows: Rows of all sparse tables.
         bytes: Bytes of data calls, both ways.
+        staleness: Which 99 % of all pushes did not exceed; None: of rounds, or no push yet.
     """
 
     at: float
@@ -34,6 +36,7 @@ class Progress:
     loss: float | None = None
     rows: int = 0
     bytes: int = 0
+    staleness: int | None = None
 
 
 def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> Progress:
@@ -63,6 +66,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> P
             table.count for reply in replies for table in reply.tables if table.kind == "sparse"
         ),
         bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
+        staleness=quantile((reply.staleness for reply in replies), 0.99),
     )
 
 
@@ -76,6 +80,8 @@ def line(now: Progress, before: Progress | None = None) -> str:
             parts.append(f"{(now.samples - before.samples) / span:,.0f} samples/s")
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
+    if now.staleness is not None:
+        parts.append(f"staleness p99 {now.staleness}")
     return " · ".join([*parts, f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"])
 
 

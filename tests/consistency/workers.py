@@ -37,8 +37,13 @@ def together(
 
 
 def step(runtime: Runtime, ids: Ids) -> None:
-    """Take 1 from every weight of the dense table and from those of the ids."""
+    """Read everything, then `give`."""
     runtime.pull([Read(DENSE.key), Read(ROWS.key, ids)])
+    give(runtime, ids)
+
+
+def give(runtime: Runtime, ids: Ids) -> None:
+    """Take 1 from every weight of the dense table and from those of the ids."""
     runtime.push(
         [
             Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0),

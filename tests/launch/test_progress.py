@@ -26,6 +26,14 @@ def test_add_up() -> None:
     assert add_up(replies, at=3.0) == Progress(3.0, 41, 820, 0.6, 30, 6_000_000)
 
 
+def test_staleness() -> None:
+    """The 99th percentile of the pushes of all servers together."""
+    replies = [StatusReply(staleness={0: 60, 1: 30}), StatusReply(staleness={2: 9, 40: 1})]
+    now = add_up(replies, at=0.0)
+    assert now.staleness == 2
+    assert line(now) == "0 steps · staleness p99 2 · 0 rows · 0 MB"
+
+
 def test_nothing_yet() -> None:
     """Servers that have no table and no loss make a line too."""
     assert line(add_up([StatusReply()], at=0.0)) == "0 steps · 0 rows · 0 MB"

@@ -1,0 +1,76 @@
+"""How stale gradients are is counted as it is defined."""
+
+import numpy as np
+
+from psfleet.modes.changing import connect
+from psfleet.runtime import Read
+from psfleet.shard.events import Join, Mode, Pull, Push
+from psfleet.shard.shard import Shard
+from psfleet.shard.staleness import Staleness, quantile
+from psfleet.strategy import Consistency
+from psfleet.testing.local_fleet import LocalFleet
+from tests.consistency.workers import DENSE, ROWS, give, step
+
+NOTHING: tuple[Read, ...] = ()
+
+
+def test_pushes_of_others_since_the_own_pull() -> None:
+    """Worker 0 pulls; 1 pushes twice; 0 pushes: staleness 2. Its own pushes do not count."""
+    shard = Shard(workers=2)
+    for worker in range(2):
+        shard.handle(Join(worker, 1, "async"), "join")
+        shard.handle(Pull(worker, 1, NOTHING), "pull")
+    for worker, sequence in ((1, 1), (1, 2), (0, 1), (0, 2), (1, 3)):
+        shard.handle(Push(worker, 1, sequence, ()), "push")
+        shard.handle(Push(worker, 1, sequence, ()), "repeat")
+    assert shard.staleness.counts == {0: 2, 2: 3}
+    shard.handle(Pull(0, 1, NOTHING), "pull")
+    shard.handle(Push(0, 1, 3, ()), "push")
+    assert shard.staleness.counts == {0: 3, 2: 3}
+
+
+def test_rounds_have_none() -> None:
+    """In sync mode nothing is counted: every gradient is of the round before."""
+    mode: Mode = "sync"
+    shard = Shard(workers=1)
+    shard.handle(Join(0, 1, mode), "join")
+    shard.handle(Push(0, 1, 1, ()), "push")
+    shard.handle(Pull(0, 1, NOTHING, commit=1), "pull")
+    assert (shard.rounds.closed, shard.staleness.counts) == (1, {})
+
+
+def test_the_histogram_stays_small() -> None:
+    """Large values are kept to a power of two."""
+    staleness = Staleness()
+    for _ in range(3000):
+        staleness.pushed(1)
+    for own in (300, 2999):
+        staleness.pulled(0)
+        for _ in range(own):
+            staleness.pushed(1)
+        staleness.pushed(0)
+    assert staleness.counts[256] == staleness.counts[2048] == 1
+    assert quantile([staleness.counts], 0.5) == 0
+    assert quantile([staleness.counts], 1.0) == 2048
+    assert quantile([], 0.99) is None
+
+
+def test_servers_tell() -> None:
+    """On a real fleet: a worker that pulls before another's three steps pushes with staleness 3; both
+    servers say so."""
+    ids = np.arange(4)
+    with LocalFleet(2, 2) as fleet:
+        slow, fast = (connect(fleet.environment(worker), Consistency("async")) for worker in (0, 1))
+        for runtime in (slow, fast):
+            runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+            runtime.create(ROWS)
+        slow.pull([Read(DENSE.key), Read(ROWS.key, ids)])
+        for _ in range(3):
+            step(fast, ids)
+        fast.flush()
+        give(slow, ids)
+        slow.flush()
+        for server in slow.stats():
+            assert server["staleness"] == {0: 3, 3: 1}
+        slow.close()
+        fast.close()
