@@ -13,7 +13,7 @@ from psfleet.program.plan import Plan
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable
 
-__all__ = ["balanced_edges", "balanced_parts", "weight_of"]
+__all__ = ["balanced_edges", "balanced_parts", "edges_of", "parts_of", "records_of", "weight_of"]
 
 Floats = NDArray[np.float64]
 _SLACK = 1.1
@@ -23,7 +23,7 @@ _SLACK = 1.1
 def weight_of(record: Record) -> float:
     """The work of a record for one sample, as far as its shapes tell: its parameters and results.
 
-    Every process finds the same, whatever its clock says, so that all cut in the same places.
+    Only for cuts before anything was measured (see timing.py).
     """
     dense = [v for v in record.inputs if v.parameter is not None and not v.parameter.sparse]
     return float(sum(_size(v) for v in dense) + _size(record.output))
@@ -33,11 +33,11 @@ def _size(variable: Variable) -> int:
     return math.prod(extent or 1 for extent in variable.shape)
 
 
-def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
-    """The records of the plan's loss in `count` runs of neighbours.
+def records_of(plan: Plan, count: int) -> list[Record]:
+    """The records of the plan's loss, in forward order.
 
     Raises:
-        ConfigError: There are fewer records than that.
+        ConfigError: There are fewer than the `count` parts that they are to be cut into.
     """
     wanted = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
     records = [record for record in plan.forward if record in wanted]
@@ -46,8 +46,28 @@ def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
             f"the program has {len(records)} operations, too few for {count} pieces of a "
             "pipeline; use fewer stages"
         )
-    edges = balanced_edges([weight_of(record) for record in records], _crossing(records), count)
+    return records
+
+
+def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) -> list[int]:
+    """Where to cut them into `count` runs of neighbours: 0 < ... < the number of records.
+
+    Args:
+        weights: The work of each record, in any unit.
+    """
+    return balanced_edges(weights, _crossing(records), count)
+
+
+def parts_of(plan: Plan, edges: Sequence[int]) -> list[list[Record]]:
+    """The records of the plan's loss, cut there."""
+    records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
+
+
+def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
+    """The records of the plan's loss in `count` parts of about equal work, as far as shapes tell."""
+    records = records_of(plan, count)
+    return parts_of(plan, edges_of(records, [weight_of(record) for record in records], count))
 
 
 def _crossing(records: Sequence[Record]) -> list[int]:

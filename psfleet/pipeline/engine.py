@@ -20,6 +20,7 @@ from psfleet.pipeline.chunk import ChunkRun, Rows, chunk_run
 from psfleet.pipeline.links import Links, Place, pack, unpack
 from psfleet.pipeline.pipelining import Pipelining
 from psfleet.pipeline.schedule import Action, Work
+from psfleet.pipeline.timing import agree_on_parts
 from psfleet.program.gradient import ancestors, summed
 from psfleet.program.plan import Plan
 from psfleet.program.program import Program
@@ -27,7 +28,7 @@ from psfleet.program.record import Array, Gradient
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
 
-__all__ = ["PipelinedRun", "pipelined_step"]
+__all__ = ["PipelinedRun", "pipelined_step", "settle_parts"]
 
 Values = dict[Variable, Any]
 
@@ -319,9 +320,23 @@ def pipelined_step(
     place = ways.here()
     wish: Pipelining = plan.backwards[0].backward.pipeline
     far = ways.links(wish.queue_size) if place.processes > 1 else None
+    settle_parts(program, plan, feeds, place, far)
     run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
     run.complete(results)
     return run
+
+
+def settle_parts(
+    program: Program, plan: Plan, feeds: Mapping[Variable, Array], place: Place, far: Links | None
+) -> None:
+    """If the script has named no cuts, measure once, in the first step, where they are best."""
+    wish: Pipelining = plan.backwards[0].backward.pipeline
+    count = max(wish.stages, place.stages) * wish.chunks
+    if wish.parts is None and count > 1:
+        tag = f"{ways.next_step()}/cuts"
+        wish.parts = agree_on_parts(
+            program, plan, feeds, wish.micro_batches, count, place, far, tag
+        )
 
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:

@@ -38,7 +38,8 @@ class Pipelining:
         stages: How many chunks to make if no cuts are given, divided by `chunks`.
         micro_batches: How many parts a batch is cut into.
         chunks: Chunks of each stage if no cuts are given.
-        parts: The program's records by chunk; None: cut so that the chunks are balanced.
+        parts: The program's records by chunk; None: the first step measures where the chunks are
+            balanced (see timing.py), or it is cut by sizes where nobody measures.
         queue_size: Messages to a stage that may wait before their sender does.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.parameter import SparseGrad
-from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.engine import PipelinedRun, settle_parts
 from psfleet.pipeline.links import Place
 from psfleet.pipeline.pieces import Piece
 from psfleet.pipeline.pipelining import Pipelining, check_share
@@ -108,6 +108,7 @@ def study(program: Program, plan: Plan, feeds: Mapping[Variable, Array]) -> str:
     backward = plan.backwards[0].backward
     if backward.pipeline is None:
         backward.pipeline = Pipelining()
+    settle_parts(program, plan, feeds, Place(), None)
     for _ in range(2):  # the first one warms up
         run = StudiedRun(program, plan, feeds)
         run.complete([])

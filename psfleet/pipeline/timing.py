@@ -1,0 +1,86 @@
+"""Where to cut by measured times: one process measures a micro-batch, and all cut where it says."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from psfleet.parameter import fetch
+from psfleet.pipeline.balance import edges_of, parts_of, records_of
+from psfleet.pipeline.batch import micro_feeds, micro_sizes
+from psfleet.pipeline.links import Links, Place
+from psfleet.program.plan import Plan, last_uses
+from psfleet.program.program import Program
+from psfleet.program.record import Array, Context, Record
+from psfleet.program.run import Run
+from psfleet.program.variable import Variable, compute
+
+__all__ = ["agree_on_parts", "measure"]
+
+_TIMES = 2, 10  # at least, as much is done the first time that no later step does; at most
+_ENOUGH = 0.3  # seconds of measuring after which the least times do
+
+
+def agree_on_parts(
+    program: Program,
+    plan: Plan,
+    feeds: Mapping[Variable, Array],
+    micro_batches: int,
+    count: int,
+    place: Place,
+    links: Links | None,
+    tag: str,
+) -> list[list[Record]]:
+    """The loss's records in `count` parts of about equal time, the same in all stages of a worker.
+
+    The first stage measures one micro-batch through the whole program, keeping no activation, and
+    tells the others. No result depends on where it is cut.
+
+    Raises:
+        ConfigError: There are fewer records than parts.
+    """
+    if place.process:
+        assert links is not None, "a later stage has a first one"
+        [edges] = links.receive(0, tag)
+        return parts_of(plan, edges.tolist())
+    records = records_of(plan, count)
+    first = micro_feeds(feeds, micro_sizes(feeds, micro_batches))[0]
+    found = edges_of(records, measure(program, plan, first, records), count)
+    for process in place.others:
+        assert links is not None, "whom there are others of can reach them"
+        links.send(process, tag, [np.array(found, np.int64)])
+    return parts_of(plan, found)
+
+
+def measure(
+    program: Program, plan: Plan, feeds: Mapping[Variable, Array], records: Sequence[Record]
+) -> list[float]:
+    """Seconds that each record takes, forward and back; the least of a few times."""
+    run = Run(program, plan, dict(feeds))
+    run.forward(plan.early)
+    fetch(
+        [v.parameter for v in plan.dense if v.parameter],
+        [(parameter, run.values[ids]) for parameter, ids in plan.lookups],
+    )
+    run.take_parameters()
+    releases = last_uses(records, {v for v in run.values if isinstance(v, Variable)})
+    rounds: list[list[float]] = []
+    while len(rounds) < _TIMES[0] or (len(rounds) < _TIMES[1] and sum(map(sum, rounds)) < _ENOUGH):
+        rounds.append([_seconds(run, record, releases) for record in records])
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def _seconds(run: Run, record: Record, releases: Mapping[Record, list[Any]]) -> float:
+    needs = run.plan.needs.get(record, ())
+    context = Context(run.program, record, needs or (False,) * len(record.inputs))
+    inputs = [run.input(variable) for variable in record.inputs]
+    begin = time.perf_counter()
+    value = compute(record.op, context, inputs, record.output.dtype)
+    if any(needs):
+        record.op.backward(context, np.ones_like(value))
+    taken = time.perf_counter() - begin
+    run.values[record.output] = value
+    for variable in releases.get(record, ()):
+        run.values.pop(variable, None)
+    return taken

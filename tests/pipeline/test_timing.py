@@ -1,0 +1,96 @@
+"""Cuts by measured times: balanced where shapes say nothing, and the same in all stages."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from psfleet import layers
+from psfleet.optimizer import SGD, PipelineOptimizer
+from psfleet.pipeline.links import Place, Post
+from psfleet.pipeline.timing import agree_on_parts, measure
+from psfleet.program.backward import append_backward
+from psfleet.program.executor import Executor
+from psfleet.program.feed import check_feed
+from psfleet.program.plan import make_plan
+from psfleet.program.program import default_main_program
+from psfleet.program.record import Array, Context, Op, Record, Spec
+from psfleet.program.variable import Variable, apply
+
+
+@dataclass(frozen=True)
+class Slow(Op):
+    """x, after a while."""
+
+    seconds: float
+
+    def infer(self, x: Variable) -> Spec:
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array) -> Array:
+        time.sleep(self.seconds)
+        return x + 1
+
+    def backward(self, context: Context, gradient: Array) -> Any:
+        time.sleep(self.seconds)
+        return (gradient,)
+
+
+def _build() -> Variable:
+    """Eight layers of equal shape, of which the last takes as long as the others together."""
+    value = layers.fc(layers.data("x", [None, 4]), 4)
+    for i in range(8):
+        value = apply(Slow(0.03 if i == 7 else 0.004), value)
+    return layers.mean(value)
+
+
+def test_the_slow_operation_is_alone() -> None:
+    """All stages cut before it, though its shape is everybody's."""
+    loss = _build()
+    [(_, gradient), *_] = append_backward(loss)
+    program = default_main_program()
+    plan = make_plan(program, [gradient])
+    feeds = check_feed(program, plan.feeds, {"x": np.ones((8, 4), np.float32)})
+    post = Post(3)
+    found: list[list[list[Record]]] = [[], [], []]
+
+    def work(stage: int) -> None:
+        place = Place(0, stage, 3)
+        found[stage] = agree_on_parts(program, plan, feeds, 4, 2, place, post.of(stage), "cuts")
+
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] == found[2]
+    second = [record.op for record in found[0][1]]
+    assert [op.seconds for op in second if isinstance(op, Slow)] == [0.03]
+
+
+def test_both_ways_are_measured() -> None:
+    """An operation counts its forward and its backward, if a gradient goes through it."""
+    loss = _build()
+    [(_, gradient), *_] = append_backward(loss)
+    program = default_main_program()
+    plan = make_plan(program, [gradient])
+    feeds = check_feed(program, plan.feeds, {"x": np.ones((8, 4), np.float32)})
+    slow = [record for record in plan.forward if isinstance(record.op, Slow)]
+    seconds = measure(program, plan, feeds, plan.forward)
+    assert seconds[plan.forward.index(slow[-1])] >= 0.06
+
+
+def test_one_process_cuts_by_its_first_step() -> None:
+    """And keeps to these cuts, whatever is fetched later."""
+    loss = _build()
+    _, pairs = PipelineOptimizer(SGD(0.1)).minimize(loss)
+    wish = pairs[0][1].backward_pass.pipeline
+    wish.stages = 2
+    executor, feed = Executor(), {"x": np.ones((8, 4), np.float32)}
+    executor.run(feed=feed)
+    parts = wish.parts
+    executor.run(feed=feed, fetch_list=[loss])
+    assert len(parts) == 2
+    assert wish.parts is parts
