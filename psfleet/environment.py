@@ -20,6 +20,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_LOG_FOLDER | | where servers keep their logs |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
+| PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
 | PSFLEET_TLS | | the folder of this process's credentials; TCP is encrypted and both ends prove themselves |
 | PSFLEET_INSECURE | | 1: TCP without credentials, where every host on the network is trusted |
@@ -39,8 +40,9 @@ from typing import Literal
 from psfleet.errors import ConfigError
 from psfleet.limits import Limits
 
-__all__ = ["Environment", "check_endpoint", "plan_file", "read_environment", "threads"]
+__all__ = ["Environment", "check_endpoint", "memory_of", "plan_file", "read_environment", "threads"]
 
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ROLES = {"server": "server", "worker": "worker", "pserver": "server", "trainer": "worker"}
 
 
@@ -67,6 +69,7 @@ class Environment:
     dead_after: float = 0.0
     tls: str = ""
     insecure: bool = False
+    memory: int = 0
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -190,6 +193,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         durability=variables.get("PSFLEET_DURABILITY") or "none",
         log_folder=variables.get("PSFLEET_LOG_FOLDER", ""),
         job=variables.get("PSFLEET_JOB", ""),
+        memory=memory_of(variables.get("PSFLEET_MEMORY", "")),
         dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
         tls=variables.get("PSFLEET_TLS", ""),
         insecure=_switch(variables, "PSFLEET_INSECURE"),
@@ -254,6 +258,19 @@ def _number(variables: Mapping[str, str], name: str, synonym: str, default: int)
             except ValueError:
                 raise ConfigError(f"{key} is {text!r}; it must be a whole number") from None
     return default
+
+
+def memory_of(text: str) -> int:
+    """Bytes that a text like 8G, 512M or 1073741824 means; 0 for an empty one."""
+    number, unit = text.strip().upper().removesuffix("IB").removesuffix("B"), ""
+    if number and number[-1] in _UNITS:
+        number, unit = number[:-1], number[-1]
+    try:
+        return int(float(number or 0) * _UNITS.get(unit, 1))
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"an amount of memory is {text!r}; it must be a number and K, M, G or T, as in 8G"
+        ) from None
 
 
 def _seconds(variables: Mapping[str, str], name: str) -> float:

@@ -22,6 +22,7 @@ _OUTSIDE = {
     "workers",
     "tables",  # kept as arrays
     "journal",  # what is around it
+    "budget",
     "counters",  # for displays
     "staleness",
     "moments",  # of use for this process only

@@ -237,10 +237,10 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Memory is short: so many rows of a table go, those that were pushed the longest time ago."""
+    """Memory is short: these rows of a table go."""
 
     table: int
-    rows: int
+    ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.layout import dense_range
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.staleness import Staleness
+from psfleet.tables.budget import Budget
 from psfleet.tables.content import Mark
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.frozen import FrozenTable
@@ -115,6 +116,7 @@ class Shard:
         self.staleness = Staleness()  # for displays
         self.journal: Journal | None = None
         self.counters = Counters()
+        self.budget = Budget()
         self._parked: dict[Call, Pull] = {}
 
     # -- tables --------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class Shard:
                 raise TableConflict(f"table {spec.name!r} exists as {there.spec}; asked for {spec}")
             return False
         if spec.kind == "sparse":
-            made: Table = SparseTable(spec, servers=self.servers)
+            made: Table = SparseTable(spec, servers=self.servers, budget=self.budget)
         else:
             made = self._dense(spec, value)
         self._record(Create(spec, value, maker))
@@ -147,7 +149,11 @@ class Shard:
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
-        return DenseTable(spec, value)
+        taken = value.nbytes * (1 + len(spec.rule.slots))
+        self.budget.check(spec.name, taken, "be made")
+        made = DenseTable(spec, value)
+        self.budget.take(spec.name, made.bytes)
+        return made
 
     def table(self, key: int) -> Table:
         """The table of that key."""
@@ -309,6 +315,8 @@ class Shard:
         fresh = self.rounds.is_new(push) if self.mode == "sync" else self._next_in_sequence(push)
         if fresh:
             self._wait_for_cut(push)
+            self._hold_bytes(push)
+            self._make_room(push.gradients)
             self._check_room(push.gradients)
             self._record(push)
             self._accept(push)
@@ -359,11 +367,11 @@ class Shard:
         ]
         return [Answer(call, number=sum(gone))]
 
-    def _evict(self, key: int, rows: int) -> None:
+    def _evict(self, key: int, ids: Ids) -> None:
         table = self.table(key)
         assert isinstance(table, SparseTable)
-        self._record(Evict(key, rows))
-        table.evict(rows)
+        self._record(Evict(key, ids))
+        table.remove(ids)
 
     @property
     def tick_every(self) -> float:
@@ -475,7 +483,11 @@ class Shard:
             return []
         cutting = self.cuts.under_way
         assert cutting is not None
-        self._record(Cut(cutting.number))
+        try:
+            self._record(Cut(cutting.number))
+        except PsfleetError:  # it cannot be kept; whoever wanted it is not told that it was made
+            self.cuts.give_up()
+            return []
         self.cuts.made()
         return [Keep(self.freeze(cutting))]
 
@@ -526,6 +538,13 @@ class Shard:
             ProtocolError: The record cannot follow those before it.
             PsfleetError: It was refused then too, or does not fit the tables.
         """
+        limit, self.budget.limit = self.budget.limit, None  # what was accepted then is accepted now
+        try:
+            self._replay(record)
+        finally:
+            self.budget.limit = limit
+
+    def _replay(self, record: Record) -> None:
         match record:
             case Create(spec, value, maker):
                 self.create(spec, value, maker)
@@ -538,8 +557,8 @@ class Shard:
                 self._apply(self.rounds.close())
             case Cut(number):
                 self.cuts.last = number
-            case Evict(key, rows):
-                self._evict(key, rows)
+            case Evict(key, ids):
+                self._evict(key, ids)
             case _:
                 for instruction in self.handle(record, None):
                     if isinstance(instruction, Refuse):
@@ -575,6 +594,39 @@ class Shard:
 
     def _check_room(self, parts: Sequence[Gradient] | Sequence[State]) -> None:
         """Refuse rows for which a table has no room beside those of the pushes that are held."""
+        for table, ids in self._wanted(parts):
+            table.check_room(ids)
+
+    def _make_room(self, parts: Sequence[Gradient]) -> None:
+        """Where memory is short, let rows go of tables that may."""
+        if self.budget.limit is not None:
+            for table, ids in self._wanted(parts):
+                gone = table.surplus(ids)
+                if len(gone):
+                    self._evict(table.spec.key, gone)
+
+    def _hold_bytes(self, push: Push) -> None:
+        """Refuse a push that has to wait for its round if there is no memory for it."""
+        if self.budget.limit is None or self.mode != "sync":
+            return
+        pushes = [*self.rounds.held.values(), push]
+        held = sum(
+            gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
+            for waiting in pushes
+            for gradient in waiting.gradients
+        )
+        left = self.budget.room() + self.budget.held
+        if held > left:
+            raise UsageError(
+                f"the pushes of round {push.sequence} take {held} bytes while they wait for it, "
+                f"server {self.index} has {max(left, 0)} left for them; give the server more memory"
+            )
+        self.budget.held = held
+
+    def _wanted(
+        self, parts: Sequence[Gradient] | Sequence[State]
+    ) -> Iterator[tuple[SparseTable, list[Ids]]]:
+        """The sparse tables of these parts, and all ids that their next update may name."""
         wanted: dict[int, list[Ids]] = {part.table: [] for part in parts if part.ids is not None}
         held = (gradient for push in self.rounds.held.values() for gradient in push.gradients)
         for part in (*parts, *held):
@@ -583,7 +635,7 @@ class Shard:
         for key, ids in wanted.items():
             table = self.tables[key]
             if isinstance(table, SparseTable):
-                table.check_room(ids)
+                yield table, ids
 
     def _next_in_sequence(self, push: Push) -> bool:
         last = self.sequences[push.worker]
@@ -600,6 +652,7 @@ class Shard:
         while self.rounds.is_complete() and not self.cuts.holds_rounds(self.rounds.closed):
             self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
             self._apply(self.rounds.close())
+            self.budget.held = 0
             kept += self._cut_if_due()
         ready = [call for call, pull in self._parked.items() if self._is_ready(pull)]
         return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]

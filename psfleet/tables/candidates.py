@@ -29,6 +29,11 @@ class Waiting:
         self.index = Index(1, self.capacity, marks=False)
         self._kernels = static_kernels("index")
 
+    @property
+    def room(self) -> int:
+        """How many more are remembered before any is forgotten."""
+        return max(self.capacity - len(self.index), 0)
+
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
         """Which ids the next push would give a row; changes nothing."""
         return self._counts(self.index.locate(ids)[0]) + 1 >= self._needed

@@ -23,6 +23,7 @@ from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial import address_of, initializer_arguments
 from psfleet.kernels.rule_text import RuleText, scalars_of, scratch_for
 from psfleet.tables import ageing
+from psfleet.tables.budget import Budget
 from psfleet.tables.candidates import Waiting
 from psfleet.tables.content import Candidates, Changes, Clock, Mark, Rows
 from psfleet.tables.entry import (
@@ -44,6 +45,7 @@ __all__ = ["SparseTable"]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+_NONE = np.zeros(0, np.int64)
 _SHRINKS = 1024  # that are remembered
 
 
@@ -55,13 +57,19 @@ class SparseTable:
         step: How many updates the table has had.
     """
 
-    def __init__(self, spec: TableSpec, max_rows: int = 2**28, servers: int = 1) -> None:
+    def __init__(
+        self, spec: TableSpec, max_rows: int = 2**28, servers: int = 1, budget: Budget | None = None
+    ) -> None:
         """An empty table.
 
         Args:
             spec: Its definition.
             max_rows: The most rows this part can hold, whatever the entry says.
             servers: How many parts the table has; limits of the entry are dealt to them.
+            budget: The memory that this table shares with others; None: it takes what there is.
+
+        Raises:
+            UsageError: There is no memory for it.
         """
         rule, decay = spec.rule, spec.decay
         self.spec = spec
@@ -89,6 +97,9 @@ class SparseTable:
         self._shrinks: tuple[int, ...] = ()
         self._ticks: tuple[tuple[float, int], ...] = ()
         self._history = History()
+        self._budget = Budget() if budget is None else budget
+        self._budget.check(spec.name, self._taken(0), "be made")
+        self._budget.take(spec.name, self._taken(0))
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -162,7 +173,7 @@ class SparseTable:
             address_of(self._ring),
             address_of(self._scratch),
         )
-        self._index.keep_ahead()
+        self._account()
         if self.spec.every_row:
             self._kernels.rest(
                 self._index.address,
@@ -193,7 +204,56 @@ class SparseTable:
             self._index.reserve(rows)
 
     def _surely_fit(self, count: int) -> bool:
-        return count <= self._index.spare and self._index.has_lines(count)
+        fits = count <= self._index.spare and self._index.has_lines(count)
+        return fits and self._budget.fits(self.spec.name, self._taken(count))
+
+    def _taken(self, more: int) -> int:
+        """Memory that the table takes at most once `more` unknown ids have been pushed."""
+        rows = max(
+            min(more, self._index.max_rows - len(self._index)), 0
+        )  # others take their places
+        return self._index.taken(rows) + (
+            0 if self._waiting is None else self._waiting.index.taken(min(more, self._waiting.room))
+        )
+
+    def _account(self) -> None:
+        """Say what the table takes now, and have some of what is left made ready for it."""
+        if self._budget.limit is None:
+            self._index.keep_ahead()
+        else:
+            self._budget.take(self.spec.name, self._taken(0))
+            self._index.keep_ahead(self._budget.room())
+
+    def surplus(self, parts: Sequence[Ids]) -> Ids:
+        """Rows that have to go so that memory suffices for the next update, which names these ids.
+
+        Ids of the rows pushed the longest time ago, a sixteenth of the table at least, none of `parts`. Empty
+        if memory suffices, or if the table does not let rows go.
+        """
+        if not self._evicts or self._surely_fit(sum(map(len, parts))):
+            return _NONE
+        with self._lock:
+            ids = np.unique(np.concatenate(parts))
+            slots, _ = self._index.locate(ids)
+            kept = self._rowed(ids, slots)
+            new = int(np.count_nonzero(kept & (slots == 0)))
+            short = new - self._affordable(new)
+            if short <= 0:
+                return _NONE
+            count = max(short, len(self._index) // 16)
+            oldest = self._index.oldest(self.step, count + len(ids), 0)
+            return oldest[~np.isin(oldest, ids)][:count]
+
+    def _affordable(self, most: int) -> int:
+        """How many rows, `most` at most, may be added within the memory that there is."""
+        low, high = -1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._budget.fits(self.spec.name, self._taken(middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, min(most, self._index.free))
 
     def _check_room(self, parts: Sequence[Ids]) -> None:
         if self._surely_fit(sum(map(len, parts))):
@@ -201,10 +261,14 @@ class SparseTable:
         ids = np.unique(np.concatenate(parts))
         slots, _ = self._index.locate(ids)
         kept = self._rowed(ids, slots)
-        self._refuse_beyond(int(np.count_nonzero(kept)), ids[kept & (slots == 0)])
+        new = ids[kept & (slots == 0)]
+        self._refuse_beyond(int(np.count_nonzero(kept)), new, int(np.count_nonzero(slots == 0)))
 
-    def _refuse_beyond(self, named: int, new: Ids) -> None:
-        """Refuse an update of `named` rows, of which these are new, if there is no room for it."""
+    def _refuse_beyond(self, named: int, new: Ids, unknown: int) -> None:
+        """Refuse an update of `named` rows, of which these are new, if there is no room for it.
+
+        unknown: how many ids there are for which a row or a place to wait is needed.
+        """
         most, there = self._index.max_rows, len(self._index)
         if self._evicts and named > most:
             raise UsageError(
@@ -221,13 +285,15 @@ class SparseTable:
                 f"table {self.spec.name!r} cannot add {len(new)} ids whose hashes are so much "
                 "alike that its index would outgrow its place; renumber them"
             )
+        more = len(new) if self._waiting is None else unknown
+        self._budget.check(self.spec.name, self._taken(more), f"add {len(new)} rows")
 
     def _admitted(self, ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
         """What is left of a push without the unknown ids that get no row; there is room for the rest."""
         slots, unknown = self._index.locate(ids)
         kept = self._rowed(ids, slots) if unknown else np.ones(len(ids), np.bool_)
         new = ids[kept & (slots == 0)]
-        self._refuse_beyond(int(np.count_nonzero(kept)), new)
+        self._refuse_beyond(int(np.count_nonzero(kept)), new, unknown)
         if self._waiting is not None and unknown:
             self._waiting.count(np.ascontiguousarray(ids[slots == 0]), self.step + 1)
         if not kept.all():
@@ -367,13 +433,14 @@ class SparseTable:
         with self._lock:
             slots, _ = self._index.locate(ids)
             new = ids[slots == 0]
-            self._refuse_beyond(len(ids), new)
+            self._refuse_beyond(len(ids), new, len(new))
             if self._evicts:
                 later = max(self.step, int(touched.max(initial=0))) + 1
                 self._drop(ageing.leaving(self._index, later, len(ids), self._index.max_rows))
             slots = self._index.place(ids, touched)
             self._index.scatter(slots, packed)
             self._history.add(written=ids)
+            self._account()
 
     def candidates(self) -> Candidates:
         """The ids that have been pushed too seldom for a row."""

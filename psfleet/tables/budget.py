@@ -1,0 +1,52 @@
+"""The memory that the tables of one server share."""
+
+from dataclasses import dataclass, field
+
+from psfleet.errors import UsageError
+
+__all__ = ["Budget"]
+
+
+@dataclass
+class Budget:
+    """What each table takes, and whether it may take more. Asked by the tables themselves.
+
+    Attributes:
+        limit: Bytes that they may take in all; None: as many as there are.
+        held: Bytes of pushes that wait for their round.
+    """
+
+    limit: int | None = None
+    held: int = 0
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def take(self, table: str, total: int) -> None:
+        """The table takes so many bytes now."""
+        self._taken[table] = total
+
+    def room(self, table: str = "") -> int:
+        """Bytes that this table may take in all; without a name: that are left."""
+        assert self.limit is not None
+        others = sum(total for name, total in self._taken.items() if name != table)
+        return self.limit - self.held - others
+
+    def fits(self, table: str, total: int) -> bool:
+        """Whether the table may take so many bytes in all."""
+        return self.limit is None or total <= max(self.room(table), self._taken.get(table, 0))
+
+    def check(self, table: str, total: int, wanted: str) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            UsageError: It names the table and what was `wanted`.
+        """
+        if not self.fits(table, total):
+            raise UsageError(
+                f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of memory; "
+                f"this server may give it {_mib(max(self.room(table), 0))}. Give the server more memory, "
+                "use more servers, or let rows go (entry=CapacityEntry())"
+            )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,169 @@
+"""Tables within a memory budget: what does not fit is refused whole, or rows go; the process stays small."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.entry import CapacityEntry, CountFilterEntry, Entry
+from psfleet.environment import memory_of
+from psfleet.errors import ConfigError, UsageError
+from psfleet.rules import Adam
+from psfleet.runtime import Gradient, Runtime
+from psfleet.shard.events import Answer, Join, Mode, Pull, Push
+from psfleet.shard.shard import Shard
+from psfleet.tables.budget import Budget
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.log import Log
+from psfleet_server.memory import resident, table_limit
+from psfleet_server.recovery import Keeper
+
+MIB = 1 << 20
+BATCH = 8192
+
+
+def spec_of(dim: int, entry: Entry | None = None, name: str = "rows") -> TableSpec:
+    return TableSpec(name, "sparse", (dim,), Adam(), seed=1, entry=entry)
+
+
+def push(table: SparseTable, ids: Any) -> None:
+    table.push(ids, np.ones((len(ids), table.spec.dim), np.float32), 0.1)
+
+
+def fill(table: SparseTable, count: int, times: int) -> None:
+    for number in range(10_000):
+        for _ in range(times):
+            push(table, np.arange(number * count, (number + 1) * count, dtype=np.int64))
+
+
+@pytest.mark.parametrize(("dim", "entry"), [(1, None), (16, None), (700, CountFilterEntry(2))])
+def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -> None:
+    """Pushes of new rows go on until one is refused; the process has then grown by less than the budget."""
+    push(SparseTable(spec_of(dim, entry)), np.arange(10))  # compiled
+    before, budget = resident(), Budget(limit=60 * MIB)
+    table = SparseTable(spec_of(dim, entry), budget=budget)
+    count, times = BATCH if dim < 100 else 256, 1 if entry is None else 2
+    with pytest.raises(UsageError, match=r"was asked to add .* may give it 60\.0 MiB"):
+        fill(table, count, times)
+    assert len(table) == table.step * count // times
+    assert 20 * MIB < table.bytes <= 60 * MIB
+    assert resident() - before < 72 * MIB  # a batch, and what the allocator keeps
+    push(table, np.arange(count))  # rows that are there are still served
+    out = np.empty((count, dim), np.float32)
+    table.pull_into(np.arange(10**9, 10**9 + count), out)
+
+
+def test_tables_share_what_there_is() -> None:
+    """Dense and sparse tables of one shard together stay below the limit; each refusal names its table."""
+    shard = Shard()
+    shard.budget.limit = 40 * MIB
+    shard.handle(Join(0, 1, "async"), "join")
+    shard.create(TableSpec("w", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
+    with pytest.raises(UsageError, match=r"'v' was asked to be made, for which it needs 24\.0 MiB"):
+        shard.create(TableSpec("v", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
+    shard.create(spec_of(8), np.zeros(0, np.float32))
+    table = shard.tables[spec_of(8).key]
+    assert isinstance(table, SparseTable)
+    with pytest.raises(UsageError, match="'rows' was asked to add"):
+        fill(table, BATCH, 1)
+    assert shard.budget.room() >= 0
+
+
+def a_push(spec: TableSpec, number: int, worker: int = 0) -> Push:
+    dice = np.random.default_rng((number, worker))
+    ids = np.unique(np.append(dice.integers(0, 200_000, 3000), np.arange(100)))
+    values = dice.standard_normal((len(ids), spec.dim), np.float32)
+    return Push(worker, 1, number, (Gradient(spec.key, values, ids, 0.1),))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode) -> None:
+    """A table that may lets its oldest rows go; a server with more memory replays just that."""
+    spec, memory = spec_of(16, CapacityEntry()), 20 * MIB
+
+    def kept(limit: int) -> tuple[Log, Shard]:
+        log, shard = Log(tmp_path / "log", {"job": "j"}), Shard()
+        shard.budget.limit = limit
+        Keeper(log, shard, None).start()
+        return log, shard
+
+    log, shard = kept(memory)
+    shard.handle(Join(0, 1, mode), "join")
+    shard.create(spec, np.zeros(0, np.float32))
+    table = shard.tables[spec.key]
+    assert isinstance(table, SparseTable)
+    for number in range(1, 60):
+        [answer] = shard.handle(a_push(spec, number), "push")
+        assert isinstance(answer, Answer)
+        if mode == "sync":
+            shard.handle(Pull(0, 1, (), number), "pull")
+        assert shard.budget.room() >= 0
+        assert set(range(100)) <= set(table.ids().tolist())  # in use, so they never go
+    assert len(table) < 59 * 2900 // 2
+    assert (table.rows(np.arange(100)).touched == 59).all()
+    before = [array.tobytes() for array in table.state(0, len(table))]
+    log.close()
+    log, again = kept(10 * memory)
+    found = again.tables[spec.key]
+    assert isinstance(found, SparseTable)
+    assert [array.tobytes() for array in found.state(0, len(found))] == before
+    log.close()
+
+
+def peak(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker fills two tables of a real server: from one rows go, the other refuses.
+
+    At no time has the process more memory than it was allowed; what was refused changed nothing.
+    """
+    monkeypatch.setenv("PSFLEET_MEMORY", "420M")
+    with LocalFleet(servers=1, workers=1) as fleet:
+        runtime = fleet.connect(0, mode)
+        try:
+            fills = runtime.create(spec_of(32, name="fills"))
+            spills = runtime.create(spec_of(32, CapacityEntry(), name="spills"))
+            send_many(runtime, fills, range(5))
+            send_many(runtime, spills, range(60))
+            runtime.flush()
+            assert rows(runtime, fills) == 5 * BATCH
+            assert 10 * BATCH < rows(runtime, spills) < 60 * BATCH
+            with pytest.raises(UsageError, match="'fills' was asked to add 8192 rows"):
+                send_many(runtime, fills, range(1000))
+            assert rows(runtime, fills) % BATCH == 0
+            assert peak(fleet.processes[0].pid) <= memory_of("420M")
+        finally:
+            with pytest.raises(UsageError):
+                runtime.close()
+
+
+def send_many(runtime: Runtime, key: int, numbers: range) -> None:
+    values = np.ones((BATCH, 32), np.float32)
+    for number in numbers:
+        ids = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.int64)
+        runtime.push([Gradient(key, values, ids, 0.1)]).wait()
+
+
+def rows(runtime: Runtime, key: int) -> int:
+    name = runtime.specs()[key].name
+    return sum(int(t["count"]) for s in runtime.stats() for t in s["tables"] if t["name"] == name)
+
+
+def test_amounts_of_memory() -> None:
+    """Texts of an amount are read; nonsense and amounts that leave nothing are refused with the value."""
+    wanted = {"8G": 8 << 30, "1.5g": 3 << 29, "512M": 512 * MIB, "64 KiB": 64 << 10, "": 0, "7": 7}
+    assert {text: memory_of(text) for text in wanted} == wanted
+    for text in ("much", "8X", "G8", "inf"):
+        with pytest.raises(ConfigError, match=f"'{text}'"):
+            memory_of(text)
+    assert table_limit(0) is None
+    assert 0 < (table_limit(1 << 40) or 0) < 1 << 40
+    with pytest.raises(ConfigError, match="allows this server 16 MiB"):
+        table_limit(16 * MIB)
