@@ -293,6 +293,11 @@ class Optimizer:
         self._update(pairs, samples, loss)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
+        strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
+        if strangers:
+            raise UsageError(
+                f"{self._name}: params_grads has {strangers[0]!r}, which is no parameter"
+            )
         checked = [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
         doubled = len(checked) - len({p.name for p, _ in checked})
         if doubled:
@@ -356,6 +361,7 @@ class Optimizer:
 
         Returns:
             `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
+            State that was set and still waits for its parameter's first update is in it as well.
             A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
             `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
             with multi_precision `master_weights` has the float32 weights by name.
@@ -370,7 +376,13 @@ class Optimizer:
                 self._seat(parameter)
         home.runtime.flush()
         seats = [seat for p in self._known.values() if (seat := home.find(self, p)) is not None]
-        found = state.gather(home, seats)
+        seated = {seat.parameter.name for seat in seats}
+        found = {
+            key: value
+            for key, value in self._waiting.items()
+            if "." in key and key.rpartition(".")[0] not in seated
+        }
+        found |= state.gather(home, seats)
         if self.multi_precision:
             found["master_weights"] = state.masters(home, seats)
         found["global_step"] = self._updates

@@ -51,8 +51,8 @@ class AdamCatchUp(Rule):
     steps, chosen from the betas (195 for the defaults), what is left of the drift is below 1e-6 of
     the learning rate; the moments then decay in one go.
 
-    The missed steps are made at the learning rate of the row's last update. Step counters have 64
-    bits.
+    The missed steps are made at the learning rate of the row's last update, and without
+    regularization. Step counters have 64 bits.
     """
 
     beta1: float = 0.9

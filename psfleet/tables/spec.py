@@ -1,6 +1,7 @@
 """The definition of a table: everything that must be equal wherever a part of it lives."""
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -51,6 +52,15 @@ class Initializer:
         if self.kind not in ("uniform", "normal", "truncated", "constant"):
             raise ConfigError(
                 f"initializer {self.kind!r} is unknown; use uniform, normal, truncated or constant"
+            )
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ConfigError(
+                f"initializer {self.kind!r} has the values {self.low!r} and {self.high!r}; "
+                "they must be finite"
+            )
+        if self.kind in ("normal", "truncated") and self.high < 0:
+            raise ConfigError(
+                f"initializer {self.kind!r} has the deviation {self.high!r}; it must be at least 0"
             )
 
 

@@ -214,8 +214,13 @@ def test_state_before_and_after_the_first_update() -> None:
     assert opt.state_dict()["w.velocity"].tolist() == [1.5] * 3
     opt.set_state_dict(state)
     assert opt.state_dict()["w.velocity"].tolist() == [1.0] * 3
-    fresh.set_state_dict({"v.velocity": 4 * ONE, "v.step": 7})
+    loaded = {"v.velocity": 4 * ONE, "v.step": 7, "u.velocity": ONE, "u.step": 3, "global_step": 7}
+    fresh.set_state_dict(loaded)
+    assert set(fresh.state_dict()) == set(loaded)
     fresh.apply_gradients([(v, 0 * ONE)])
+    assert fresh.state_dict()["u.step"] == 3
+    with pytest.raises(UsageError, match="params_grads has 'v', which is no parameter"):
+        fresh.apply_gradients([("v", ONE)])
     assert v.numpy().tolist() == [-1.0] * 3
     assert fresh.state_dict()["v.step"] == 8
 
