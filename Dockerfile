@@ -8,8 +8,9 @@ FROM ${BASE}
 RUN python3 -m venv /opt/psfleet
 ENV PATH=/opt/psfleet/bin:$PATH PYTHONUNBUFFERED=1
 
-# What the processes write (models, plots, compiled kernels) goes to /work, which they own.
-RUN useradd --create-home psfleet && mkdir /work && chown psfleet /work
+# What the processes write (models, plots, compiled kernels) goes to /work, which they own; the job's
+# credentials are in /tls.
+RUN useradd --create-home psfleet && mkdir --mode 700 /tls && mkdir /work && chown psfleet /work /tls
 
 # PIP_OPTIONS: where there is no package index, "--no-index --find-links wheels".
 ARG EXTRAS=[examples]
