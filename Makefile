@@ -10,7 +10,7 @@ JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench bench-kernels torture test-engines docs clean
+.PHONY: help train test check bench bench-kernels torture fuzz fuzz-atheris test-engines docs clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -18,6 +18,7 @@ help:
 	@echo "make check          ruff, mypy, generated stubs"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
 	@echo "make torture        the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
+	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
 	@echo "make docs           check what the documents name and link to"
 
@@ -48,6 +49,20 @@ torture: $(VENV)/.has-test
 	for run in $$(seq $(TIMES)); do \
 	    echo "run $$run of $(TIMES)"; \
 	    $(VENV)/bin/python -m pytest -q -x -m "not docker" $(TESTS) $(ARGS) || exit 1; \
+	done
+
+FUZZ_FRAMES ?= 1000000
+FUZZ_FILES ?= 100000
+FUZZ_SEED ?= $(shell date +%s)
+fuzz: $(VENV)/.has-test
+	FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES) FUZZ_SEED=$(FUZZ_SEED) \
+	    $(VENV)/bin/python -m pytest -s -v tests/fuzz $(ARGS)
+
+SECONDS ?= 60
+fuzz-atheris: $(VENV)/.has-test
+	$(VENV)/bin/python -m pip install --quiet atheris
+	for kind in frames files; do \
+	    $(VENV)/bin/python -m tests.fuzz.guided $$kind -max_total_time=$(SECONDS) || exit 1; \
 	done
 
 test-engines: $(VENV)/.has-test

@@ -6,6 +6,7 @@ with psfleet.connect() as ps:
     users.push(ids, grads).wait()
 """
 
+import dataclasses
 from types import TracebackType
 from typing import Any
 
@@ -194,15 +195,25 @@ class Client:
         self.close()
 
 
-def connect(environment: Environment | None = None, mode: Mode = "async") -> Client:
+def connect(
+    environment: Environment | None = None,
+    mode: Mode = "async",
+    tls: str | None = None,
+    insecure: bool | None = None,
+) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
     Args:
         environment: Instead of the process's own.
         mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
             sync mode each push of every worker makes a round.
+        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
+        insecure: Use TCP in the clear, without credentials.
     """
     environment = environment or read_environment()
+    said = {"tls": tls, "insecure": insecure}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    environment = dataclasses.replace(environment, **given)
     if environment.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
     if environment.role is None:

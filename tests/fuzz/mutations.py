@@ -1,7 +1,7 @@
 """Changes to valid messages and files: fields to the edges of their types, bytes to anything.
 
-What is drawn comes from a `random.Random`: a seed repeats a case. Hypothesis and atheris choose the seed
-bytes, so one harness serves all three.
+What is drawn comes from a `random.Random`: a seed repeats a case. Hypothesis and atheris give the throws
+themselves (`Fed`), so one harness serves all three.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["mutated_bytes", "mutated_message"]
+__all__ = ["Fed", "mutated_bytes", "mutated_message"]
 
 _WHOLE = [0, 1, 2, 3, 7, 8, 63, 64, 255, 4096, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53]
 _WHOLE += [2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
@@ -59,6 +59,23 @@ _NARROW = (
     FieldDescriptor.TYPE_ENUM,
 )
 _MANY = 40
+
+
+class Fed(random.Random):
+    """Dice whose throws are given, so that a fuzzer can change one of them; then a fixed sequence."""
+
+    def __init__(self, throws: bytes) -> None:
+        super().__init__(0)
+        self._throws = throws
+        self._at = 0
+
+    def getrandbits(self, k: int, /) -> int:
+        """The next bits that are given."""
+        taken = self._throws[self._at : self._at + -(-k // 8)]
+        self._at += len(taken)
+        if 8 * len(taken) < k:
+            return super().getrandbits(k)
+        return int.from_bytes(taken, "little") & ((1 << k) - 1)
 
 
 def mutated_bytes(dice: random.Random, whole: bytes, others: Sequence[bytes] = ()) -> bytes:
