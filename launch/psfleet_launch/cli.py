@@ -103,6 +103,12 @@ _RESTARTS = 5  # of each server in one job
     show_default=True,
     help="What servers keep; with a log those that die go on from it.",
 )
+@click.option(
+    "--server-memory",
+    default="",
+    metavar="SIZE",
+    help="What each server may take, as in 8G; pushes that would take more are refused.",
+)
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -126,6 +132,7 @@ def launch(
     no_progress: bool,
     server_script: bool,
     durability: str,
+    server_memory: str,
     script: str,
     arguments: tuple[str, ...],
 ) -> int:
@@ -150,6 +157,7 @@ def launch(
         server_script,
         durability,
         insecure,
+        server_memory,
     )
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from psfleet.environment import memory_of
 from psfleet.errors import ConfigError
 from psfleet_launch.guard import MARKER
 
@@ -72,6 +73,7 @@ class Request:
         server_script: Servers run the script too, and it branches on `fleet.is_server()`.
         durability: What servers keep: none, log or log+fsync; with a log they are started again.
         insecure: TCP is plain, without certificates and token.
+        server_memory: What each server may take, as PSFLEET_MEMORY says it; empty: what there is.
     """
 
     script: str
@@ -83,6 +85,7 @@ class Request:
     server_script: bool = False
     durability: str = "none"
     insecure: bool = False
+    server_memory: str = ""
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -95,6 +98,7 @@ class Request:
             raise ConfigError(
                 "--insecure is for TCP (--tcp or --port); unix sockets are in a private folder"
             )
+        memory_of(self.server_memory)
         _at_least_one("--servers", self.servers)
         _at_least_one("--workers", self.workers)
         if not Path(self.script).is_file():
@@ -243,6 +247,8 @@ def child_environment(
         }
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
+        if job.request.server_memory:
+            settled["PSFLEET_MEMORY"] = job.request.server_memory
     inherited = {name: value for name, value in base.items() if name not in _OWN}
     return {**_threads(job, member, cores), **inherited, **settled}
 

@@ -17,6 +17,7 @@ from psfleet.tables.budget import Budget
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet_launch.plan import Job, Member, Request, child_environment
 from psfleet_server.log import Log
 from psfleet_server.memory import resident, table_limit
 from psfleet_server.recovery import Keeper
@@ -43,14 +44,14 @@ def fill(table: SparseTable, count: int, times: int) -> None:
 def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -> None:
     """Pushes of new rows go on until one is refused; the process has then grown by less than the budget."""
     push(SparseTable(spec_of(dim, entry)), np.arange(10))  # compiled
-    before, budget = resident(), Budget(limit=60 * MIB)
+    before, budget = resident(), Budget(limit=40 * MIB)
     table = SparseTable(spec_of(dim, entry), budget=budget)
     count, times = BATCH if dim < 100 else 256, 1 if entry is None else 2
-    with pytest.raises(UsageError, match=r"was asked to add .* may give it 60\.0 MiB"):
+    with pytest.raises(UsageError, match=r"was asked to add .* may give it 40\.0 MiB"):
         fill(table, count, times)
     assert len(table) == table.step * count // times
-    assert 20 * MIB < table.bytes <= 60 * MIB
-    assert resident() - before < 72 * MIB  # a batch, and what the allocator keeps
+    assert 12 * MIB < table.bytes <= 40 * MIB
+    assert resident() - before < 52 * MIB  # a batch, and what the allocator keeps
     push(table, np.arange(count))  # rows that are there are still served
     out = np.empty((count, dim), np.float32)
     table.pull_into(np.arange(10**9, 10**9 + count), out)
@@ -59,7 +60,7 @@ def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -
 def test_tables_share_what_there_is() -> None:
     """Dense and sparse tables of one shard together stay below the limit; each refusal names its table."""
     shard = Shard()
-    shard.budget.limit = 40 * MIB
+    shard.budget.limit = 32 * MIB
     shard.handle(Join(0, 1, "async"), "join")
     shard.create(TableSpec("w", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
     with pytest.raises(UsageError, match=r"'v' was asked to be made, for which it needs 24\.0 MiB"):
@@ -167,3 +168,14 @@ def test_amounts_of_memory() -> None:
     assert 0 < (table_limit(1 << 40) or 0) < 1 << 40
     with pytest.raises(ConfigError, match="allows this server 16 MiB"):
         table_limit(16 * MIB)
+
+
+def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
+    """--server-memory reaches servers and no worker; what is no amount is refused before a start."""
+    script = tmp_path / "train.py"
+    script.touch()
+    job = Job(Request(str(script), server_memory="2G"), "j", "token", tmp_path, tmp_path)
+    assert child_environment(job, Member("server", 0), {})["PSFLEET_MEMORY"] == "2G"
+    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), {})
+    with pytest.raises(ConfigError, match="'2 apples'"):
+        Request(str(script), server_memory="2 apples")
