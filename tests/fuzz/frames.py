@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import grpc
 import numpy as np
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from psfleet.limits import Limits
@@ -104,6 +105,8 @@ class Ground:
         self._make_tables()
         self._share()
         self._requests = dict(self._valid())
+        for method in self.unknown():
+            self._requests[method.removeprefix("/psfleet.v1.")] = self._plain(method)
 
     def close(self) -> None:
         """Let go of the shared memory."""
@@ -240,6 +243,18 @@ class Ground:
         for word in ("Save", "Load"):  # of a folder within the present one
             yield f"Shard/{word}", getattr(Pb, f"{word}Request")(path="checkpoint")
 
+    def _plain(self, method: str) -> Message:
+        """A request of a method that nobody has written a better one for, from its definition."""
+        service, name = method.rsplit("/", 1)
+        pool: Any = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
+        definition = pool.FindServiceByName(service.removeprefix("/")).methods_by_name[name]
+        request = message_factory.GetMessageClass(definition.input_type)()
+        known = {"worker": 0, "incarnation": self.life, "table": self.rows, "index": 0, "number": 1}
+        for each in definition.input_type.fields:
+            if each.name in known and not each.is_repeated:
+                setattr(request, each.name, known[each.name])
+        return request
+
     def _state_frame(self) -> Frame:
         segments = [
             Segment(table=self.rows, content=frame_pb2.CONTENT_STATE, count=3, step=1),
@@ -330,7 +345,7 @@ class Ground:
         return f"/psfleet.v1.{method}", request
 
     def unknown(self) -> set[str]:
-        """Methods without a good request here."""
+        """Methods without a request here."""
         return set(self.methods) - {f"/psfleet.v1.{name.split()[0]}" for name in self._requests}
 
 

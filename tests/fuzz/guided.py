@@ -27,7 +27,7 @@ def frames() -> Callable[[bytes], None]:
             while grounds:
                 grounds.pop().close()
             grounds.append(Ground(modes[tally.frames // 500 % 2]))
-        attack(Fed(data), grounds[0], tally, grounds[0].state())
+        attack(grounds[0], Fed(data), tally, grounds[0].state())
 
     return one
 

@@ -24,7 +24,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rates of 1e308 are the sender's own
 def test_every_method_is_attacked() -> None:
-    """Each has a good request from which the changed ones are made."""
+    """Each has a request from which the changed ones are made, a new one too."""
     ground = Ground(shard_pb2.MODE_SYNC)
     try:
         assert ground.unknown() == set()
