@@ -1,7 +1,7 @@
 """What of a pull or push goes to which server, and back."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Plans:
     def __init__(self, servers: int) -> None:
         self.servers = servers
         self._made: dict[int, deque[tuple[Ids, Dedup]]] = {}
+        self._recent: deque[tuple[Ids, Dedup]] = deque(maxlen=_KEPT)  # of any table
         self._ranges: dict[int, list[tuple[int, int]]] = {}
 
     def ranges(self, spec: TableSpec) -> list[tuple[int, int]]:
@@ -45,17 +46,28 @@ class Plans:
 
     def of(self, table: int, ids: Ids) -> Dedup:
         """The distinct ids [n] of a batch, dealt to the servers."""
-        made = self._made.setdefault(table, deque(maxlen=_KEPT))  # the last one first
-        for known, plan in made:
-            if (
-                len(known) == len(ids)
-                and (known[::_SAMPLE] == ids[::_SAMPLE]).all()
-                and (known == ids).all()
-            ):
-                return plan
-        plan = dedup(ids, self.servers)
-        made.appendleft((ids.copy(), plan))  # the caller may change its array
-        return plan
+        own = self._made.setdefault(table, deque(maxlen=_KEPT))  # the last one first
+        found = _among(own, ids)
+        if found is None:
+            # Tables of one model are often looked up with the same ids, one after the other.
+            found = _among(self._recent, ids)
+            if found is None:
+                found = ids.copy(), dedup(ids, self.servers)  # the caller may change its array
+                self._recent.appendleft(found)
+            own.appendleft(found)
+        return found[1]
+
+
+def _among(made: Iterable[tuple[Ids, Dedup]], ids: Ids) -> tuple[Ids, Dedup] | None:
+    """The plan that was made for these very ids."""
+    for known, plan in made:
+        if (
+            len(known) == len(ids)
+            and (known[::_SAMPLE] == ids[::_SAMPLE]).all()
+            and (known == ids).all()
+        ):
+            return known, plan
+    return None
 
 
 class DenseRead:
