@@ -69,12 +69,19 @@ def plan(
             "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
         },
     )
+    stages = int(parts.get("pipeline", {}).get("stages", 1))
     with tempfile.TemporaryDirectory(prefix="psfleet-") as folder:
-        return _plan([script, *arguments], json.dumps(parts) if parts else "", Path(folder, "plan"))
+        return _plan(
+            [script, *arguments], json.dumps(parts) if parts else "", stages, Path(folder, "plan")
+        )
 
 
-def _plan(words: Sequence[str], strategy: str, out: Path) -> int:
-    """Run the script until it has written its plan; show that, or why there is none."""
+def _plan(words: Sequence[str], strategy: str, stages: int, out: Path) -> int:
+    """Run the script until it has written its plan; show that, or why there is none.
+
+    BLAS has as many threads as it would have in a job of one worker of these stages.
+    """
+    share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // stages))}
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -85,7 +92,7 @@ def _plan(words: Sequence[str], strategy: str, out: Path) -> int:
         text=True,
         capture_output=True,
         check=False,
-        env=inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
+        env=share | inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
     )
     if done.returncode or not out.exists():
         why = done.stderr.strip() or "it ended without a training step"

@@ -18,8 +18,11 @@ from psfleet.program.variable import Variable, compute
 
 __all__ = ["agree_on_parts", "measure"]
 
-_TIMES = 2, 10  # at least, as much is done the first time that no later step does; at most
-_ENOUGH = 0.3  # seconds of measuring after which the least times do
+_TIMES = (
+    5,
+    20,
+)  # at least: other processes, and what is done the first time only, must not count; at most
+_ENOUGH = 0.5  # seconds of measuring after which the least times do
 
 
 def agree_on_parts(
