@@ -109,8 +109,9 @@ class Ground:
             self._requests[method.removeprefix("/psfleet.v1.")] = self._plain(method)
 
     def close(self) -> None:
-        """Let go of the shared memory."""
-        self.host.lanes.drop(0)
+        """Let go of the shared memory, and of what watches over it."""
+        self.host.lanes.start()
+        self.host.lanes.stop()
 
     # -- calls -----------------------------------------------------------------------------------
 
