@@ -11,6 +11,8 @@ j when the backward pass has come down to j:
 Memory is counted in steps of B / 256, rounded up, so that a choice never exceeds the budget.
 """
 
+import copy
+import dataclasses
 import math
 import time
 import weakref
@@ -51,6 +53,8 @@ def profile(run: Run) -> Costs:
     """Measure the plan's forward records on the run's own values, keeping nothing."""
     records = run.plan.forward
     before = dict(run.values)
+    # What a metric accumulates from one run to the next must not count this one.
+    program = dataclasses.replace(run.program, memory=copy.deepcopy(run.program.memory))
     uses = {v: i for i, record in enumerate(records) for v in record.inputs}
     kept = run.plan.kept
     saved = np.zeros(len(records), np.int64)
@@ -61,7 +65,7 @@ def profile(run: Run) -> Costs:
         _new_bytes(value, seen)
     for i, record in enumerate(records):
         needs = run.plan.needs.get(record, ())
-        context = Context(run.program, record, needs or (False,) * len(record.inputs))
+        context = Context(program, record, needs or (False,) * len(record.inputs))
         inputs = [run.input(variable) for variable in record.inputs]
         start = time.perf_counter()
         value = compute(record.op, context, inputs, record.output.dtype)

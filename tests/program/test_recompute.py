@@ -111,6 +111,27 @@ def test_the_chosen_cuts_beat_even_ones() -> None:
     assert replayed(edges, drops) < 0.8 * replayed(*even)
 
 
+def test_measuring_leaves_no_trace_in_metrics() -> None:
+    """An accumulated AUC counts each batch once, also the one by which the cuts were chosen."""
+    found = []
+    for chosen in (None, Automatic()):
+        with names.guard(), program_guard(Program(), Program()):
+            loss, outputs = network(3)
+            label = layers.data("label", [None, 1], dtype="int64")
+            auc, *_ = layers.auc(layers.softmax(layers.fc(outputs[-1], 2)), label)
+            HandSGD(0).minimize(loss, checkpoints=chosen)
+            executor, dice = ps.Executor(), np.random.default_rng(5)
+            for _ in range(2):
+                feed = {
+                    "x": dice.normal(size=(32, 24)).astype(np.float32),
+                    "ids": FEED["ids"],
+                    "label": dice.integers(0, 2, (32, 1)),
+                }
+                (value,) = executor.run(feed=feed, fetch_list=[auc])
+            found.append(float(value.item()))
+    assert found[0] == found[1]
+
+
 def test_a_checkpoint_that_the_loss_does_not_depend_on_is_refused() -> None:
     """By its name."""
     loss, _ = network(2)
