@@ -49,7 +49,7 @@ class Lamb(Rule):
         check_range("Lamb", "beta1", self.beta1, 0, 1, high_open=True)
         check_range("Lamb", "beta2", self.beta2, 0, 1, high_open=True)
         check_range("Lamb", "epsilon", self.epsilon, 0, math.inf)
-        check_range("Lamb", "weight_decay", self.weight_decay, 0, math.inf)
+        check_range("Lamb", "lamb_weight_decay", self.weight_decay, 0, math.inf)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
