@@ -13,9 +13,10 @@ import pytest
 from psfleet import fleet as fleet_api
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
+from psfleet.modes.changing import connect
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.runtime import Gradient
-from psfleet.strategy import LocalSGD
+from psfleet.strategy import Consistency, LocalSGD
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads
@@ -200,6 +201,27 @@ def test_localsgd() -> None:
         in_threads([lambda: work(0), lambda: work(1)])
     assert not torch.equal(*apart)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("mode", ["geo", "half-async"])
+def test_other_modes(mode: Any) -> None:
+    """One worker learns the same but for rounding and merged pushes, with gradients zeroed in place."""
+    torch.manual_seed(4)
+    start = DeepFM()
+    plain = copy.deepcopy(start)
+    wanted = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
+    with nothing_left(), LocalFleet(1, 1) as fleet:
+        runtime = connect(fleet.environment(0), Consistency(mode=mode))
+        model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
+        got = []
+        for batch in batches(40):
+            loss = model(batch)
+            got.append(loss.item())
+            opt.zero_grad(set_to_none=False)
+            loss.backward()
+            opt.step()
+        runtime.close()
+    np.testing.assert_allclose(got, wanted, rtol=1e-4 if mode == "geo" else 0.05)
 
 
 def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None:
