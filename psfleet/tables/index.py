@@ -191,14 +191,18 @@ class Index:
         self._kernels.ages(self.address, address_of(ids), len(ids), step, address_of(ages))
         return step - ages
 
-    def aged(self, step: int, least: int = 0, segments: tuple[int, int] = EVERY) -> tuple[Ids, ...]:
-        """Ids, slots and ages of the rows of these segments that are at least so old, in no good order.
+    def aged(
+        self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
+    ) -> tuple[Ids, ...]:
+        """Ids, slots and ages of the rows of these segments that are so old, in no good order.
 
         A segment is chosen by the hash of the id and never changes.
         """
-        most = int(self._segments[slice(*segments), LIVE].sum())
-        found = [np.empty(most, np.int64) for _ in range(3)]
-        count = self._kernels.collect(self.address, *segments, step, least, *map(address_of, found))
+        there = int(self._segments[slice(*segments), LIVE].sum())
+        found = [np.empty(there, np.int64) for _ in range(3)]
+        count = self._kernels.collect(
+            self.address, *segments, step, least, most, *map(address_of, found)
+        )
         return tuple(array[:count] for array in found)
 
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
@@ -229,8 +233,12 @@ class Index:
         enough = np.flatnonzero(reach >= count)
         first = int(enough[-1]) << shift if len(enough) else 0
         ids, _, ages = self.aged(step, max(first, least))
-        order = np.lexsort((hash_ids(ids), -ages))[:count]
-        return np.ascontiguousarray(ids[order])
+        if len(ids) <= count:
+            return np.ascontiguousarray(ids)
+        edge = np.partition(ages, len(ages) - count)[len(ages) - count]
+        older, level = ids[ages > edge], ids[ages == edge]
+        left = count - len(older)
+        return np.append(older, level[np.argpartition(hash_ids(level), left - 1)[:left]])
 
     def restamp(self, old: int, new: int) -> None:
         """The table's step goes from `old` to `new`; rows keep the step of their last push."""

@@ -290,6 +290,9 @@ class SparseTable:
 
     def _admitted(self, ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
         """What is left of a push without the unknown ids that get no row; there is room for the rest."""
+        admits_all = self._chance is None and self._waiting is None
+        if admits_all and self._surely_fit(len(ids)):
+            return ids, gradients
         slots, unknown = self._index.locate(ids)
         kept = self._rowed(ids, slots) if unknown else np.ones(len(ids), np.bool_)
         new = ids[kept & (slots == 0)]
@@ -515,7 +518,7 @@ class SparseTable:
     def changed_since(self, mark: Mark) -> Changes:
         """Which rows are new or may differ since the mark, and which are there no more.
 
-        Costs one look at the index (2 to 3 ns a row), nothing while the table trains. Candidates and the
+        Costs one look at the index (13 ns a row, measured on a busy machine), nothing while the table trains. Candidates and the
         clock are not part of it: they are small, and written whole.
         """
         with self._lock:
@@ -524,9 +527,8 @@ class SparseTable:
                 self.spec.every_row and self.step > mark.step
             )
             # A row whose stamp is the mark's own step was pushed before the mark.
-            age = max(self.step - mark.step, 0)
-            ids, _, ages = self._index.aged(self.step)
-            changed = ids if everything else ids[ages < age]
+            most = 2**32 if everything else self.step - mark.step - 1
+            changed = self._index.aged(self.step, most=most)[0]
             back = self._index.locate(written)[0] != 0
             gone = self._index.locate(removed)[0] == 0
         return Changes(np.union1d(changed, written[back]), removed[gone])

@@ -175,7 +175,7 @@ def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     job = Job(Request(str(script), server_memory="2G"), "j", "token", tmp_path, tmp_path)
-    assert child_environment(job, Member("server", 0), {})["PSFLEET_MEMORY"] == "2G"
-    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), {})
+    assert child_environment(job, Member("server", 0), [], {})["PSFLEET_MEMORY"] == "2G"
+    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), [], {})
     with pytest.raises(ConfigError, match="'2 apples'"):
         Request(str(script), server_memory="2 apples")

@@ -132,6 +132,8 @@ def forget(d, ids, n):
     """Remove ids. -> how many of them were there."""
     count = 0
     for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
         count += remove(d, mix(uint64(read_i64(ids, i))))
     return count
 
@@ -180,9 +182,9 @@ def histogram(d, step, shift, bins, counts):
                     store_i64(counts, bin_, load_i64(counts, bin_) + 1)
 
 
-@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64))
-def collect(d, first, last, step, least, ids, slots, ages):
-    """Write id, slot and age of the rows of segments first to last - 1 that are at least so old. -> how many."""
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
+def collect(d, first, last, step, least, most, ids, slots, ages):
+    """Write id, slot and age of the rows of segments first to last - 1 of such an age. -> how many."""
     count = 0
     for s in range(first, last):
         segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
@@ -194,7 +196,7 @@ def collect(d, first, last, step, least, ids, slots, ages):
                 if slot == 0 or slot == DEAD:
                     continue
                 age = age_of(step, load_u32(line, 12 + entry))
-                if age >= least:
+                if age >= least and age <= most:
                     store_i64(ids, count, int64(unmix(load_u64(line, entry))))
                     store_i64(slots, count, slot)
                     store_i64(ages, count, age)
