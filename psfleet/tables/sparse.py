@@ -518,8 +518,8 @@ class SparseTable:
     def changed_since(self, mark: Mark) -> Changes:
         """Which rows are new or may differ since the mark, and which are there no more.
 
-        Costs one look at the index (13 ns a row, measured on a busy machine), nothing while the table trains. Candidates and the
-        clock are not part of it: they are small, and written whole.
+        Costs one look at the index (13 ns a row, measured on a busy machine), and nothing while the table
+        trains. Candidates and the clock are not part of it: they are small, and written whole.
         """
         with self._lock:
             removed, written = self._history.since(mark.event)
