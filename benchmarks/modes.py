@@ -1,0 +1,124 @@
+"""What the consistency modes cost on one small job: CPU seconds of workers and servers, calls and staleness.
+
+    python benchmarks/modes.py [--steps 200] [--repeats 3]
+
+Two servers, two workers (threads of this process, with a table between them of 20,000 ids and 64
+dense weights); the same samples in every mode. CPU seconds are comparable on a busy machine, wall time
+is not; a mode that lets workers wait costs wall time that does not show here.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.shard.staleness import quantile
+from psfleet.strategy import Consistency
+from psfleet.testing.clicks import Clicks
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+
+MODES = {
+    "sync": Consistency("sync"),
+    "async": Consistency("async"),
+    "ssp, staleness 0": Consistency("ssp", staleness=0),
+    "ssp, staleness 2": Consistency("ssp", staleness=2),
+    "geo, k_steps 10": Consistency("geo", k_steps=10),
+    "half-async": Consistency("half-async"),
+}
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run.
+
+    Attributes:
+        worker, server: CPU seconds of all workers and of all servers.
+        pushes: That the busiest server has counted.
+        megabytes: That all servers have received and sent in data calls.
+        staleness: Which 99 % of pushes did not exceed; None: rounds.
+        loss: On samples that nobody trained on.
+    """
+
+    worker: float
+    server: float
+    pushes: int
+    megabytes: float
+    staleness: int | None
+    loss: float
+
+
+def measure(job: Clicks, consistency: Consistency) -> Figures:
+    """Train once."""
+    figures: list[Figures] = []
+
+    def life(fleet: LocalFleet, worker: int) -> None:
+        runtime = connect(fleet.environment(worker), consistency)
+        job.create(runtime)
+        runtime.barrier()
+        at_start = cpu(runtime)
+        job.train(runtime)
+        if worker == 0:
+            figures.append(figures_of(job, runtime, at_start))
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(2, WORKERS) as fleet:
+        in_threads([partial(life, fleet, worker) for worker in range(WORKERS)])
+    return figures[0]
+
+
+def cpu(runtime: ChangingRuntime) -> tuple[float, float]:
+    """CPU seconds so far: of this process, and of the servers."""
+    return time.process_time(), sum(server["cpu_seconds"] for server in runtime.stats())
+
+
+def figures_of(job: Clicks, runtime: ChangingRuntime, before: tuple[float, float]) -> Figures:
+    """Since the moment at which `cpu` gave `before`."""
+    worker, server = (now - then for now, then in zip(cpu(runtime), before, strict=True))
+    stats = runtime.stats()
+    return Figures(
+        worker,
+        server,
+        max(each["pushes"] for each in stats),
+        sum(each["bytes_in"] + each["bytes_out"] for each in stats) / 1e6,
+        quantile((each["staleness"] for each in stats), 0.99),
+        job.log_loss(runtime),
+    )
+
+
+def main() -> None:
+    """Print a table: medians of the repeats, which go through the modes in turn."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    job = Clicks(steps=asked.steps, batch=512, items=20_000, fields=26, numbers=64)
+    runs: dict[str, list[Figures]] = {name: [] for name in MODES}
+    for consistency in (MODES["async"], MODES["geo, k_steps 10"]):  # kernels are loaded
+        measure(dataclasses.replace(job, steps=2), consistency)
+    for _ in range(asked.repeats):
+        for name, consistency in MODES.items():
+            runs[name].append(measure(job, consistency))
+    heads = ["mode", "samples per CPU second", "CPU of workers, s", "of servers, s", "pushes"]
+    heads += ["MB", "staleness p99", "log loss"]
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for name, found in runs.items():
+        middle = sorted(found, key=lambda run: run.worker + run.server)[len(found) // 2]
+        rate = statistics.median(
+            WORKERS * job.steps * job.batch / (run.worker + run.server) for run in found
+        )
+        stale = "-" if middle.staleness is None else middle.staleness
+        print(
+            f"| {name} | {rate:,.0f} | {middle.worker:.2f} | {middle.server:.2f} | {middle.pushes:,} "
+            f"| {middle.megabytes:,.0f} | {stale} | {middle.loss:.3f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

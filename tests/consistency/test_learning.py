@@ -1,0 +1,76 @@
+"""Every mode learns as well as rounds do, on two servers with two workers."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.modes.changing import connect
+from psfleet.strategy import Consistency
+from psfleet.testing.clicks import Clicks
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+
+MODES = [
+    Consistency("sync"),
+    Consistency("async"),
+    Consistency("ssp", staleness=0),
+    Consistency("ssp", staleness=3),
+    Consistency("geo", k_steps=5),
+    Consistency("half-async"),
+]
+SCRIPT = Path(__file__).parent / "scripts" / "modes.py"
+
+
+def learned(consistency: Consistency) -> float:
+    """The log loss after training in that mode."""
+    job = Clicks()
+    losses: list[float] = []
+
+    def life(fleet: LocalFleet, worker: int) -> None:
+        runtime = connect(fleet.environment(worker), consistency)
+        job.create(runtime)
+        job.train(runtime)
+        if worker == 0:
+            losses.append(job.log_loss(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(life, fleet, worker) for worker in range(2)])
+    return losses[0]
+
+
+@pytest.fixture(scope="module")
+def in_rounds() -> float:
+    """The log loss that sync mode reaches."""
+    return learned(Consistency("sync"))
+
+
+@pytest.mark.parametrize("consistency", MODES[1:], ids=lambda c: f"{c.mode}-{c.staleness}")
+def test_modes_learn_alike(consistency: Consistency, in_rounds: float) -> None:
+    """The log loss on unseen samples is that of sync mode, give or take a twentieth."""
+    assert in_rounds < 0.9 * np.log(2)
+    assert learned(consistency) < 1.05 * in_rounds
+
+
+def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
+    """A trainer script under the launcher starts in the mode of a flag, changes it on its way through
+    all others, and learns in each; with gradients of two steps merged."""
+    command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
+    command += ["--mode", "ssp", "--staleness", "1", "--log-dir", str(tmp_path), "--no-progress"]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(tmp_path / "losses.npy")],
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = np.load(tmp_path / "losses.npy")
+    assert losses.shape == (6,)
+    assert losses[-1] < 0.9 * losses[0] < 0.7 * np.log(2)
+    assert (np.diff(losses) < 0.01).all()
