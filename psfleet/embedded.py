@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import load_shard, save_fleet
-from psfleet.errors import PsfleetError, UsageError
+from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
-from psfleet.shard.events import Answer, Join, Push, Refuse, Shrink, Tick
+from psfleet.shard.cuts import Cutting
+from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
@@ -49,6 +50,8 @@ class EmbeddedRuntime:
         self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
         self._pushes = 0
+        self._saves = 0
+        self._base: tuple[int, str] | None = None
         self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
@@ -142,9 +145,24 @@ class EmbeddedRuntime:
         """See Runtime.shrink."""
         return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save."""
-        save_fleet(path, [self._shard])
+        if not path:
+            raise ConfigError(
+                "without a cluster there is no job's folder; name one for the snapshot"
+            )
+        if delta and self._base is None:
+            raise CheckpointError(
+                "there is no snapshot that a delta could say the changes of; save a base first (mode 2)"
+            )
+        before = self._base if delta else None
+        self._saves += 1
+        cutting = Cutting(self._saves, since=before[0] if before else 0, remember=delta or base)
+        save_fleet(path, [self._shard], cutting, before[1] if before else None)
+        if delta or base:
+            self._base = self._saves, path
+            self._shard.handle(EndCut(self._saves, self._saves), "save")
+        return path
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

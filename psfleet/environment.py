@@ -16,8 +16,11 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_STAGE_COPIES | | how many copies each stage has, comma-separated; empty: one each |
 | PSFLEET_COPY | | which copy of its stage this is, from 0 |
 | PSFLEET_STAGE_ENDPOINTS | | where these processes meet: ipc:///path or tcp://host:port, stage by stage |
-| PSFLEET_DURABILITY | | none; log: servers keep a log and can be started again; log+fsync: on the disk |
+| PSFLEET_DURABILITY | | none, snapshot, log or log+fsync: what survives servers, see docs/recovery.md |
 | PSFLEET_LOG_FOLDER | | where servers keep their logs |
+| PSFLEET_SNAPSHOTS | | where server 0 keeps the job's snapshots; empty: `snapshots` beside the logs |
+| PSFLEET_SNAPSHOT_EVERY | | how often one is taken: 60s, 5min or 1000 rounds; empty: when asked for |
+| PSFLEET_RESUME | | the snapshot from which the fleet starts |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
 | PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
@@ -66,6 +69,9 @@ class Environment:
     durability: str = "none"
     log_folder: str = ""
     job: str = ""
+    snapshots: str = ""
+    snapshot_every: str = ""
+    resume: str = ""
     dead_after: float = 0.0
     tls: str = ""
     insecure: bool = False
@@ -102,19 +108,27 @@ class Environment:
             )
 
     def _check_durability(self) -> None:
-        if self.durability == "snapshot":
+        if self.durability not in ("none", "snapshot", "log", "log+fsync"):
             raise ConfigError(
-                "PSFLEET_DURABILITY is 'snapshot', which is not available yet; use log or none"
+                f"PSFLEET_DURABILITY is {self.durability!r}; it must be none, snapshot, log or "
+                "log+fsync"
             )
-        if self.durability not in ("none", "log", "log+fsync"):
-            raise ConfigError(
-                f"PSFLEET_DURABILITY is {self.durability!r}; it must be none, log or log+fsync"
-            )
-        if self.role == "server" and self.durability != "none" and not self.log_folder:
+        if self.role == "server" and self.keeps_log and not self.log_folder:
             raise ConfigError(
                 f"PSFLEET_DURABILITY is {self.durability!r} but PSFLEET_LOG_FOLDER is "
                 "empty; name the folder for the servers' logs"
             )
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether servers can be started again, each by itself."""
+        return self.durability in ("log", "log+fsync")
+
+    @property
+    def snapshot_folder(self) -> str:
+        """Where server 0 keeps the job's snapshots; empty: nowhere."""
+        beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
+        return self.snapshots or beside
 
     def _check_stages(self) -> None:
         if not 0 <= self.stage < self.stages:
@@ -193,6 +207,9 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         durability=variables.get("PSFLEET_DURABILITY") or "none",
         log_folder=variables.get("PSFLEET_LOG_FOLDER", ""),
         job=variables.get("PSFLEET_JOB", ""),
+        snapshots=variables.get("PSFLEET_SNAPSHOTS", ""),
+        snapshot_every=variables.get("PSFLEET_SNAPSHOT_EVERY", ""),
+        resume=variables.get("PSFLEET_RESUME", ""),
         memory=memory_of(variables.get("PSFLEET_MEMORY", "")),
         dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
         tls=variables.get("PSFLEET_TLS", ""),

@@ -10,6 +10,7 @@ Without a cluster in the environment every function works on the embedded runtim
 import atexit
 import dataclasses
 import importlib.metadata
+import json
 import math
 import os
 import sys
@@ -29,6 +30,7 @@ from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
+from psfleet.remembering import Place, Remembered
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from psfleet.tables.spec import key_of
 
@@ -49,6 +51,7 @@ __all__ = [
     "is_worker",
     "load_model",
     "print_table_stat",
+    "remember",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -59,6 +62,8 @@ __all__ = [
     "settings",
     "shard",
     "shrink",
+    "snapshot",
+    "step_done",
     "stop_worker",
     "util",
     "worker_endpoints",
@@ -67,6 +72,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Role:
@@ -149,6 +155,10 @@ class Fleet:
         self._place = links.Place()
         self._strategy: DistributedStrategy | None = None
         self._load_path: str | None = None
+        self._remembered: Remembered | None = None
+        self._restored: dict[str, Any] = {}
+        self._data_place: Place | None = None
+        self._loops = 0
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
@@ -170,6 +180,7 @@ class Fleet:
             raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
         self._environment = role_maker.environment if role_maker else read_environment()
         self._strategy = strategy
+        self._remembered, self._data_place, self._loops = None, None, 0
         before = runtimes.use(None)
         if before is not None:
             before.close()
@@ -328,10 +339,68 @@ class Fleet:
         batches end the loop together.
         """
         index, workers = self.worker_index(), self.worker_num()
+        place = self._place_in_data()
+        loop, self._loops = self._loops, self._loops + 1
+        # In the snapshot from which the fleet has started this loop may have begun, or have been over.
+        begin = place.item if loop >= place.loop else sys.maxsize
         for number, batch in enumerate(batches):
-            if number % workers == index:
+            if number % workers == index and number >= begin:
                 yield batch
+                place.item = number + 1
+                self.step_done()
+        place.loop, place.item = max(place.loop, loop + 1), 0 if loop >= place.loop else place.item
+        self.step_done()
         self.barrier_worker()
+
+    def _place_in_data(self) -> Place:
+        """How far this worker is in its loops; remembered where snapshots are taken."""
+        if self._data_place is None:
+            self._data_place = Place()
+            here = self._environment
+            if here.snapshot_every or here.resume or here.durability == "snapshot":
+                self.remember("psfleet.place", self._data_place)
+        return self._data_place
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def remember(self, name: str, thing: R) -> R:
+        """Keep the state of `thing` in snapshots, and give it back what it was if one is gone on from.
+
+        Call it before the first step, with the same names in every run.
+
+        Args:
+            name: Unique in the script.
+            thing: Has state_dict() and set_state_dict(state) (learning rate schedulers do), or is a
+                numpy.random.Generator. The state must be one that JSON can hold.
+
+        Returns:
+            `thing`.
+        """
+        if self._remembered is None:
+            self._remembered = Remembered()
+            keep = getattr(
+                runtimes.active(), "keep", None
+            )  # only a cluster's has snapshots of workers
+            said = keep(self._remembered.state_at) if keep else b""
+            self._restored = json.loads(said) if said else {}
+        self._remembered.add(name, thing, self._restored.get(name))
+        return thing
+
+    def step_done(self) -> None:
+        """Say that a step is over: what is remembered is taken as it is now.
+
+        The loops of `shard` say it by themselves; a loop of another kind calls it after each step.
+        """
+        if self._remembered is not None:
+            self._remembered.capture(getattr(runtimes.active(), "step", 0))
+
+    def snapshot(self) -> str:
+        """Take a snapshot of the whole fleet in the job's folder; where it lies.
+
+        Training of the other workers goes on. Worker 0 asks for it; for the others the call does
+        nothing and gives "".
+        """
+        return runtimes.active().save("") if self.is_first_worker() else ""
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -342,16 +411,16 @@ class Fleet:
         with the reference's `(executor, dirname)`.
 
         Args:
-            mode: 0, everything; other modes of the reference are refused.
+            mode: 0: everything. 1: a delta, what has changed since the last delta or base. 2: a base,
+                everything, and the next delta says the changes since. 3: everything; the reference
+                also ages its rows then, which here only `shrink` does.
         """
         path = _dirname("save_persistables", arguments)
-        if mode != 0:
-            raise ConfigError(
-                f"save_persistables mode is {mode!r}; only 0 (everything) is available"
-            )
+        if mode not in (0, 1, 2, 3):
+            raise ConfigError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
         if self.is_first_worker():
             runtimes.active().flush()
-            runtimes.active().save(path)
+            runtimes.active().save(path, delta=mode == 1, base=mode == 2)
 
     def load_model(self, *arguments: Any, mode: int = 0) -> None:
         """Set every table from a folder written by `save_persistables`, by any number of servers.
@@ -481,6 +550,9 @@ barrier_worker = _fleet.barrier_worker
 distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
 shard = _fleet.shard
+remember = _fleet.remember
+step_done = _fleet.step_done
+snapshot = _fleet.snapshot
 save_persistables = _fleet.save_persistables
 load_model = _fleet.load_model
 save_inference_model = _fleet.save_inference_model

@@ -165,8 +165,17 @@ class Runtime(Protocol):
             threshold, unseen: As for `psfleet.fleet.shrink`.
         """
 
-    def save(self, path: str) -> None:
-        """Write every table to the folder `path`; it appears whole or not at all."""
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """Write every table to a folder, which appears whole or not at all; returns where it lies.
+
+        Args:
+            path: The folder; empty: where the job keeps its snapshots.
+            delta: Only what has changed since the last base or delta.
+            base: The next delta says the changes since this one.
+
+        Raises:
+            CheckpointError: It cannot be written, or there is no base; what was there is untouched.
+        """
 
     def load(self, path: str) -> None:
         """Set every table from a folder written by `save`, by any number of servers."""

@@ -14,7 +14,7 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
-from psfleet_launch import security
+from psfleet_launch import security, snapshots
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
@@ -98,10 +98,19 @@ _RESTARTS = 5  # of each server in one job
 )
 @click.option(
     "--durability",
-    type=click.Choice(["none", "log", "log+fsync"]),
+    type=click.Choice(["none", "snapshot", "log", "log+fsync"]),
     default="none",
     show_default=True,
-    help="What servers keep; with a log those that die go on from it.",
+    help="What survives: with a log servers that die go on from it, with snapshots the job goes back.",
+)
+@click.option(
+    "--snapshot-every",
+    default="",
+    metavar="60s|1000 rounds",
+    help="Take snapshots of the whole job.",
+)
+@click.option(
+    "--resume", default="", metavar="FOLDER", help="Go on from a snapshot, or a job's last one."
 )
 @click.option(
     "--server-memory",
@@ -132,6 +141,8 @@ def launch(
     no_progress: bool,
     server_script: bool,
     durability: str,
+    snapshot_every: str,
+    resume: str,
     server_memory: str,
     script: str,
     arguments: tuple[str, ...],
@@ -158,9 +169,12 @@ def launch(
         durability,
         insecure,
         server_memory,
+        snapshot_every or ("60s" if durability == "snapshot" else ""),
+        snapshots.check_snapshot(resume) if resume else "",
     )
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
+    snapshots.clear(logs, request.resume)
     with private_folder() as folder:
         needs_credentials = request.port is not None and not insecure
         credentials = security.make(folder / "tls") if needs_credentials else {}
@@ -187,8 +201,10 @@ def merged(
 
 
 def _run(job: Job, limits: Limits, screen: Screen) -> int:
-    restarts = _RESTARTS if job.request.durability != "none" else 0
-    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits, restarts)
+    durability = job.request.durability
+    restarts = _RESTARTS if durability in ("log", "log+fsync") else 0
+    rollbacks = _RESTARTS if durability == "snapshot" else 0
+    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits, restarts, rollbacks)
     engine = LocalEngine(job, supervisor, screen)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from psfleet.environment import memory_of
 from psfleet.errors import ConfigError
+from psfleet.intervals import Interval
 from psfleet_launch.guard import MARKER
 
 __all__ = [
@@ -71,9 +72,12 @@ class Request:
         strategy: What the job says over the script's own strategy, as a strategy file does.
         port: None: unix sockets. 0: any free TCP ports. n: TCP ports n, n+1, ... on 127.0.0.1.
         server_script: Servers run the script too, and it branches on `fleet.is_server()`.
-        durability: What servers keep: none, log or log+fsync; with a log they are started again.
+        durability: What servers keep: none, snapshot, log or log+fsync; with a log they are started
+            again, with snapshots the whole job goes back to the last one.
         insecure: TCP is plain, without certificates and token.
         server_memory: What each server may take, as PSFLEET_MEMORY says it; empty: what there is.
+        snapshot_every: How often a snapshot is taken: 60s, 1000 rounds; empty: when asked for.
+        resume: The snapshot from which the job starts; empty: from nothing.
     """
 
     script: str
@@ -86,6 +90,8 @@ class Request:
     durability: str = "none"
     insecure: bool = False
     server_memory: str = ""
+    snapshot_every: str = ""
+    resume: str = ""
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -99,6 +105,8 @@ class Request:
                 "--insecure is for TCP (--tcp or --port); unix sockets are in a private folder"
             )
         memory_of(self.server_memory)
+        if self.snapshot_every:
+            Interval.parse(self.snapshot_every, "--snapshot-every")
         _at_least_one("--servers", self.servers)
         _at_least_one("--workers", self.workers)
         if not Path(self.script).is_file():
@@ -210,6 +218,7 @@ def child_environment(
     endpoints: Sequence[str],
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
+    resume: str = "",
 ) -> dict[str, str]:
     """The whole environment of a member: the user's, and the contract of psfleet/environment.py.
 
@@ -217,6 +226,7 @@ def child_environment(
         endpoints: Of all servers, in order of rank.
         base: The launcher's own environment.
         cores: Cores that the job may use; None: as the launcher's affinity allows.
+        resume: The snapshot from which the member starts.
     """
     settled = {
         **marker(job),
@@ -239,12 +249,15 @@ def child_environment(
         settled["PSFLEET_INSECURE"] = "1"
     if member.stage >= 0:
         settled |= _of_stage(job, member)
-    if job.request.durability != "none":
-        settled |= {
-            "PSFLEET_DURABILITY": job.request.durability,
-            "PSFLEET_JOB": job.name,
-            "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
-        }
+    settled |= {
+        "PSFLEET_DURABILITY": job.request.durability,
+        "PSFLEET_JOB": job.name,
+        "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
+    }
+    if job.request.snapshot_every:
+        settled["PSFLEET_SNAPSHOT_EVERY"] = job.request.snapshot_every
+    if resume:
+        settled["PSFLEET_RESUME"] = resume
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
         if job.request.server_memory:

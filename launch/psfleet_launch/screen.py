@@ -63,6 +63,10 @@ class Screen:
 
     def servers_ready(self, endpoints: Sequence[str]) -> None:
         """The workers have been started too: show progress from now on."""
+        if self._poller is not None:
+            self._poller.stop()
+        if self._live is not None:
+            self._live.stop()
         taken = time.monotonic() - self._began
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:

@@ -1,7 +1,8 @@
 """How a job starts, fails and ends: events of its processes in, actions out.
 
 STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers end--> DONE
-    `---------- a failure or a signal, from any of these ----------> STOPPING ---------> DONE
+    ^  `--------- a failure or a signal, from any of these ---------> STOPPING ---------> DONE
+    `-- all ended -- GOING_BACK <--a server died, snapshots are kept-- TRAINING
 
 Pure: no process, no clock, no signal handler. Times are seconds of whatever clock the caller uses.
 """
@@ -122,6 +123,7 @@ class Phase(Enum):
 
     STARTING = "starting"
     TRAINING = "training"
+    GOING_BACK = "going back"
     LEAVING = "leaving"
     STOPPING_WORKERS = "stopping workers"
     STOPPING_SERVERS = "stopping servers"
@@ -141,6 +143,8 @@ class Supervisor:
         asked: The signal that ended the job, if one did.
         restarts: How often a server that dies during training is started again; needs a log.
         restarted: How often that has happened.
+        rollbacks: How often the whole job goes back to its last snapshot when a server dies.
+        generation: How often that has happened.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
     """
 
@@ -148,6 +152,8 @@ class Supervisor:
     workers: tuple[Member, ...]
     limits: Limits = Limits()
     restarts: int = 0
+    rollbacks: int = 0
+    generation: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
     awaited: set[Member] = field(default_factory=set)
@@ -205,6 +211,13 @@ class Supervisor:
         self.awaited.discard(member)
         if self.phase in _STOPPING:
             return self._stopping_goes_on(at)
+        if self.phase is Phase.GOING_BACK:
+            return self._going_back(at)
+        if code and self._may_go_back(member):
+            self.generation += 1
+            self.phase, self.failure = Phase.GOING_BACK, None
+            living = self._living()
+            return [Send(living, signal.SIGKILL)] if living else self._going_back(at)
         if code and self._may_restart(member):
             self.restarted[member] = self.restarted.get(member, 0) + 1
             return self._start((member,))
@@ -214,6 +227,20 @@ class Supervisor:
         if not self._living("worker"):
             return self._leave(at)
         return []
+
+    def _may_go_back(self, member: Member) -> bool:
+        """What the processes have in memory is lost with one server; nobody needs to end in order."""
+        return (
+            member.role == "server"
+            and self.phase is Phase.TRAINING
+            and self.generation < self.rollbacks
+        )
+
+    def _going_back(self, at: float) -> list[Action]:
+        if self.alive:
+            return []
+        self.phase = Phase.STARTING
+        return self.begin(at)
 
     def _may_restart(self, member: Member) -> bool:
         return (

@@ -31,6 +31,7 @@ from psfleet.checkpoint.manifest import (
 from psfleet.checkpoint.writing import (
     begin_save,
     finish_save,
+    linked,
     merged_specs,
     save_fleet,
     write_frozen,
@@ -46,6 +47,7 @@ __all__ = [
     "begin_save",
     "chain",
     "finish_save",
+    "linked",
     "load_shard",
     "merged_specs",
     "own_name",

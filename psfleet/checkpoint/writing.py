@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from psfleet.checkpoint.manifest import MANIFEST, Cut, Manifest, ShardFile, write_manifest
-from psfleet.checkpoint.tensors import TensorWriter, sync
+from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, write_manifest
+from psfleet.checkpoint.tensors import TensorWriter, digest, sync
 from psfleet.errors import CheckpointError
 from psfleet.shard.core import Core
+from psfleet.shard.cuts import Cutting
 from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.layout import dense_range
 from psfleet.shard.shard import Shard
@@ -18,19 +19,29 @@ from psfleet.tables.frozen import FrozenTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Crashes
 
-__all__ = ["begin_save", "finish_save", "merged_specs", "save_fleet", "write_frozen"]
+__all__ = ["begin_save", "finish_save", "linked", "merged_specs", "save_fleet", "write_frozen"]
 
 
-def save_fleet(path: str, shards: Sequence[Shard]) -> None:
-    """Write shards of this process as one checkpoint."""
+def save_fleet(
+    path: str, shards: Sequence[Shard], cutting: Cutting | None = None, base: str | None = None
+) -> None:
+    """Write shards of this process as one checkpoint; `base`: that of which it says the changes."""
     folder = begin_save(path)
     files = []
     for shard in shards:
-        frozen = shard.freeze()
+        frozen = shard.freeze(cutting)
         with contextlib.closing(frozen):
             files.append(write_frozen(folder, frozen))
     specs = tuple(table.spec for table in shards[0].tables.values())
-    finish_save(folder, path, Manifest(specs, tuple(files), Cut(mode=shards[0].mode or "")))
+    cut = Cut(cutting.number if cutting else 0, shards[0].mode or "")
+    link = linked(base, path) if base else None
+    finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
+
+
+def linked(base: str | Path, path: str | Path) -> Base:
+    """What the manifest of a delta at `path` says of the snapshot before it."""
+    relative = os.path.relpath(base, Path(path).absolute())
+    return Base(relative, digest(Path(base) / MANIFEST))
 
 
 def begin_save(path: str) -> str:

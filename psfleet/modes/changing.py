@@ -113,9 +113,9 @@ class ChangingRuntime:
         """See Runtime.write_table."""
         self._inner.write_table(table, state)
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save."""
-        self._inner.save(path)
+        return self._inner.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

@@ -200,10 +200,10 @@ class GeoRuntime:
         self._local.write_table(table, state)
         self._copies[table].settle()
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save."""
         self.flush()
-        self._fleet.save(path)
+        return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
         """See Runtime.load. The other workers read it at their next exchange."""

@@ -190,10 +190,10 @@ class MergingRuntime:
         self.flush()
         self._use(lambda: self._fleet.write_table(table, state))
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save."""
         self.flush()
-        self._use(lambda: self._fleet.save(path))
+        return self._use(lambda: self._fleet.save(path, delta=delta, base=base))
 
     def load(self, path: str) -> None:
         """See Runtime.load."""

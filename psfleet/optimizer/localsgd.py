@@ -194,10 +194,10 @@ class LocalRuntime:
             self._local.write_table(table, state)
             self._rewritten = True
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save. Dense tables are saved as this worker has them."""
         self._publish()
-        self._fleet.save(path)
+        return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
         """See Runtime.load. Every worker has it after the next barrier."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import ProtocolError
 
-__all__ = ["Cutting", "Cuts"]
+__all__ = ["Cuts", "Cutting"]
 
 
 @dataclass

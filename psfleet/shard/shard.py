@@ -514,6 +514,10 @@ class Shard:
             }
         return frozen
 
+    def progress(self) -> int:
+        """How far the training is: rounds in sync mode, else the pushes of the fastest worker."""
+        return max(self.rounds.closed, *self.sequences.values(), 0)
+
     def become(self, core: Core) -> None:
         """Be what another shard was beside its tables.
 

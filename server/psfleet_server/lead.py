@@ -5,7 +5,6 @@ next one has another number. Complete is what has its name on the disk: the mani
 """
 
 import json
-import os.path
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.checkpoint import (
-    MANIFEST,
-    Base,
     Cut,
     Manifest,
     ShardFile,
     begin_save,
     finish_save,
+    linked,
     merged_specs,
     own_name,
     read_manifest,
 )
 from psfleet.checkpoint.manifest import spec_from_json
-from psfleet.checkpoint.tensors import digest
 from psfleet.errors import CheckpointError, DeadlineExceeded, PsfleetError
 from psfleet.testing.faults import Crashes
 from psfleet.wire.security import Access
@@ -35,7 +32,7 @@ from psfleet_server.host import Host
 from psfleet_server.parking import Reply
 from psfleet_server.peers import Peer
 
-__all__ = ["Lead", "Limits", "Wanted", "latest"]
+__all__ = ["Lead", "Limits", "Wanted"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,13 @@ class Lead:
         self._round: int | None = None  # sync: where it was cut
         self._ready: dict[int, Reply] = {}
         self._kept: dict[int, Any] = {}
+        self._keepers: dict[int, int] = {}
         self._last_base: tuple[int, Path] | None = None
+
+    def expect(self, worker: int, incarnation: int) -> None:
+        """From now on this worker has something to keep: snapshots wait for it."""
+        with self._changed:
+            self._keepers[worker] = incarnation
 
     def learn(self, endpoints: Sequence[str]) -> None:
         """Where all servers listen, in order; one that ends in :0 is not known yet."""
@@ -185,8 +188,7 @@ class Lead:
             self._finish(peer, number, cut=True)
         self._release_workers()
         found = [json.loads(self._finish(peer, number, cut=False)) for peer in peers]
-        if not wanted.path:  # a user's own save is of the tables
-            self._await_workers()
+        self._await_workers()
         return found
 
     def _agree(self, asked: Any, said: Sequence[Any]) -> None:
@@ -212,10 +214,7 @@ class Lead:
         specs = merged_specs([[spec_from_json(s) for s in part["tables"]] for part in parts])
         pushes = {int(seat): (life, last) for seat, (life, last) in parts[0]["pushes"]}
         cut = Cut(number, parts[0]["mode"], parts[0]["round"], pushes)
-        link = None
-        if base is not None:
-            relative = Path(_relative(base[1], path))
-            link = Base(str(relative), digest(base[1] / MANIFEST))
+        link = None if base is None else linked(base[1], path)
         return Manifest(specs, files, cut, link, dict(self._kept))
 
     # -- workers -------------------------------------------------------------------------------
@@ -258,10 +257,9 @@ class Lead:
     def _await_workers(self) -> None:
         """Wait until the workers of the cut have brought what they keep."""
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: set(self._kept) >= set(self._members), self._limits.worker
-            ):
-                missing = sorted(set(self._members) - set(self._kept))
+            keepers = {w for w, life in self._members.items() if self._keepers.get(w) == life}
+            if not self._changed.wait_for(lambda: set(self._kept) >= keepers, self._limits.worker):
+                missing = sorted(keepers - set(self._kept))
                 raise DeadlineExceeded(f"it waits for what workers {missing} keep")
             self._kept = {seat: state for seat, state in self._kept.items() if state is not None}
 
@@ -334,12 +332,6 @@ class Lead:
             self._crashes.reach(point)
 
 
-def latest(folder: Path) -> Path | None:
-    """The last complete snapshot among those that a job keeps; None: there is none."""
-    complete = [path for path in folder.glob("snapshot-??????") if (path / MANIFEST).is_file()]
-    return max(complete, default=None)
-
-
 def _built_on(path: Path) -> list[Path]:
     folder = path.absolute()
     found = [folder]
@@ -347,10 +339,6 @@ def _built_on(path: Path) -> list[Path]:
         folder = (folder / base.path).resolve()
         found.append(folder)
     return found
-
-
-def _relative(target: Path, folder: Path) -> str:
-    return os.path.relpath(target, folder.absolute())
 
 
 def _is_sync(mode: int) -> bool:

@@ -13,11 +13,13 @@ from types import FrameType
 import grpc
 import numpy as np
 
-from psfleet.checkpoint import load_shard
+from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError
+from psfleet.intervals import Interval
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.shard.shard import Shard
+from psfleet.testing.faults import Crashes
 from psfleet.wire.channel import server_options
 from psfleet.wire.security import Access
 from psfleet.wire.v1.membership_pb2 import BeatRequest
@@ -30,10 +32,11 @@ from psfleet_server.lead import Lead
 from psfleet_server.log import Log
 from psfleet_server.memory import table_limit
 from psfleet_server.parking import Deadlines
-from psfleet_server.recovery import Keeper, open_log
+from psfleet_server.recovery import Keeper, go_on_from, open_log
 from psfleet_server.service import handlers
 from psfleet_server.snapshots import snapshot_handlers
 from psfleet_server.ticking import Ticker
+from psfleet_server.timetable import Timetable
 
 __all__ = ["Server", "serve"]
 
@@ -66,7 +69,8 @@ class Server:
         self._deadlines = Deadlines()
         coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
-        self._lead = None if coordinator is None else Lead(self.host, self._access)
+        self._lead = None if coordinator is None else self._make_lead()
+        self._timetable: Timetable | None = None
         self._boot = int.from_bytes(os.urandom(8), "little")
         self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
@@ -82,7 +86,7 @@ class Server:
             options=server_options(self.environment.limits),
             interceptors=gates(self._access, self.endpoint),
         )
-        keeps_log = self.environment.durability != "none"
+        keeps_log = self.environment.keeps_log
         if keeps_log:
             # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
             # connection that is made after `bind` and before `start`, so little comes between them.
@@ -104,6 +108,10 @@ class Server:
             self.beats.aim(self.environment.servers[0])
         self.beats.start()
         self.host.lanes.start()
+        if self._lead is not None and self.environment.snapshot_every:
+            every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
+            self._timetable = Timetable(self._lead, every, self._shard.progress)
+            self._timetable.start()
         server.start()
         self._server = server
         return self
@@ -114,12 +122,23 @@ class Server:
         self._shard.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment)
         if self._log is not None:
-            self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator)
-            self.recovered = self.host.keeper.start(self._load_path)
+            folder = Path(self.environment.snapshot_folder)
+            self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator, folder)
+            self.recovered = self.host.keeper.start(self._load_path, self.environment.resume)
             # It may have died before the last worker heard that it may go.
             self._lingers = len(self._shard.rounds.left) == self._shard.workers
+        elif self.environment.resume:
+            go_on_from(self.environment.resume, self._shard, self.host.coordinator)
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
+        if self._lead is not None and self.environment.resume:
+            self._lead.restored = read_manifest(self.environment.resume).workers
+
+    def _make_lead(self) -> Lead:
+        folder = self.environment.snapshot_folder
+        return Lead(
+            self.host, self._access, Path(folder) if folder else None, crashes=Crashes.wanted()
+        )
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -137,6 +156,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self.beats.stop()
+        if self._timetable is not None:
+            self._timetable.stop()
         self._ticker.stop()
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot, load_shard, own_name
 from psfleet.environment import Environment
 from psfleet.errors import CheckpointError, LogError, UsageError
+from psfleet.shard.core import Core
 from psfleet.shard.events import (
     Close,
     Create,
@@ -51,7 +52,7 @@ __all__ = ["Keeper", "open_log"]
 _CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY, _FILL, _CUT = (
     range(1, 13)
 )
-_SHRINK, _TICK, _EVICT = range(13, 16)
+_SHRINK, _TICK, _EVICT, _CORE = range(13, 17)
 _PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick}
 _LENGTH = struct.Struct("<Q")
 SpecOf = Callable[[int], TableSpec]
@@ -59,7 +60,7 @@ SpecOf = Callable[[int], TableSpec]
 
 def open_log(environment: Environment) -> Log | None:
     """The log that the environment asks for; None: nothing is kept."""
-    if environment.durability == "none":
+    if not environment.keeps_log:
         return None
     header = {
         "job": environment.job,
@@ -89,11 +90,12 @@ class Keeper:
         self._shard = shard
         self._coordinator = coordinator
 
-    def start(self, load_path: str | None = None) -> int:
+    def start(self, load_path: str | None = None, resume: str = "") -> int:
         """Become what the log says, then keep on writing it.
 
         Args:
             load_path: A checkpoint to begin with, if the server was never ready before.
+            resume: A snapshot to go on from, likewise.
 
         Returns:
             How many records there were.
@@ -109,7 +111,11 @@ class Keeper:
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
         if fresh:
-            if load_path is not None:
+            if resume:
+                core = go_on_from(resume, self._shard, self._coordinator)
+                if core is not None:
+                    self.log.append(_CORE, _encode_core(core))
+            elif load_path is not None:
                 load_shard(load_path, self._shard)
             self.log.append(_READY, [])
         self.log.settle(self.log.end)
@@ -147,9 +153,7 @@ class Keeper:
         core = snapshot.core(self._shard.index)
         for event in snapshot.events(self._shard.index, self._shard.servers, own=True):
             self._shard.replay(event)
-        self._shard.become(core)
-        if self._coordinator is not None:
-            coordinator_becomes(self._coordinator, core)
+        _become(core, self._shard, self._coordinator)
 
     def _replay(self, base: int) -> int:
         count = 0
@@ -173,6 +177,35 @@ class Keeper:
 
     def _keep_decision(self, decision: Decision) -> None:
         self.log.append(*_encode_decision(decision))
+
+
+def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:
+    """Be one of a fleet that goes on from a snapshot, with any number of servers.
+
+    Returns:
+        What it is beside the tables; None: the snapshot is of another number of workers, whose rounds and
+        lives mean nothing here, and only its tables count.
+
+    Raises:
+        CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
+    """
+    snapshot = Snapshot(path)
+    core = snapshot.core(0)
+    for event in snapshot.events(shard.index, shard.servers):
+        if isinstance(event, Create):
+            shard.create(event.spec, event.value)
+        else:
+            shard.fill(event)
+    if core.fields["rounds"]["fields"]["seats"] != shard.workers:
+        return None
+    _become(core, shard, coordinator)
+    return core
+
+
+def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    shard.become(core)
+    if coordinator is not None:
+        coordinator_becomes(coordinator, core)
 
 
 def encode(record: Record) -> tuple[int, list[Part]]:
@@ -223,10 +256,8 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             header = Header(worker=worker, incarnation=incarnation, sequence=number)
             return _WRITE, _framed(header, map(segments.write_state, states))
         case Fill(table, clock, columns):
-            said = {n: [c.dtype.str, c.shape] for n, c in columns.items()}
-            head = _json(table=table, clock=[clock.step, clock.shrinks, clock.ticks], columns=said)
-            head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
-            return _FILL, [_LENGTH.pack(len(head)), head, *map(_filled_up, columns.values())]
+            said = {"table": table, "clock": [clock.step, clock.shrinks, clock.ticks]}
+            return _FILL, _encode_arrays(said, columns)
         case Shrink():
             return _SHRINK, [_json(**dataclasses.asdict(record))]
         case Tick(seconds):
@@ -253,7 +284,9 @@ def _encode_decision(decision: Decision) -> tuple[int, list[Part]]:
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
     """Let a record of the log take effect."""
-    if kind in (_REGISTERED, _MET, _LEFT):
+    if kind == _CORE:
+        _become(_decode_core(body), shard, coordinator)
+    elif kind in (_REGISTERED, _MET, _LEFT):
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")
         coordinator.replay(_decode_decision(kind, body))
@@ -311,18 +344,41 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
 
 
 def _decode_fill(body: memoryview) -> Fill:
-    (length,) = _LENGTH.unpack_from(body)
-    at = _LENGTH.size + length
-    said = json.loads(bytes(body[_LENGTH.size : at]))
-    columns = {}
-    for name, (dtype, shape) in said["columns"].items():
-        count = math.prod(shape)
-        columns[name] = np.frombuffer(body, dtype, count, at).reshape(shape)
-        at += columns[name].nbytes
-        at += -at % ALIGNMENT
+    said, columns = _decode_arrays(body)
     step, shrinks, ticks = said["clock"]
     clock = Clock(step, tuple(shrinks), tuple((t, s) for t, s in ticks))
     return Fill(said["table"], clock, columns)
+
+
+def _encode_core(core: Core) -> list[Part]:
+    arrays = {str(i): array for i, array in enumerate(core.arrays)}
+    return _encode_arrays({"fields": core.fields}, arrays)
+
+
+def _decode_core(body: memoryview) -> Core:
+    said, arrays = _decode_arrays(body)
+    return Core(said["fields"], list(arrays.values()))
+
+
+def _encode_arrays(said: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
+    """JSON with its length, then arrays, each filled up to a multiple of 8 bytes."""
+    shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    head = _json(**said, arrays=shapes)
+    head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
+    return [_LENGTH.pack(len(head)), head, *map(_filled_up, arrays.values())]
+
+
+def _decode_arrays(body: memoryview) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The opposite."""
+    (length,) = _LENGTH.unpack_from(body)
+    at = _LENGTH.size + length
+    said = json.loads(bytes(body[_LENGTH.size : at]))
+    arrays = {}
+    for name, dtype, shape in said["arrays"]:
+        arrays[name] = np.frombuffer(body, dtype, math.prod(shape), at).reshape(shape)
+        at += arrays[name].nbytes
+        at += -at % ALIGNMENT
+    return said, arrays
 
 
 def _filled_up(column: NDArray[Any]) -> bytes:

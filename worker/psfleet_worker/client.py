@@ -59,7 +59,7 @@ class Patience:
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
         """Servers that keep a log come back when they have died, which takes a while."""
-        if environment.durability == "none":
+        if not environment.keeps_log:
             return cls()
         return cls(answer=300.0, outage=120.0, leave=15.0)
 
@@ -162,6 +162,9 @@ class Client:
         changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: For tests: wraps the function that makes one attempt (psfleet.testing.faults).
         access: With what this process proves itself over TCP.
+
+    Attributes:
+        endpoint: Where it listens.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class Client:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
         self._changed = changed
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._access = access or Access()
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
@@ -269,11 +272,11 @@ class Client:
 
     def _check_access(self, error: PsfleetError) -> None:
         """A server that does not know this process is not asked again."""
-        if not is_tcp(self._endpoint) or not isinstance(error, ServerUnavailable):
+        if not is_tcp(self.endpoint) or not isinstance(error, ServerUnavailable):
             return
         from psfleet.wire.refusals import why_refused  # loads the cryptography, rarely needed
 
-        if why := why_refused(self._endpoint, self._access):
+        if why := why_refused(self.endpoint, self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:

@@ -46,6 +46,21 @@ class Marks:
             self._begun = sequence
             return {"cut": self._cut[0], "cut_after": self._cut[1]}
 
+    def introduce(self, *, keeps: bool) -> bytes:
+        """Tell server 0 where all servers are, and whether this worker keeps something.
+
+        Returns:
+            What it has kept in the snapshot from which the fleet has started; empty: nothing.
+        """
+        asked = snapshot_pb2.KeptRequest(
+            worker=self._fleet.worker,
+            incarnation=self._fleet.incarnation,
+            servers=[client.endpoint for client in self._fleet.clients],
+            keeps=keeps,
+        )
+        answer = self._call(0, "SnapshotLead/Kept", asked)
+        return snapshot_pb2.KeptReply.FromString(answer).state
+
     def listen(self, reply: BeatReply) -> None:
         """Hear what server 0 wants."""
         number = reply.snapshot.number

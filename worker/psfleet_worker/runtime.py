@@ -18,6 +18,7 @@ from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
+from psfleet.wire.security import is_tcp
 from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import read_mode, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
@@ -88,6 +89,10 @@ class ClusterRuntime:
         self._links: StageLinks | None = None
         try:
             self._fleet.start()
+            if any(is_tcp(endpoint) for endpoint in environment.servers):
+                self._marks.introduce(
+                    keeps=False
+                )  # server 0 cannot know ports chosen by the others
         except BaseException:
             self._fleet.close()
             raise
@@ -377,10 +382,25 @@ class ClusterRuntime:
                 for mine in owned
             ]
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save. The servers must see the same file system as this worker."""
         self.flush()
-        save(self._fleet, path)
+        return save(self._fleet, path, delta=delta, base=base)
+
+    def keep(self, state_at: Callable[[int], bytes]) -> bytes:
+        """Snapshots get what `state_at` gives of this worker; returns what it has kept in the one from
+        which the fleet has started (JSON; empty: nothing).
+
+        Args:
+            state_at: Of the number of its last push in the snapshot; called by another thread.
+        """
+        self._marks.state_at = state_at
+        return self._marks.introduce(keeps=True)
+
+    @property
+    def step(self) -> int:
+        """Number of the last push."""
+        return self._fleet.sequence
 
     def load(self, path: str) -> None:
         """See Runtime.load."""
@@ -415,9 +435,7 @@ class ClusterRuntime:
 
     def stage_links(self, place: Place, queue_size: int) -> StageLinks:
         """The way to the other stages of this worker; it is open until this runtime is closed."""
-        self._links = StageLinks(
-            place, queue_size, self._fleet.patience.wait, self._fleet.access
-        )
+        self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links
 
     def close(self) -> None:

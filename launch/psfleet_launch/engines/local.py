@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from psfleet_launch import guard
+from psfleet_launch import guard, snapshots
 from psfleet_launch.engines.spawn import open_log, send, spawn
 from psfleet_launch.plan import Job, Member, child_environment, command, requested_endpoints
 from psfleet_launch.screen import Screen
@@ -70,6 +70,8 @@ class LocalEngine:
         self._logs: dict[Member, IO[bytes]] = {}
         self._asked: list[int] = []
         self._exit_code: int | None = None
+        self._generation = 0
+        self._resume = job.request.resume
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -188,12 +190,26 @@ class LocalEngine:
                     self._exit_code = code
 
     def _start(self, members: tuple[Member, ...]) -> None:
+        if self._supervisor.generation > self._generation:
+            self._go_back()
         for member in members:
             if member in self._supervisor.restarted:
                 self._screen.say(self._restart(member))
             self._processes[member] = self._spawn(member)
         if members[0].role == "worker":
             self._screen.servers_ready(self._endpoints)
+
+    def _go_back(self) -> None:
+        """Everything has ended; the job starts from its last snapshot."""
+        self._generation = self._supervisor.generation
+        self.ended_at.clear()
+        for member in self._job.servers:
+            self._job.ready_file(member).unlink(missing_ok=True)
+        self._resume = snapshots.latest(self._job.logs) or self._job.request.resume
+        self._screen.say(
+            f"a server died; generation {self._generation} starts from "
+            f"{self._resume or 'the beginning, for there is no snapshot yet'}"
+        )
 
     def _restart(self, member: Member) -> str:
         """Forget that the member has ended; what to say about it."""
@@ -208,7 +224,7 @@ class LocalEngine:
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
         piped = member == self._job.shown
         log = self._logs[member]
-        environment = child_environment(self._job, member, self._endpoints)
+        environment = child_environment(self._job, member, self._endpoints, resume=self._resume)
         process = spawn(command(self._job, member), environment, log, piped)
         if piped:
             self._pass_on(process.stdout, (log, False))

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 34a096cc6735b9870a7c34e5d247e214639bcda02d3f60a5b0ba1a0ab78edb74
+# From protos/psfleet/v1/snapshot.proto, SHA-256 6b747d45fd611671cc16795d576a5020fd05304d8d59130ca0df7793329410ce
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -131,12 +131,16 @@ class KeepReply(_message.Message):
     def __init__(self) -> None: ...
 
 class KeptRequest(_message.Message):
-    __slots__ = ("worker", "servers")
+    __slots__ = ("worker", "servers", "incarnation", "keeps")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     servers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+    incarnation: int
+    keeps: bool
+    def __init__(self, worker: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., incarnation: _Optional[int] = ..., keeps: bool = ...) -> None: ...
 
 class KeptReply(_message.Message):
     __slots__ = ("state",)

@@ -1,0 +1,74 @@
+"""When server 0 takes snapshots by itself."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from psfleet.errors import PsfleetError
+from psfleet.intervals import Interval
+from psfleet_server.lead import Lead, Wanted
+
+__all__ = ["Timetable"]
+
+_LOOK = 0.05  # seconds between looks how far the training is
+_TRIES = 3  # in a row that may fail before it is said
+
+
+class Timetable:
+    """A thread that asks for a snapshot whenever it is time, and says when it cannot be had.
+
+    Args:
+        lead: Takes them.
+        every: How often; None: never.
+        position: How many rounds the training has done.
+        clock: Seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        lead: Lead,
+        every: Interval | None,
+        position: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lead = lead
+        self._every = every
+        self._position = position
+        self._clock = clock
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="timetable", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look at the clock."""
+        if self._every is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a snapshot that is being taken is given up."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._every is not None
+        every, failures = self._every, 0
+        time_done, rounds_done = self._clock(), self._position()
+        while not self._over.wait(min(_LOOK, every.seconds or _LOOK)):
+            rounds = self._position()
+            if every.rounds and rounds // every.rounds <= rounds_done // every.rounds:
+                continue
+            if rounds == rounds_done or (
+                every.seconds and self._clock() < time_done + every.seconds
+            ):
+                continue
+            try:
+                self._lead.take(Wanted())
+            except PsfleetError as error:
+                failures += 1
+                if failures % _TRIES == 0:
+                    print(
+                        f"{failures} snapshots in a row failed; the last: {error}", file=sys.stderr
+                    )
+                continue
+            failures, time_done, rounds_done = 0, self._clock(), rounds
