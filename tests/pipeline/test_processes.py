@@ -131,9 +131,11 @@ def test_copies_of_a_stage_take_micro_batches_in_turn(launch: Launch, tmp_path: 
 
 
 def test_a_killed_stage_is_named_and_ends_the_job(launch: Launch, tmp_path: Path) -> None:
-    """The launcher says which stage it was; nothing is left running."""
+    """The launcher says which stage it was; nothing is left running. Only servers come back from logs."""
     job = launch(
         "--no-progress",
+        "--durability",
+        "log",
         "--stages",
         "2",
         "--micro-batches",
