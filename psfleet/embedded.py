@@ -122,12 +122,10 @@ class EmbeddedRuntime:
         held = self._shard.table(table)
         if isinstance(held, DenseTable):
             return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
-        ids, rows = held.state(0, len(held))
-        dim = held.spec.dim
+        rows = held.page(0, len(held))
+        planes = np.split(rows.values, 1 + len(held.spec.rule.slots), axis=1)
         return TableState(
-            held.step,
-            [np.ascontiguousarray(rows[:, i : i + dim]) for i in range(0, rows.shape[1], dim)],
-            ids,
+            held.step, list(map(np.ascontiguousarray, planes)), rows.ids, rows.touched, rows.scores
         )
 
     def write_table(self, table: int, state: TableState) -> None:
@@ -136,8 +134,13 @@ class EmbeddedRuntime:
         if isinstance(held, DenseTable):
             held.restore(state.step, [v.reshape(-1) for v in state.values])
             return
-        held.restore(check_ids(held.spec, state.ids), np.concatenate(state.values, axis=1))
         held.restore_step(state.step)
+        held.restore(
+            check_ids(held.spec, state.ids),
+            np.concatenate(state.values, axis=1),
+            state.touched,
+            state.scores,
+        )
 
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None

@@ -82,11 +82,16 @@ class TableState:
         values: Weights first, then one array per state slot, in the rule's order. Dense: the table's
             shape. Sparse: [n, dim], rows in ascending order of id.
         ids: Sparse: int64 [n], ascending. Dense: None.
+        touched: Sparse: int64 [n], the table's step when each row was last pushed. Left out of a
+            write: as if the last update had named them.
+        scores: Sparse: float32 [n, 2], shows and clicks, in a table that counts them, else [n, 0].
     """
 
     step: int
     values: list[Floats]
     ids: Ids | None = None
+    touched: Ids | None = None
+    scores: Floats | None = None
 
 
 class Ticket(Protocol):

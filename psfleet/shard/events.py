@@ -136,12 +136,16 @@ class State:
         values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
         ids: Sparse: int64 [n]. Dense: None.
         step: Updates of the table so far.
+        touched, scores: Sparse: as psfleet.tables.content.Rows has them. None: not known; the rows count
+            as pushed by the last update, and as never shown.
     """
 
     table: int
     step: int
     values: NDArray[np.float32]
     ids: NDArray[np.int64] | None = None
+    touched: NDArray[np.int64] | None = None
+    scores: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,8 +405,8 @@ class Shard:
             table.restore(state.step, list(state.values))
         else:
             assert state.ids is not None
-            table.restore(state.ids, state.values)
             table.restore_step(state.step)
+            table.restore(state.ids, state.values, state.touched, state.scores)
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.admit(pull.worker, pull.incarnation)

@@ -476,6 +476,12 @@ class SparseTable:
             self.step = clock.step
             self._shrinks, self._ticks = clock.shrinks, clock.ticks
 
+    def page(self, offset: int, limit: int) -> Rows:
+        """Some of `rows`, in ascending order of id."""
+        with self._lock:
+            ids = self._ascending()[0][offset : offset + limit].copy()
+        return self.rows(ids)
+
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `Rows.values`, in ascending order of id."""
         with self._lock:
@@ -483,10 +489,15 @@ class SparseTable:
             rows = self._index.gather(slots)[:, : self._width]
         return ids.copy(), self._spread(rows)
 
-    def restore(self, ids: Ids, values: Floats) -> None:
-        """`write` for rows of which nothing else is known: as if the last update had named them."""
-        scores = np.zeros((len(ids), self.spec.scores), np.float32)
-        self.write(Rows(ids, values, np.full(len(ids), self.step), scores))
+    def restore(
+        self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
+    ) -> None:
+        """`write` for rows of which less may be known: then as if the last update had named them."""
+        if touched is None:
+            touched = np.full(len(ids), self.step)
+        if scores is None:
+            scores = np.zeros((len(ids), self.spec.scores), np.float32)
+        self.write(Rows(ids, values, touched, scores))
 
     def restore_step(self, step: int) -> None:
         """Set how many updates the table has had, and nothing else of its clock."""

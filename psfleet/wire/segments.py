@@ -127,7 +127,11 @@ def write_state(state: State) -> Piece:
     else:
         count = len(state.ids)
         arrays = (state.ids, state.values)
-    segment = Segment(table=state.table, content=STATE, count=count, step=state.step)
+        if state.touched is not None and state.scores is not None:
+            arrays = (state.ids, state.touched, state.values, state.scores)
+    segment = Segment(
+        table=state.table, content=STATE, count=count, step=state.step, touched=len(arrays) > 2
+    )
     return Piece(segment, arrays)
 
 
@@ -190,12 +194,14 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[St
         _expect(segment, spec, STATE)
         planes = 1 + len(spec.rule.slots)
         if spec.kind == "dense":
-            ids = None
+            ids = touched = scores = None
             values = cursor.floats(planes, segment.count)
         else:
             ids = cursor.ids(segment.count)
+            touched = cursor.ids(segment.count) if segment.touched else None
             values = cursor.floats(segment.count, spec.dim * planes)
-        states.append(State(segment.table, segment.step, values, ids))
+            scores = cursor.floats(segment.count, spec.scores) if segment.touched else None
+        states.append(State(segment.table, segment.step, values, ids, touched, scores))
     return states
 
 

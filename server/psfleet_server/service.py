@@ -215,8 +215,10 @@ class _Shard:
                 values = np.stack([plane[asked.offset : end] for plane in table.state()])
                 state = State(asked.table, table.step, values)
             else:
-                ids, rows = table.state(asked.offset, limit)
-                state = State(asked.table, table.step, rows, ids)
+                rows = table.page(asked.offset, limit)
+                state = State(
+                    asked.table, table.step, rows.values, rows.ids, rows.touched, rows.scores
+                )
         return segments.message(Header(), [segments.write_state(state)])
 
     def write_state(self, request: bytes) -> bytes:

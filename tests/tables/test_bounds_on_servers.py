@@ -103,9 +103,13 @@ def train(runtime: Runtime, worker: int, entry: Entry) -> list[bytes]:
     runtime.barrier()
     found = [runtime.pull([Read(spec.key, np.arange(-10, 60))])[0].tobytes()]
     if worker == 0:
+        runtime.write_table(spec.key, runtime.read_table(spec.key))
         state = runtime.read_table(spec.key)
         assert state.ids is not None
         found += [repr((gone, state.step)).encode(), state.ids.tobytes()]
+        assert state.touched is not None
+        assert state.scores is not None
+        found += [state.touched.tobytes(), state.scores.tobytes()]
         found += [values.tobytes() for values in state.values]
     runtime.barrier()
     return found
@@ -151,12 +155,14 @@ def alone(entry: Entry) -> list[bytes]:
         gone += table.shrink() if number == 12 else 0
     out = np.empty((70, 4), np.float32)
     table.pull_into(np.arange(-10, 60), out)
-    ids, rows = table.state(0, len(table))
+    rows = table.rows(table.ids())
     return [
         out.tobytes(),
         repr((gone, table.step)).encode(),
-        ids.tobytes(),
-        *(np.ascontiguousarray(rows[:, i : i + 4]).tobytes() for i in (0, 4, 8)),
+        rows.ids.tobytes(),
+        rows.touched.tobytes(),
+        rows.scores.tobytes(),
+        *(np.ascontiguousarray(rows.values[:, i : i + 4]).tobytes() for i in (0, 4, 8)),
     ]
 
 

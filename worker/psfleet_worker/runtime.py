@@ -309,9 +309,17 @@ class ClusterRuntime:
         every = [page for server in pages for page in server]
         ids = np.concatenate([page.ids for page in every if page.ids is not None])
         rows = np.concatenate([page.values for page in every])
+        touched = np.concatenate([page.touched for page in every if page.touched is not None])
+        scores = np.concatenate([page.scores for page in every if page.scores is not None])
         order = np.argsort(ids, kind="stable")
         planes = np.split(rows[order], 1 + len(spec.rule.slots), axis=1)
-        return TableState(step, [np.ascontiguousarray(plane) for plane in planes], ids[order])
+        return TableState(
+            step,
+            [np.ascontiguousarray(plane) for plane in planes],
+            ids[order],
+            touched[order],
+            scores[order],
+        )
 
     def _pages(self, client: Client, spec: TableSpec) -> Iterator[State]:
         """What one server holds of a table; the last page is empty."""
@@ -372,13 +380,24 @@ class ClusterRuntime:
             return
         ids = check_ids(spec, state.ids)
         rows = np.concatenate(state.values, axis=1, dtype=np.float32)
+        touched = None if state.touched is None else np.asarray(state.touched, np.int64)
+        scores = None if state.scores is None else np.asarray(state.scores, np.float32)
         for start in range(0, max(len(ids), 1), _PAGE_ROWS):
             page = slice(start, start + _PAGE_ROWS)
             owned = [
                 owned_by(ids[page], server, self.server_num) for server in range(self.server_num)
             ]
             yield [
-                segments.write_state(State(spec.key, state.step, rows[page][mine], ids[page][mine]))
+                segments.write_state(
+                    State(
+                        spec.key,
+                        state.step,
+                        rows[page][mine],
+                        ids[page][mine],
+                        None if touched is None else touched[page][mine],
+                        None if scores is None else scores[page][mine],
+                    )
+                )
                 for mine in owned
             ]
 

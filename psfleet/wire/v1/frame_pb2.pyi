@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 7375c3ae00c711eec3e7c2ad980002570c435b5d759f6a1b89938085b4255c83
+# From protos/psfleet/v1/frame.proto, SHA-256 26feb379ccdb2175cd59f4efb964a9e5b6bb36a57e7dd7acaa04967b3c3c61ea
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -91,7 +91,7 @@ class Lane(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale")
+    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale", "touched")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class Segment(_message.Message):
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    TOUCHED_FIELD_NUMBER: _ClassVar[int]
     table: int
     content: Content
     count: int
@@ -110,4 +111,5 @@ class Segment(_message.Message):
     answer: int
     precision: Precision
     scale: float
-    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ...) -> None: ...
+    touched: bool
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ..., touched: bool = ...) -> None: ...
