@@ -11,9 +11,10 @@ from typing import get_args
 
 import click
 
-from psfleet.errors import ConfigError
+from psfleet.errors import CheckpointError, ConfigError
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch.cli import merged
+from psfleet_launch.inspecting import ckpt, log
 from psfleet_launch.security import certs
 
 __all__ = ["main"]
@@ -28,6 +29,8 @@ def psfleet() -> None:
 
 
 psfleet.add_command(certs)
+psfleet.add_command(ckpt)
+psfleet.add_command(log)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})
@@ -108,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except click.ClickException as error:
         message = error.format_message()
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         message = str(error)
     except click.Abort:
         return 130

@@ -28,6 +28,7 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
+from psfleet.checkpoint.rewriting import Difference, compare, export, reshard
 from psfleet.checkpoint.writing import (
     begin_save,
     finish_save,
@@ -41,11 +42,14 @@ __all__ = [
     "MANIFEST",
     "Base",
     "Cut",
+    "Difference",
     "Manifest",
     "ShardFile",
     "Snapshot",
     "begin_save",
     "chain",
+    "compare",
+    "export",
     "finish_save",
     "linked",
     "load_shard",
@@ -53,6 +57,7 @@ __all__ = [
     "own_name",
     "read_manifest",
     "read_specs",
+    "reshard",
     "save_fleet",
     "verify",
     "write_frozen",

@@ -71,6 +71,9 @@ class Crashes:
         point: append, tear, appended, applied or settled: before a record of the log is written, when
             it is written but for its last byte, when it is whole, when it has taken effect, and before
             the answer.
+            Of a snapshot: cut, page, written (of a server's file), turned (the log goes on in a new
+            file), unnamed and complete (server 0, before and after the snapshot has its name),
+            shortened (files of the log are being removed); replay: before a record is taken again.
         count: At which time, from 1.
     """
 

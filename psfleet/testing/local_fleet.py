@@ -42,6 +42,8 @@ class LocalFleet:
             (psfleet.testing.faults.Crashes).
         credentials: Folders of the credentials of servers and workers, in place of its own.
         limits: What a server takes at most, as PSFLEET_LIMITS says it.
+        snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.
+        resume: A snapshot that the servers start from.
 
     Attributes:
         endpoints: Of the servers, once entered.
@@ -59,6 +61,8 @@ class LocalFleet:
         crashes: Mapping[int, Sequence[str]] | None = None,
         credentials: Mapping[str, Path] | None = None,
         limits: str = "",
+        snapshot_every: str = "",
+        resume: str = "",
     ) -> None:
         self.servers = servers
         self.workers = workers
@@ -68,6 +72,8 @@ class LocalFleet:
         self.restarts = 0
         self.credentials = dict(credentials or {})
         self.limits = limits
+        self.snapshot_every = snapshot_every
+        self.resume = resume
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -151,6 +157,11 @@ class LocalFleet:
         """The servers' exit codes, once they have ended by themselves."""
         return [process.wait(timeout) for process in self.processes]
 
+    @property
+    def snapshots(self) -> Path:
+        """Where the fleet keeps its snapshots."""
+        return self._folder / "snapshots"
+
     def log(self, server: int) -> str:
         """What one server has printed."""
         return (self._folder / f"serverlog.{server}").read_text()
@@ -183,6 +194,8 @@ class LocalFleet:
             "PSFLEET_TLS": str(self.credentials.get("server", "")),
             "PSFLEET_INSECURE": "1" if self.transport == "plain tcp" else "",
             "PSFLEET_LIMITS": self.limits,
+            "PSFLEET_SNAPSHOT_EVERY": self.snapshot_every,
+            "PSFLEET_RESUME": self.resume,
         }
         if crashes := self._crashes.get(index):
             settled["PSFLEET_CRASH"] = crashes.pop(0)

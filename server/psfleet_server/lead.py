@@ -107,6 +107,13 @@ class Lead:
         self._kept: dict[int, Any] = {}
         self._keepers: dict[int, int] = {}
         self._last_base: tuple[int, Path] | None = None
+        self._closing = False
+
+    def stop(self) -> None:
+        """Give up waiting for workers: the server ends."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
 
     def expect(self, worker: int, incarnation: int) -> None:
         """From now on this worker has something to keep: snapshots wait for it."""
@@ -258,7 +265,10 @@ class Lead:
         """Wait until the workers of the cut have brought what they keep."""
         with self._changed:
             keepers = {w for w, life in self._members.items() if self._keepers.get(w) == life}
-            if not self._changed.wait_for(lambda: set(self._kept) >= keepers, self._limits.worker):
+            heard = self._changed.wait_for(
+                lambda: set(self._kept) >= keepers or self._closing, self._limits.worker
+            )
+            if not heard or self._closing:
                 missing = sorted(keepers - set(self._kept))
                 raise DeadlineExceeded(f"it waits for what workers {missing} keep")
             self._kept = {seat: state for seat, state in self._kept.items() if state is not None}

@@ -54,6 +54,7 @@ class Log:
         crashes: For tests.
 
     Attributes:
+        first: The first file, even if that is gone.
         path: The file that is written.
     """
 
@@ -65,7 +66,7 @@ class Log:
         fsync: bool = False,
         crashes: Crashes | None = None,
     ) -> None:
-        self._first = path
+        self.first = path
         self._header = dict(header)
         self._fsync = fsync
         self._crashes = crashes
@@ -90,7 +91,7 @@ class Log:
     @property
     def files(self) -> dict[int, Path]:
         """By the number of the snapshot with which each begins, 0: with none."""
-        return files_of(self._first)
+        return files_of(self.first)
 
     def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
         """The kind and body of every record; then the torn tail is cut and `append` may be called.
@@ -101,7 +102,7 @@ class Log:
         Raises:
             LogError: The log is damaged.
         """
-        for kind, body, end, chain in chained(self._first, since):
+        for kind, body, end, chain in chained(self.first, since):
             self._end, self._chain = end, chain
             if kind:
                 yield kind, body
@@ -130,7 +131,7 @@ class Log:
         Raises:
             LogError: It cannot be made; the log is as it was.
         """
-        path = _numbered(self._first, number)
+        path = _numbered(self.first, number)
         after = {"snapshot": number, "chain": self._chain, "end": self._end}
         with self._syncing:
             if self._fsync:

@@ -116,7 +116,8 @@ class Parts:
             outcome = CheckpointError(
                 f"server {frozen.index} cannot write to {part.folder!r}: {error}"
             )
-            print(outcome, file=sys.stderr, flush=True)
+            if part in self._parts.values():  # else it was given up, and its folder is gone
+                print(outcome, file=sys.stderr, flush=True)
         self._reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []

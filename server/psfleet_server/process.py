@@ -156,6 +156,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self.beats.stop()
+        if self._lead is not None:
+            self._lead.stop()
         if self._timetable is not None:
             self._timetable.stop()
         self._ticker.stop()

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,34 @@ from psfleet.wire.specs import read_mode, read_spec, write_mode, write_spec
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.coordinator import Coordinator, Decision, Left, Met, Registered
-from psfleet_server.log import Log, Part, records
+from psfleet_server.log import Log, Part, chained, files_of, records
 from psfleet_server.parts import coordinator_becomes
 
-__all__ = ["Keeper", "open_log"]
+__all__ = ["KINDS", "Keeper", "go_on_from", "open_log", "restored"]
 
 _CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY, _FILL, _CUT = (
     range(1, 13)
 )
 _SHRINK, _TICK, _EVICT, _CORE = range(13, 17)
+KINDS = {
+    _CREATE: "create",
+    _JOIN: "join",
+    _LEAVE: "leave",
+    _PUSH: "push",
+    _WRITE: "write",
+    _CLOSE: "close",
+    _REGISTERED: "registered",
+    _MET: "met",
+    _LEFT: "left",
+    _READY: "ready",
+    _FILL: "fill",
+    _CUT: "cut",
+    _SHRINK: "shrink",
+    _TICK: "tick",
+    _EVICT: "evict",
+    _CORE: "core",
+}
+"""Of records: what `psfleet log` calls them."""
 _PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick}
 _LENGTH = struct.Struct("<Q")
 SpecOf = Callable[[int], TableSpec]
@@ -106,7 +125,7 @@ class Keeper:
         fresh = set(self.log.files) == {0} and not any(
             kind == _READY for kind, *_ in records(self.log.path)
         )
-        count = self.log.forget() if fresh else self._replay(self._base())
+        count = self.log.forget() if fresh else self._replay()
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
@@ -125,50 +144,15 @@ class Keeper:
         """A snapshot is complete: what the log says before it is not needed any more."""
         self.log.shorten(number)
 
-    def _base(self) -> int:
-        """Become what the last complete snapshot holds; its number, 0: there is none.
+    def _replay(self) -> int:
+        base = _begin(self.log.first, self._snapshots, self._shard, self._coordinator)
 
-        Raises:
-            LogError: The log begins with a snapshot that is not there.
-        """
-        why = ""
-        for number in sorted(self.log.files, reverse=True):
-            if number == 0:
-                return 0
-            if self._snapshots is None:
-                continue
-            try:
-                snapshot = Snapshot(self._snapshots / own_name(number))
-            except (CheckpointError, OSError) as error:
-                why = why or f": {error}"
-            else:
-                self._become(snapshot)
-                return number
-        raise LogError(
-            f"log {str(self.log.path)!r} goes on from snapshot {min(self.log.files)}, which cannot "
-            f"be had{why}; restore it, or start the job anew from a checkpoint"
-        )
+        def records_reached() -> Iterator[tuple[int, memoryview]]:
+            for record in self.log.recover(base):
+                self.log.reach("replay")
+                yield record
 
-    def _become(self, snapshot: Snapshot) -> None:
-        core = snapshot.core(self._shard.index)
-        for event in snapshot.events(self._shard.index, self._shard.servers, own=True):
-            self._shard.replay(event)
-        _become(core, self._shard, self._coordinator)
-
-    def _replay(self, base: int) -> int:
-        count = 0
-        for kind, body in self.log.recover(base):
-            count += 1
-            try:
-                _take(kind, body, self._shard, self._coordinator)
-            except Exception as error:  # there is no end to what a record can hold
-                if isinstance(error, UsageError) and kind in (_PUSH, _CLOSE):
-                    continue  # a table was full; the worker was told
-                raise LogError(
-                    f"record {count} of log {str(self.log.path)!r} cannot be taken: "
-                    f"{error}; start the job anew from a checkpoint"
-                ) from None
-        return count
+        return _take_all(records_reached(), self.log.path, self._shard, self._coordinator)
 
     def _keep(self, record: Record) -> None:
         self.log.append(*encode(record))
@@ -177,6 +161,72 @@ class Keeper:
 
     def _keep_decision(self, decision: Decision) -> None:
         self.log.append(*_encode_decision(decision))
+
+
+def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
+    """Become what a log says, without writing to it; how many records were taken.
+
+    Args:
+        first: The log's first file, even if that is gone.
+        snapshots: Where the snapshots lie with which later files begin.
+
+    Raises:
+        LogError: The log is damaged, or says what cannot have been.
+    """
+    base = _begin(first, snapshots, shard, coordinator)
+    found = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
+    return _take_all(found, first, shard, coordinator)
+
+
+def _begin(
+    first: Path, snapshots: Path | None, shard: Shard, coordinator: Coordinator | None
+) -> int:
+    """Become what the last complete snapshot holds; its number, 0: there is none.
+
+    Raises:
+        LogError: The log begins with a snapshot that is not there.
+    """
+    files, why = files_of(first), ""
+    for number in sorted(files, reverse=True):
+        if number == 0:
+            return 0
+        if snapshots is None:
+            continue
+        try:
+            snapshot = Snapshot(snapshots / own_name(number))
+        except (CheckpointError, OSError) as error:
+            why = why or f": {error}"
+            continue
+        for event in snapshot.events(shard.index, shard.servers, own=True):
+            shard.replay(event)
+        _become(snapshot.core(shard.index), shard, coordinator)
+        return number
+    raise LogError(
+        f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
+        "restore it, or start the job anew from a checkpoint"
+    )
+
+
+def _take_all(
+    found: Iterable[tuple[int, memoryview]],
+    path: Path,
+    shard: Shard,
+    coordinator: Coordinator | None,
+) -> int:
+    """Let the records take effect; how many there were."""
+    count = 0
+    for kind, body in found:
+        count += 1
+        try:
+            _take(kind, body, shard, coordinator)
+        except Exception as error:  # there is no end to what a record can hold
+            if isinstance(error, UsageError) and kind in (_PUSH, _CLOSE):
+                continue  # a table was full; the worker was told
+            raise LogError(
+                f"record {count} of log {str(path)!r} cannot be taken: "
+                f"{error}; start the job anew from a checkpoint"
+            ) from None
+    return count
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:

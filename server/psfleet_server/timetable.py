@@ -12,7 +12,6 @@ from psfleet_server.lead import Lead, Wanted
 __all__ = ["Timetable"]
 
 _LOOK = 0.05  # seconds between looks how far the training is
-_TRIES = 3  # in a row that may fail before it is said
 
 
 class Timetable:
@@ -66,9 +65,7 @@ class Timetable:
                 self._lead.take(Wanted())
             except PsfleetError as error:
                 failures += 1
-                if failures % _TRIES == 0:
-                    print(
-                        f"{failures} snapshots in a row failed; the last: {error}", file=sys.stderr
-                    )
+                if not self._over.is_set():
+                    print(f"{error} ({failures} in a row)", file=sys.stderr, flush=True)
                 continue
             failures, time_done, rounds_done = 0, self._clock(), rounds

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.checkpoint import Snapshot, load_shard, read_manifest
+from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Mode

@@ -203,6 +203,7 @@ class LocalEngine:
         """Everything has ended; the job starts from its last snapshot."""
         self._generation = self._supervisor.generation
         self.ended_at.clear()
+        self._processes.clear()
         for member in self._job.servers:
             self._job.ready_file(member).unlink(missing_ok=True)
         self._resume = snapshots.latest(self._job.logs) or self._job.request.resume

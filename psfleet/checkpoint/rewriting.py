@@ -1,0 +1,186 @@
+"""A snapshot with other numbers of servers, compared with another, or as plain arrays."""
+
+import contextlib
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from psfleet.checkpoint.loading import Snapshot
+from psfleet.checkpoint.manifest import Manifest
+from psfleet.checkpoint.writing import begin_save, finish_save, write_frozen
+from psfleet.errors import CheckpointError
+from psfleet.shard.events import Create
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Difference", "compare", "export", "reshard"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs in one table.
+
+    Attributes:
+        table: Its name.
+        missing: Rows (dense: values) that only the first snapshot has.
+        added: Those that only the second one has.
+        changed: Those of both that differ in any bit, optimizer state included.
+        equal: Those that do not.
+        largest: Largest difference of a weight.
+        steps: Updates of the table in either.
+        note: Why the rows could not be compared.
+    """
+
+    table: str
+    missing: int = 0
+    added: int = 0
+    changed: int = 0
+    equal: int = 0
+    largest: float = 0.0
+    steps: tuple[int, int] = (0, 0)
+    note: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every bit is the same."""
+        differing = self.missing or self.added or self.changed or self.note
+        return not differing and self.steps[0] == self.steps[1]
+
+
+def reshard(path: str, target: str, servers: int) -> Manifest:
+    """Write the snapshot anew as one of `servers` servers, whole by itself; its manifest.
+
+    Raises:
+        CheckpointError: It is damaged, or the target is something else.
+    """
+    if servers < 1:
+        raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
+    snapshot = Snapshot(path)
+    core = snapshot.core(0)
+    folder = begin_save(target)
+    files = []
+    for index in range(servers):
+        frozen = replace(
+            _shard(snapshot, index, servers).freeze(), number=snapshot.manifest.cut.number
+        )
+        with contextlib.closing(frozen):
+            files.append(write_frozen(folder, frozen, core))
+    manifest = replace(
+        snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
+    )
+    finish_save(folder, target, manifest)
+    return manifest
+
+
+def compare(first: str, second: str) -> list[Difference]:
+    """What differs between two snapshots, table by table."""
+    pair = Snapshot(first), Snapshot(second)
+    specs = [{spec.name: spec for spec in snapshot.specs()} for snapshot in pair]
+    found = []
+    for name in sorted({*specs[0], *specs[1]}):
+        if name not in specs[0] or name not in specs[1]:
+            where = first if name in specs[0] else second
+            found.append(Difference(name, note=f"only {where} has it"))
+        elif specs[0][name].shape != specs[1][name].shape or (
+            specs[0][name].slot_names != specs[1][name].slot_names
+        ):
+            found.append(Difference(name, note="the definitions differ"))
+        else:
+            left, right = (_content(snapshot, specs[0][name]) for snapshot in pair)
+            found.append(_difference(name, specs[0][name], left, right))
+    return found
+
+
+def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: bool) -> list[Path]:
+    """Write each table as one file of plain arrays; returns the files.
+
+    Sparse: `ids`, ascending, `value` [n, dim] and each state slot; dense: `value` and each slot in the
+    table's shape.
+
+    Args:
+        path: The snapshot.
+        target: A folder; it is made.
+        kind: Of the files.
+        ids: Write the ids of each sparse table as CSV too.
+    """
+    snapshot = Snapshot(path)
+    folder = Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for spec in snapshot.specs():
+        content = _content(snapshot, spec)
+        stem = spec.name.replace("/", "_")
+        where = folder / f"{stem}.{kind}"
+        if kind == "npz":
+            np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
+        else:
+            save_file(content.arrays, where)
+        written.append(where)
+        if ids and spec.kind == "sparse":
+            written.append(folder / f"{stem}.csv")
+            with written[-1].open("w", newline="") as file:
+                csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])
+    return written
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A whole table: its arrays by name, rows in ascending order of id."""
+
+    arrays: dict[str, NDArray[np.generic]]
+    step: int
+
+
+def _content(snapshot: Snapshot, spec: TableSpec) -> _Content:
+    shard = Shard()
+    shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
+    for fill in snapshot.fills(spec, 0, 1):
+        shard.fill(fill)
+    table = shard.table(spec.key)
+    if isinstance(table, DenseTable):
+        planes = [plane.reshape(spec.shape) for plane in table.state()]
+        return _Content(dict(zip(spec.slot_names, planes, strict=True)), table.step)
+    rows = table.rows(table.ids())
+    planes = np.split(rows.values, len(spec.slot_names), axis=1)
+    named = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
+    return _Content({"ids": rows.ids, **named}, table.step)
+
+
+def _difference(name: str, spec: TableSpec, left: _Content, right: _Content) -> Difference:
+    steps = left.step, right.step
+    if spec.kind == "dense":
+        both = [
+            (left.arrays[slot].reshape(-1), right.arrays[slot].reshape(-1))
+            for slot in spec.slot_names
+        ]
+        missing = added = 0
+    else:
+        ids, ours, theirs = np.intersect1d(
+            left.arrays["ids"], right.arrays["ids"], assume_unique=True, return_indices=True
+        )
+        missing, added = len(left.arrays["ids"]) - len(ids), len(right.arrays["ids"]) - len(ids)
+        both = [(left.arrays[slot][ours], right.arrays[slot][theirs]) for slot in spec.slot_names]
+    differs = np.zeros(len(both[0][0]), np.bool_)
+    for a, b in both:
+        bits = np.ascontiguousarray(a).view(np.uint32) != np.ascontiguousarray(b).view(np.uint32)
+        differs |= bits if bits.ndim == 1 else bits.any(axis=1)
+    gaps = np.abs(both[0][0].astype(np.float64) - both[0][1].astype(np.float64))
+    changed = int(differs.sum())
+    largest = float(gaps.max(initial=0.0))
+    return Difference(name, missing, added, changed, len(differs) - changed, largest, steps)
+
+
+def _shard(snapshot: Snapshot, index: int, servers: int) -> Shard:
+    shard = Shard(index, servers)
+    for event in snapshot.events(index, servers):
+        if isinstance(event, Create):
+            shard.create(event.spec, event.value)
+        else:
+            shard.fill(event)
+    return shard

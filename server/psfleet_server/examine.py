@@ -1,0 +1,95 @@
+"""Logs looked at from outside: python -m psfleet_server.examine verify|replay PATH ..."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from psfleet.checkpoint import save_fleet
+from psfleet.errors import LogError, PsfleetError
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet_server.coordinator import Coordinator
+from psfleet_server.log import chained, files_of, read_header
+from psfleet_server.recovery import KINDS, restored
+
+__all__ = ["main", "replay", "verify"]
+
+
+def verify(path: str) -> str:
+    """What a log holds, every byte of it checked.
+
+    Raises:
+        LogError: It is damaged, or is no log.
+    """
+    first = _first(path)
+    kinds: Counter[str] = Counter()
+    whole = 0
+    for kind, _, end, _ in chained(first, min(files_of(first))):
+        whole = end
+        if kind:
+            kinds[KINDS.get(kind, f"kind {kind}")] += 1
+    last = list(files_of(first).values())[-1]
+    torn = last.stat().st_size - whole
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    return (
+        f"{path} is whole: {len(files_of(first))} file(s), {sum(kinds.values()):,} records "
+        f"({counted or 'none'})"
+        + (f"; a torn tail of {torn:,} bytes, never acknowledged" if torn else "")
+    )
+
+
+def replay(path: str, snapshots: str = "", save: str = "") -> str:
+    """What a server is that takes a log again.
+
+    Args:
+        path: The log; it is only read.
+        snapshots: Where the snapshots lie with which files of it begin; empty: beside it.
+        save: Write that to a checkpoint.
+
+    Raises:
+        LogError: It is damaged, or says what cannot have been.
+    """
+    first = _first(path)
+    header = read_header(next(iter(files_of(first).values())))
+    shard = Shard(header["server"], header["servers"], header["workers"])
+    coordinator = Coordinator(header["workers"]) if header["server"] == 0 else None
+    folder = Path(snapshots) if snapshots else first.parent / "snapshots"
+    count = restored(first, folder, shard, coordinator)
+    if save:
+        save_fleet(save, [shard])
+    lines = [
+        f"server {shard.index} of {shard.servers} after {count:,} records: mode {shard.mode}, "
+        f"round {shard.rounds.closed}, pushes {dict(sorted(shard.sequences.items()))}"
+    ]
+    for table in shard.tables.values():
+        size = (
+            f"{table.count:,} values" if isinstance(table, DenseTable) else f"{len(table):,} rows"
+        )
+        lines.append(f"  {table.spec.name}: {size}, {table.step:,} updates")
+    return "\n".join(lines)
+
+
+def _first(path: str) -> Path:
+    """The name of the first file of a log of which any file is named."""
+    given = Path(path)
+    first = given.with_name(re.sub(r"\.\d{6}(\.log)?$", r"\1", given.name))
+    if not files_of(first):
+        raise LogError(f"{path!r} is no log; name a file like server.0.log")
+    return first
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `verify PATH` or `replay PATH SNAPSHOTS SAVE`; the exit code."""
+    try:
+        command, *rest = words
+        print(verify(*rest) if command == "verify" else replay(*rest))
+    except (PsfleetError, OSError) as error:
+        print(f"psfleet: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

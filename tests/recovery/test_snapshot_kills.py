@@ -1,0 +1,70 @@
+"""Servers that die while a snapshot is taken, named or settled, and while they come back from one.
+
+The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import os
+import random
+from functools import partial
+
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.runtime import TableState
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_worker.runtime import ClusterRuntime
+
+TRAINING = Training(steps=60)
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+POINTS = ("cut", "page", "written", "turned", "unnamed", "complete", "shortened")
+
+
+def train(fleet: LocalFleet) -> list[TableState]:
+    """Sync training by every worker; the tables that worker 0 then reads."""
+    result: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        TRAINING.run(runtime)
+        runtime.barrier()
+        if worker == 0:
+            result.extend(TRAINING.result(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    with fleet.reviving():
+        in_threads([partial(work, worker) for worker in range(fleet.workers)])
+        assert fleet.wait() == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
+    return result
+
+
+@pytest.mark.parametrize("seed", range(2 + MORE))
+def test_kills_around_snapshots_do_not_change_a_bit(seed: int) -> None:
+    """Sync mode: both servers die at points of snapshots and of recovery, and the result is the same."""
+    dice = random.Random(seed)
+    crashes = {
+        server: [
+            f"{dice.choice(POINTS)}:{dice.randint(1, 2)}",
+            f"replay:{dice.randint(1, 4)}",
+            f"{dice.choice(POINTS)}:1",
+        ]
+        for server in range(2)
+    }
+    with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
+        alone = EmbeddedRuntime()
+        TRAINING.run(alone)
+        same_bits(train(fleet), TRAINING.result(alone))
+        assert fleet.restarts >= 2
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_only_server_dies_at_every_point(point: str) -> None:
+    """What a server was is in its last complete snapshot and the log since; older logs are gone."""
+    alone = EmbeddedRuntime()
+    TRAINING.run(alone)
+    crashes = {0: [f"{point}:1"]}
+    with LocalFleet(1, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
+        same_bits(train(fleet), TRAINING.result(alone))
+        assert fleet.restarts == 1
+        assert not (fleet.snapshots.parent / "server.0.log").exists()
