@@ -199,9 +199,16 @@ class SparseTable:
                 self._check_room(parts)
 
     def reserve(self, rows: int) -> None:
-        """Have memory for so many rows in all made now, so that no push waits for it."""
+        """Have memory for so many rows in all made now, so that no push waits for it.
+
+        Raises:
+            UsageError: There is not so much memory for the table.
+        """
         with self._lock:
+            more = max(rows - len(self._index), 0)
+            self._budget.check(self.spec.name, self._taken(more), f"reserve {rows} rows")
             self._index.reserve(rows)
+            self._budget.take(self.spec.name, self._taken(0))
 
     def _surely_fit(self, count: int) -> bool:
         fits = count <= self._index.spare and self._index.has_lines(count)

@@ -52,6 +52,8 @@ def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -
     assert len(table) == table.step * count // times
     assert 12 * MIB < table.bytes <= 40 * MIB
     assert resident() - before < 52 * MIB  # a batch, and what the allocator keeps
+    with pytest.raises(UsageError, match="was asked to reserve 9999999 rows"):
+        table.reserve(9_999_999)
     push(table, np.arange(count))  # rows that are there are still served
     out = np.empty((count, dim), np.float32)
     table.pull_into(np.arange(10**9, 10**9 + count), out)

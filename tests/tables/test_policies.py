@@ -271,6 +271,31 @@ def test_policies_of_steps_are_the_same_on_any_number_of_servers(entry: Entry) -
     assert len(one) > 10
 
 
+def test_changes_since_a_mark() -> None:
+    """Rows pushed, set and removed since a mark are told apart, and each mark has its own past."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(rows=100)))
+    push(table, np.arange(100))
+    first = table.mark()
+    push(table, np.array([5, 6]))
+    second = table.mark()
+    table.remove(np.array([6, 7]))
+    table.write(table.rows(np.array([8])))
+    push(table, np.array([7, 200]))
+    changes = table.changed_since(first)
+    assert (changes.ids.tolist(), changes.removed.tolist()) == ([5, 7, 8, 200], [6])
+    changes = table.changed_since(second)
+    assert (changes.ids.tolist(), changes.removed.tolist()) == ([7, 8, 200], [6])
+    table.release(first)
+    push(table, np.arange(300, 310))  # lets the oldest go
+    changes = table.changed_since(second)
+    assert set(changes.removed.tolist()) == set(range(100)) - set(table.ids().tolist())
+    table.release(second)
+    table.set_clock(Clock(7))
+    third = table.mark()
+    table.set_clock(Clock(3))
+    assert table.changed_since(third).ids.tolist() == table.ids().tolist()
+
+
 def test_a_count_filter_drops_earlier_pushes() -> None:
     """A row counts the gradients from its id's third push on; until then a pull gives first values."""
     table = SparseTable(dataclasses.replace(SPEC, entry=CountFilterEntry(3)))
