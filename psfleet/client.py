@@ -16,12 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.modes.changing import change
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
 from psfleet.routing import as_ids
 from psfleet.runtime import Gradient, Read, Runtime, Ticket
 from psfleet.shard.events import Mode
-from psfleet.strategy import resolve
+from psfleet.strategy import Settings, resolve
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 
@@ -164,6 +165,11 @@ class Client:
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every worker is here."""
         self.runtime.barrier(timeout)
+
+    def set_mode(self, mode: str, **settings: Any) -> None:
+        """Go on in another consistency mode, see `psfleet.fleet.set_mode`; all workers call it."""
+        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        change(self.runtime, wanted.consistency)
 
     @property
     def worker_index(self) -> int:

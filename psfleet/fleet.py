@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.modes.changing import change, connect
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.localsgd import LocalRuntime
@@ -322,15 +322,11 @@ class Fleet:
             ConfigError: A setting is unknown or contradicts another, or workers ask for different
                 things; nothing was changed.
         """
-        now = self._settings(self._strategy)
-        parts = {"mode": mode, **settings}
-        wanted = dataclasses.replace(
-            now, consistency=Settings.from_parts({"consistency": parts}).consistency
-        )
-        runtime = runtimes.active()
-        if isinstance(runtime, ChangingRuntime):  # with localsgd there is sync only
-            runtime.set_mode(wanted.consistency)
-            invalidate()
+        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        # Refused here, if it does not go with the other parts of the strategy.
+        dataclasses.replace(self._settings(self._strategy), consistency=wanted.consistency)
+        change(runtimes.active(), wanted.consistency)
+        invalidate()
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.

@@ -15,7 +15,7 @@ from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["ChangingRuntime", "Cluster", "connect"]
+__all__ = ["ChangingRuntime", "Cluster", "change", "connect"]
 
 Floats = NDArray[np.float32]
 
@@ -138,6 +138,16 @@ class ChangingRuntime:
     def close(self) -> None:
         """See Runtime.close."""
         self._inner.close()
+
+
+def change(runtime: Runtime, consistency: Consistency) -> None:
+    """Let the runtime go on in another mode, if it is one of a cluster; embedded all modes are one.
+
+    Raises:
+        ConfigError: The workers ask for different things; nothing was changed.
+    """
+    if isinstance(runtime, ChangingRuntime):
+        runtime.set_mode(consistency)
 
 
 def _staleness(consistency: Consistency) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.embedded import EmbeddedRuntime
+from psfleet.kernels.dedup import dedup
 from psfleet.rules import make_rule
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
@@ -96,7 +97,7 @@ class SparseCopy:
             spec, rule=make_rule("sgd", {}), decay=Decay(), every_row=False
         )
         self._base = SparseTable(self._bases)
-        self._fresh = _NONE
+        self._fresh = _NONE  # ascending
         self._touched: list[Ids] = []
         self._owing = _NONE  # of earlier exchanges
 
@@ -116,11 +117,16 @@ class SparseCopy:
 
     def touch(self, ids: Ids) -> None:
         """See Copies."""
-        self._touched.append(np.unique(ids))
+        self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
         """Those of the ids, each once, that have not been read since the last exchange."""
-        return np.setdiff1d(ids, self._fresh)
+        ids = _distinct(ids)
+        if not len(self._fresh):
+            return ids
+        at = np.minimum(np.searchsorted(self._fresh, ids), len(self._fresh) - 1)
+        unread: Ids = ids[self._fresh[at] != ids]
+        return unread
 
     def refresh(self, ids: Ids, rows: Floats) -> None:
         """The servers hold these rows [n, dim] of the ids [n], each once."""
@@ -129,21 +135,22 @@ class SparseCopy:
         if moved.any():
             set_rows(self._table, ids[moved], rows[moved] + (mine[moved] - base[moved]))
             set_rows(self._base, ids[moved], rows[moved])
-        self._fresh = np.union1d(self._fresh, ids)
+        # Two ascending runs, which a stable sort merges.
+        self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
         """See Copies. A part of it of rows pushed since the last exchange, all of it of any rows."""
         named = [*self._touched, *([self._owing] if share == 1.0 else [])]
         if self._spec.every_row and named:
             named = [self._table.ids()]
-        ids = np.unique(np.concatenate(named)) if named else _NONE
+        ids = _distinct(np.concatenate(named)) if named else _NONE
         base, mine = rows_of(self._base, ids), rows_of(self._table, ids)
         delta = (mine - base) * np.float32(share)
         learned = (delta != 0).any(axis=1)
         ids, delta, base, mine = ids[learned], delta[learned], base[learned], mine[learned]
         if len(ids):
             set_rows(self._base, ids, mine if share == 1.0 else base + delta)
-        self._owing = _NONE if share == 1.0 else np.union1d(self._owing, ids)
+        self._owing = _NONE if share == 1.0 else _distinct(np.concatenate([self._owing, ids]))
         self._touched.clear()
         self._fresh = _NONE
         return delta, ids
@@ -168,3 +175,9 @@ class SparseCopy:
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _distinct(ids: Ids) -> Ids:
+    """Each id once."""
+    found: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
+    return found

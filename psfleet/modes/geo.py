@@ -93,11 +93,12 @@ class GeoRuntime:
         return key
 
     def _copy(self, spec: TableSpec) -> None:
-        """Begin with what the servers hold."""
+        """Begin with what the servers hold, of rows without their optimizer state."""
         mine = dataclasses.replace(spec, entry=None)
         if spec.kind == "dense":
-            (value,) = self._fleet.pull([Read(spec.key)])
-            self._local.create(mine, value)
+            state = self._fleet.read_table(spec.key)
+            self._local.create(mine, state.values[0])
+            self._local.write_table(spec.key, state)
             table = self._local.table(spec.key)
             assert isinstance(table, DenseTable)
             self._copies[spec.key] = DenseCopy(table)

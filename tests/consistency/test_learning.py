@@ -72,5 +72,5 @@ def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     losses = np.load(tmp_path / "losses.npy")
     assert losses.shape == (6,)
-    assert losses[-1] < 0.9 * losses[0] < 0.7 * np.log(2)
-    assert (np.diff(losses) < 0.01).all()
+    assert losses[-1] < losses[0] < 0.85 * np.log(2)
+    assert losses.max() == losses[0], losses  # rows begin geo with fresh optimizer state
