@@ -602,12 +602,16 @@ class Shard:
             table.check_room(ids)
 
     def _make_room(self, parts: Sequence[Gradient]) -> None:
-        """Where memory is short, let rows go of tables that may."""
-        if self.budget.limit is not None:
-            for table, ids in self._wanted(parts):
-                gone = table.surplus(ids)
-                if len(gone):
-                    self._evict(table.spec.key, gone)
+        """Where memory is short, let rows go of tables that may; none if a table refuses its part."""
+        if self.budget.limit is None:
+            return
+        found = [(table, ids, table.surplus(ids)) for table, ids in self._wanted(parts)]
+        for table, ids, gone in found:
+            if not len(gone):
+                table.check_room(ids)
+        for table, _, gone in found:
+            if len(gone):
+                self._evict(table.spec.key, gone)
 
     def _hold_bytes(self, push: Push) -> None:
         """Refuse a push that has to wait for its round if there is no memory for it."""

@@ -235,7 +235,7 @@ class SparseTable:
         """Rows that have to go so that memory suffices for the next update, which names these ids.
 
         Ids of the rows pushed the longest time ago, a sixteenth of the table at least, none of `parts`. Empty
-        if memory suffices, or if the table does not let rows go.
+        if memory suffices, if the table does not let rows go, or if letting all others go were not enough.
         """
         if not self._evicts or self._surely_fit(sum(map(len, parts))):
             return _NONE
@@ -245,7 +245,7 @@ class SparseTable:
             kept = self._rowed(ids, slots)
             new = int(np.count_nonzero(kept & (slots == 0)))
             short = new - self._affordable(new)
-            if short <= 0:
+            if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
                 return _NONE
             count = max(short, len(self._index) // 16)
             oldest = self._index.oldest(self.step, count + len(ids), 0)

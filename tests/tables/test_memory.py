@@ -116,6 +116,36 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
     log.close()
 
 
+def test_a_refused_push_lets_no_rows_go() -> None:
+    """Rows of one table stay if another table, or this one with all others gone, has no room for the push."""
+    spills, fills = spec_of(16, CapacityEntry(), "spills"), spec_of(16, None, "fills")
+    shard = Shard()
+    shard.budget.limit = 24 * MIB
+    shard.handle(Join(0, 1, "async"), "join")
+    for spec in (spills, fills):
+        shard.create(spec, np.zeros(0, np.float32))
+    values = np.ones((100_000, 16), np.float32)
+
+    def gradient(spec: TableSpec, start: int, count: int) -> Gradient:
+        return Gradient(spec.key, values[:count], np.arange(start, start + count), 0.1)
+
+    def answer(number: int, *gradients: Gradient) -> Any:
+        return shard.handle(Push(0, 1, number, gradients), "push")[0]
+
+    number = 0
+    while number < 30:  # until rows go
+        number += 1
+        assert isinstance(answer(number, gradient(spills, number * 4000, 4000)), Answer)
+    before = len(shard.tables[spills.key])  # type: ignore[arg-type]
+    assert before < 30 * 4000
+    both = answer(31, gradient(spills, 0, 4000), gradient(fills, 0, 50_000))
+    assert "'fills' was asked to add 50000 rows" in str(both.error)
+    alone = answer(31, gradient(spills, 10**6, 100_000))
+    assert "'spills' was asked to add 100000 rows" in str(alone.error)
+    assert len(shard.tables[spills.key]) == before  # type: ignore[arg-type]
+    assert isinstance(answer(31, gradient(spills, 0, 4000)), Answer)
+
+
 def peak(process: int) -> int:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
