@@ -1,6 +1,7 @@
 """A small training run whose result depends on everything that can go wrong."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +19,13 @@ class Training:
     """A dense table under Adam and a sparse one under Adagrad, trained for some steps.
 
     Each gradient is a function of the pulled weights, the worker and the step, so that a wrong
-    version, order or member of a round changes the final bits.
+    version, order or member of a round changes the final bits. `pause`: seconds after each step.
     """
 
     steps: int = 40
     shape: tuple[int, ...] = (137, 61)
     dim: int = 5
+    pause: float = 0.0
 
     @property
     def dense(self) -> TableSpec:
@@ -49,6 +51,7 @@ class Training:
         runtime.create(self.sparse)
         for step in range(self.steps):
             self._step(runtime, np.random.default_rng((runtime.worker_index, step)))
+            time.sleep(self.pause)
         runtime.flush()
 
     def _step(self, runtime: Runtime, dice: np.random.Generator) -> None:

@@ -323,6 +323,8 @@ class Lead:
         if self._folder is None:
             raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
         self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(".snapshot-*.partial"):  # of a process that died
+            shutil.rmtree(left, ignore_errors=True)
         return self._folder / own_name(number)
 
     def _own(self) -> list[Path]:

@@ -1,0 +1,197 @@
+"""Snapshots that say the changes of others, and snapshots dealt to other numbers of servers."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import (
+    chain,
+    compare,
+    export,
+    load_shard,
+    read_manifest,
+    reshard,
+    save_fleet,
+)
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import CheckpointError
+from psfleet.kernels.dedup import owned_by
+from psfleet.rules.adagrad import Adagrad
+from psfleet.rules.adam import Adam
+from psfleet.runtime import Gradient
+from psfleet.shard.events import Join, Push
+from psfleet.shard.layout import dense_range
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.entry import CountFilterEntry, ShowClickEntry
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
+
+SPECS = (
+    TableSpec("dense", "dense", (9000, 2), Adam()),
+    TableSpec("plain", "sparse", (3,), Adam(), seed=5),
+    TableSpec("counted", "sparse", (3,), Adagrad(), seed=6, entry=CountFilterEntry(2)),
+    TableSpec("scored", "sparse", (2,), Adam(), seed=7, entry=ShowClickEntry("s", "c")),
+)
+
+
+def fleet(servers: int) -> list[Shard]:
+    """Shards with every kind of table, and a worker that has joined."""
+    shards = [Shard(index, servers) for index in range(servers)]
+    for shard in shards:
+        shard.handle(Join(0, 1, "async"), "join")
+        for spec in SPECS:
+            low, high = dense_range(spec, shard.index, servers) if spec.kind == "dense" else (0, 0)
+            shard.create(spec, np.ones(high - low, np.float32))
+    return shards
+
+
+def push(shards: list[Shard], number: int) -> None:
+    """The number-th push, the same for any number of servers."""
+    dice = np.random.default_rng(number)
+    parts: list[tuple[TableSpec, Any, Any]] = []
+    for spec in SPECS:
+        if spec.kind == "dense":
+            parts.append((spec, None, dice.standard_normal(spec.size, np.float32)))
+            continue
+        ids = np.unique(dice.integers(-60, 60, 40))
+        parts.append(
+            (spec, ids, np.abs(dice.standard_normal((len(ids), spec.push_width), np.float32)))
+        )
+    for shard in shards:
+        gradients = []
+        for spec, ids, values in parts:
+            if ids is None:
+                low, high = dense_range(spec, shard.index, shard.servers)
+                gradients.append(Gradient(spec.key, values[low:high], None, 0.1))
+            else:
+                mine = owned_by(ids, shard.index, shard.servers)
+                gradients.append(Gradient(spec.key, values[mine], ids[mine], 0.1))
+        [answer] = shard.handle(Push(0, 1, number, tuple(gradients)), "push")
+        assert not hasattr(answer, "error"), answer
+
+
+def content(shards: list[Shard]) -> dict[str, object]:
+    """Every bit that a fleet knows of its tables, whatever server it is on."""
+    found: dict[str, object] = {}
+    for spec in SPECS:
+        if spec.kind == "dense":
+            planes = [np.empty(spec.size, np.float32) for _ in spec.slot_names]
+            for shard in shards:
+                table = shard.table(spec.key)
+                assert isinstance(table, DenseTable)
+                low, high = dense_range(spec, shard.index, shard.servers)
+                for plane, values in zip(planes, table.state(), strict=True):
+                    plane[low:high] = values
+            found[spec.name] = [plane.tobytes() for plane in planes]
+            continue
+        rows: dict[int, object] = {}
+        for shard in shards:
+            table = shard.table(spec.key)
+            assert isinstance(table, SparseTable)
+            read, waiting = table.rows(table.ids()), table.candidates()
+            for i, *kept in zip(read.ids, read.values, read.touched, read.scores, strict=True):
+                rows[int(i)] = [value.tobytes() for value in kept]
+            for i, *counts in zip(waiting.ids, waiting.counts, waiting.touched, strict=True):
+                rows[int(i)] = counts
+            found[f"{spec.name} clock"] = table.clock
+        found[spec.name] = rows
+    return found
+
+
+def test_three_five_two(tmp_path: Path) -> None:
+    """3 servers -> 5 -> 2: every bit of weights, state, ages, scores, counts and clocks is the same."""
+    shards = fleet(3)
+    for number in range(1, 6):
+        push(shards, number)
+    expected = content(shards)
+    for step, servers in enumerate((5, 2)):
+        save_fleet(str(tmp_path / str(step)), shards)
+        shards = [Shard(index, servers) for index in range(servers)]
+        for shard in shards:
+            load_shard(tmp_path / str(step), shard)
+        assert content(shards) == expected
+    reshard(str(tmp_path / "1"), str(tmp_path / "again"), 4)
+    assert len(read_manifest(tmp_path / "again").files) == 4
+    assert all(d.is_equal for d in compare(str(tmp_path / "0"), str(tmp_path / "again")))
+
+
+def trained() -> EmbeddedRuntime:
+    """One process, a table."""
+    runtime = EmbeddedRuntime()
+    runtime.create(SPECS[1])
+    runtime.create(SPECS[0], np.ones(SPECS[0].shape, np.float32))
+    return runtime
+
+
+def train(runtime: EmbeddedRuntime, seed: int) -> None:
+    """A push to a few rows, and rows that go."""
+    dice = np.random.default_rng(seed)
+    ids = np.unique(dice.integers(0, 200, 30))
+    values = dice.standard_normal((len(ids), 3), np.float32)
+    runtime.push([Gradient(SPECS[1].key, values, ids, 0.1)])
+    table = runtime._shard.table(SPECS[1].key)
+    assert isinstance(table, SparseTable)
+    table.remove(dice.integers(0, 200, 15))
+
+
+def test_deltas_build_on_each_other(tmp_path: Path) -> None:
+    """Base, delta, delta: each loads as what was there then; removed rows stay removed."""
+    runtime = trained()
+    states = []
+    for number in range(4):
+        for i in range(6):
+            train(runtime, 10 * number + i)
+        runtime.save(str(tmp_path / str(number)), delta=number > 0, base=number == 0)
+        states.append([runtime.read_table(spec.key) for spec in SPECS[1::-1]])
+    sizes = [read_manifest(tmp_path / str(number)).files[0].bytes for number in range(4)]
+    assert [folder.name for folder, _ in chain(tmp_path / "3")] == ["0", "1", "2", "3"]
+    assert sizes[0] > 0
+    for number in range(4):
+        again = EmbeddedRuntime()
+        again.load(str(tmp_path / str(number)))
+        for spec, state in zip(SPECS[1::-1], states[number], strict=True):
+            read = again.read_table(spec.key)
+            assert read.step == state.step
+            np.testing.assert_array_equal(
+                np.array([] if read.ids is None else read.ids),
+                np.array([] if state.ids is None else state.ids),
+            )
+            for ours, theirs in zip(read.values, state.values, strict=True):
+                np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_a_delta_needs_the_snapshot_before_it(tmp_path: Path) -> None:
+    """Without a base there is no delta; a base that is gone or was replaced is a sentence."""
+    runtime = trained()
+    with pytest.raises(CheckpointError, match="save a base first"):
+        runtime.save(str(tmp_path / "d"), delta=True)
+    train(runtime, 1)
+    runtime.save(str(tmp_path / "b"), base=True)
+    train(runtime, 2)
+    runtime.save(str(tmp_path / "d"), delta=True)
+    load_shard(tmp_path / "d", Shard())
+    shutil.rmtree(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="manifest"):
+        load_shard(tmp_path / "d", Shard())
+    runtime.save(str(tmp_path / "b"))
+    with pytest.raises(CheckpointError, match="replaced since"):
+        load_shard(tmp_path / "d", Shard())
+
+
+def test_exported_arrays_are_plain(tmp_path: Path) -> None:
+    """One file per table, rows in order of id, ids as CSV."""
+    runtime = trained()
+    train(runtime, 1)
+    runtime.save(str(tmp_path / "m"))
+    files = export(str(tmp_path / "m"), str(tmp_path / "out"), "npz", True)
+    assert sorted(file.name for file in files) == ["dense.npz", "plain.csv", "plain.npz"]
+    state = runtime.read_table(SPECS[1].key)
+    with np.load(tmp_path / "out" / "plain.npz") as arrays:
+        np.testing.assert_array_equal(arrays["ids"], state.ids)
+        np.testing.assert_array_equal(arrays["value"], state.values[0])
+    listed = (tmp_path / "out" / "plain.csv").read_text().split()
+    assert listed == ["id", *map(str, state.ids)]  # type: ignore[arg-type]  # sparse tables have ids

@@ -1,0 +1,152 @@
+"""A log in several files, each of which begins with a snapshot."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import Cut, Manifest, begin_save, finish_save, own_name, write_frozen
+from psfleet.errors import LogError
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.shard.cuts import Cutting
+from psfleet.shard.events import BeginCut, Join, Keep, Push
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+from psfleet_server.coordinator import Coordinator
+from psfleet_server.examine import replay, verify
+from psfleet_server.log import Log, files_of, records
+from psfleet_server.parts import joined_core
+from psfleet_server.recovery import Keeper
+
+DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
+HEADER = {"job": "j", "server": 0, "servers": 1, "workers": 1}
+
+
+class Server:
+    """A server without a network, that keeps a log and snapshots in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = Log(folder / "server.0.log", HEADER)
+        self.shard, self.coordinator = Shard(), Coordinator(1)
+        self.taken = Keeper(self.log, self.shard, self.coordinator, folder / "snapshots")
+        self.records = self.taken.start()
+
+    def begin(self) -> None:
+        """A worker and a table."""
+        self.coordinator.register(0, 70, 1)
+        self.shard.handle(Join(0, 1, "async"), "join")
+        self.shard.create(DENSE, np.ones(3, np.float32), 0)
+
+    def push(self, *numbers: int) -> None:
+        """The pushes of these numbers."""
+        for number in numbers:
+            values = np.random.default_rng(number).standard_normal(3, np.float32)
+            self.shard.handle(Push(0, 1, number, (Gradient(DENSE.key, values, None, 0.1),)), "push")
+
+    def snapshot(self, number: int, *, complete: bool) -> None:
+        """Cut here; write the snapshot, or leave it incomplete."""
+        cutting = Cutting(number, members={})
+        [kept] = [i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, Keep)]
+        path = str(self.folder / "snapshots" / own_name(number))
+        if complete:
+            folder = begin_save(path)
+            core = joined_core(kept.frozen.core, self.coordinator)
+            file = write_frozen(folder, kept.frozen, core)
+            finish_save(folder, path, Manifest((DENSE,), (file,), Cut(number, "async")))
+        kept.frozen.close()
+
+    def content(self) -> list[object]:
+        """Every bit of it."""
+        table = self.shard.table(DENSE.key)
+        assert isinstance(table, DenseTable)
+        core = (self.shard.lives, self.shard.sequences, self.shard.makers, self.shard.cuts.last)
+        seats = [(seat.incarnation, seat.boot, seat.met) for seat in self.coordinator.seats]
+        return [table.step, [plane.tobytes() for plane in table.state()], repr(core), repr(seats)]
+
+
+def test_files_before_a_snapshot_are_not_needed(tmp_path: Path) -> None:
+    """Complete, incomplete, complete: a server comes back from any of them and the log since."""
+    server = Server(tmp_path)
+    server.begin()
+    server.push(1, 2)
+    server.snapshot(1, complete=True)
+    server.push(3)
+    server.snapshot(2, complete=False)
+    server.push(4, 5)
+    expected = server.content()
+    server.log.close()
+    assert list(files_of(tmp_path / "server.0.log")) == [0, 1, 2]
+
+    again = Server(tmp_path)  # from snapshot 1 and two files
+    assert again.content() == expected
+    assert again.records == 4  # push 3, the second cut, pushes 4 and 5
+    again.taken.shorten(1)
+    again.snapshot(3, complete=True)
+    expected = again.content()
+    again.log.close()
+    last = Server(tmp_path)
+    assert (last.content(), last.records) == (expected, 0)
+    last.taken.shorten(3)
+    last.push(6)
+    expected = last.content()
+    last.log.close()
+    assert list(files_of(tmp_path / "server.0.log")) == [3]
+    end = Server(tmp_path)
+    assert (end.content(), end.records) == (expected, 1)
+    end.log.close()
+    assert "1 file(s), 1 records (1 push)" in verify(str(tmp_path / "server.0.000003.log"))
+    assert "after 1 records: mode async, round 0, pushes {0: 6}" in replay(
+        str(tmp_path / "server.0.log"), save=str(tmp_path / "saved")
+    )
+
+
+def test_damage_between_files_is_noticed(tmp_path: Path) -> None:
+    """A file that is missing, or whose end is, does not pass for a shorter log."""
+    server = Server(tmp_path)
+    server.begin()
+    server.push(1)
+    server.snapshot(1, complete=False)
+    server.push(2)
+    server.log.close()
+    first, second = (files_of(tmp_path / "server.0.log")[number] for number in (0, 1))
+    whole, later = first.read_bytes(), second.read_bytes()
+    ends = [end for _, _, end, _ in records(first)]
+    for length in range(ends[0], len(whole)):
+        first.write_bytes(whole[:length])
+        with pytest.raises(LogError, match=r"does not go on|damaged"):
+            Server(tmp_path)
+    first.write_bytes(whole)
+    for bit in range(8 * len(later)):
+        damaged = bytearray(later)
+        damaged[bit // 8] ^= 1 << bit % 8
+        second.write_bytes(damaged)
+        with pytest.raises(LogError, match=r"no log|damaged|does not go on"):
+            list(records(second))
+    second.write_bytes(later)
+    first.unlink()
+    with pytest.raises(LogError, match="goes on from snapshot 1, which cannot be had"):
+        Server(tmp_path)
+
+
+def test_a_damaged_snapshot_is_not_believed(tmp_path: Path) -> None:
+    """While the log before it is there, that is used instead; then the server refuses to start."""
+    server = Server(tmp_path)
+    server.begin()
+    server.push(1, 2)
+    server.snapshot(1, complete=True)
+    server.push(3)
+    expected = server.content()
+    server.log.close()
+    file = tmp_path / "snapshots" / own_name(1) / "shard-0-of-1.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    again = Server(tmp_path)
+    assert again.content() == expected
+    again.taken.shorten(1)
+    again.log.close()
+    with pytest.raises(LogError, match="its checksum is not the manifest's"):
+        Server(tmp_path)
