@@ -89,6 +89,23 @@ def test_a_log_gives_the_same_counts_ages_and_rows(tmp_path: Path, mode: Mode) -
     log.close()
 
 
+def test_a_snapshot_keeps_counts_ages_and_the_clock(tmp_path: Path) -> None:
+    """A table that was saved and loaded is the same to the last bit, and stays so."""
+    saved, loaded = EmbeddedRuntime(lambda: 0.0), EmbeddedRuntime(lambda: 0.0)
+    key = saved.create(spec_of(POLICY))
+    for number in range(30):
+        saved.push([gradient(POLICY, number)])
+        if number % 10 == 5:
+            saved.shrink(unseen=5)
+    saved.save(str(tmp_path / "model"))
+    loaded.load(str(tmp_path / "model"))
+    for number in range(30, 40):
+        tables = [runtime._shard.tables[key] for runtime in (saved, loaded)]
+        assert content(tables[0]) == content(tables[1])
+        for runtime in (saved, loaded):
+            runtime.push([gradient(POLICY, number)])
+
+
 def train(runtime: Runtime, worker: int, entry: Entry) -> list[bytes]:
     """Twenty rounds with a shrink in between; what worker 0 then sees."""
     spec = spec_of(entry)
