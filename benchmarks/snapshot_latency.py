@@ -1,0 +1,119 @@
+"""How long pushes take while a snapshot is taken, beside how long they take otherwise.
+
+    python benchmarks/snapshot_latency.py [--rows 500000] [--seconds 8]
+
+Two servers and two workers in async mode; each push names 2,048 random rows of a table under Adam with
+16 weights and is waited for. One worker more asks for one snapshot after the other in the second half.
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, TableState
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from psfleet_worker.runtime import ClusterRuntime
+
+TABLE = TableSpec("t", "sparse", (16,), make_rule("adam", {}), seed=1)
+WORKERS, IDS = 2, 2048
+
+
+def fill(runtime: ClusterRuntime, rows: int) -> None:
+    """Make the rows."""
+    ids = np.arange(rows, dtype=np.int64)
+    values = [np.zeros((rows, 16), np.float32) for _ in TABLE.slot_names]
+    runtime.write_table(TABLE.key, TableState(1, values, ids))
+
+
+def train(
+    fleet: LocalFleet,
+    rows: int,
+    over: threading.Event,
+    found: list[tuple[float, float]],
+    worker: int,
+) -> None:
+    """Push until it is over; note when each push began and how long it took."""
+    runtime = ClusterRuntime(fleet.environment(worker), "async")
+    runtime.create(TABLE)
+    dice = np.random.default_rng(worker)
+    gradient = dice.standard_normal((IDS, 16), np.float32)
+    runtime.barrier()
+    while not over.is_set():
+        ids = dice.integers(0, rows, IDS)
+        began = time.perf_counter()
+        runtime.push([Gradient(TABLE.key, gradient, ids, 0.01)]).wait()
+        found.append((began, time.perf_counter() - began))
+    runtime.close()
+
+
+def note_cut(folder: Path, files: str, began: list[float]) -> None:
+    """Note when the first server is cut and begins its file: workers are told up to a second before."""
+    while not began:
+        if any(folder.glob(files)):
+            began.append(time.perf_counter())
+        time.sleep(0.002)
+
+
+def take(
+    fleet: LocalFleet,
+    rows: int,
+    seconds: float,
+    over: threading.Event,
+    spans: list[tuple[float, float]],
+) -> None:
+    """Wait, then take snapshots; note from when to when each was written."""
+    runtime = ClusterRuntime(fleet.environment(WORKERS), "async")
+    runtime.create(TABLE)
+    fill(runtime, rows)
+    runtime.barrier()
+    time.sleep(seconds / 2)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            until = time.perf_counter() + seconds / 2
+            while time.perf_counter() < until:
+                began: list[float] = []
+                watch = partial(note_cut, Path(folder), f".{len(spans)}.*.partial/shard-*", began)
+                in_threads([watch, partial(runtime.save, f"{folder}/{len(spans)}")])
+                spans.append((began[0], time.perf_counter()))
+    finally:
+        over.set()
+        runtime.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    asked = parser.parse_args()
+    over, spans = threading.Event(), list[tuple[float, float]]()
+    found: list[list[tuple[float, float]]] = [[] for _ in range(WORKERS)]
+    with LocalFleet(2, WORKERS + 1) as fleet:
+        works = [
+            partial(train, fleet, asked.rows, over, found[worker], worker)
+            for worker in range(WORKERS)
+        ]
+        in_threads([*works, partial(take, fleet, asked.rows, asked.seconds, over, spans)])
+    pushes = [push for worker in found for push in worker[5:]]
+    inside = [took for began, took in pushes if any(a <= began <= b for a, b in spans)]
+    outside = [took for began, took in pushes if began < spans[0][0]]
+    print(
+        f"{len(spans)} snapshots of {asked.rows:,} rows, {spans[0][1] - spans[0][0]:.2f} s from cut to manifest"
+    )
+    for name, times in (("outside", outside), ("during", inside)):
+        p50, p99, most = (1e3 * np.percentile(times, q) for q in (50, 99, 100))
+        print(
+            f"{name:8} {len(times):6,} pushes   p50 {p50:6.2f} ms   p99 {p99:6.2f} ms   worst {most:6.2f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()
