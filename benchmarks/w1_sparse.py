@@ -6,6 +6,7 @@ distinct); CPU is that of all servers and workers.
 
 import contextlib
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of the table before the run")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument(
+        "--durability",
+        choices=["none", "log", "log+fsync"],
+        default="none",
+        help="one more contender, whose servers keep a log in the folder for temporary files",
+    )
     options = parser.parse_args()
     rows = min(options.rows, 2_000_000) if options.short else options.rows
     report = Report(
@@ -76,6 +83,15 @@ def main() -> None:
                     )
                 ),
             ]
+            if options.durability != "none":
+                kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-log-"))
+                variables = {"PSFLEET_DURABILITY": options.durability, "PSFLEET_LOG_FOLDER": kept}
+                name = f"psfleet, durability {options.durability}"
+                crews.append(
+                    stack.enter_context(
+                        psfleet_crew(name, program, workers=workers, variables=variables)
+                    )
+                )
             if not missing:
                 crews.append(stack.enter_context(torch_crew("torch rpc", "w1", workers)))
             steps = options.steps or (30 if options.short else 60)

@@ -17,7 +17,9 @@ from typing import Literal
 
 from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable
-from psfleet.runtime import Runtime, load_runtime
+from psfleet.modes.changing import connect
+from psfleet.runtime import Runtime
+from psfleet.strategy import Settings
 from psfleet.wire.certificates import make_credentials
 
 __all__ = ["LocalFleet"]
@@ -124,9 +126,16 @@ class LocalFleet:
             insecure=self.transport == "plain tcp",
         )
 
-    def connect(self, worker: int, mode: str) -> Runtime:
-        """The runtime of one worker; several may live in this process, each with its own thread."""
-        return load_runtime("cluster", self.environment(worker), mode)
+    def connect(self, worker: int, mode: str, **settings: int) -> Runtime:
+        """The runtime of one worker; several may live in this process, each with its own thread.
+
+        Args:
+            worker: Its seat.
+            mode: When pushes take effect.
+            settings: Of that mode, as in a strategy file's [consistency].
+        """
+        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        return connect(self.environment(worker), wanted.consistency)
 
     def kill(self, server: int) -> None:
         """Kill one server as a crash would."""
