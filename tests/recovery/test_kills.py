@@ -1,10 +1,12 @@
 """Servers that die at any point and come back: no bit changes, no push is lost or counted twice.
 
-The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
+The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more. With
+`--junitxml` each test says how many deaths it has seen.
 """
 
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -68,10 +70,13 @@ def expected() -> list[TableState]:
 
 
 @pytest.mark.parametrize("seed", range(5 + MORE))
-def test_kills_do_not_change_a_bit(expected: list[TableState], seed: int) -> None:
+def test_kills_do_not_change_a_bit(
+    expected: list[TableState], seed: int, record_property: Callable[[str, object], None]
+) -> None:
     """Sync mode: both servers die three times each, at seeded points, and the result is the same."""
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet:
         same_bits(train(fleet), expected)
+        record_property("deaths", fleet.restarts)
         assert fleet.restarts >= 2 * DEATHS - 1
 
 
@@ -86,7 +91,9 @@ def test_one_server_dies_at_every_point(point: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))
-def test_every_push_is_counted_once(seed: int) -> None:
+def test_every_push_is_counted_once(
+    seed: int, record_property: Callable[[str, object], None]
+) -> None:
     """Async mode: tables that count pushes count each one once, however often servers die."""
     states: list[TableState] = []
 
@@ -112,6 +119,7 @@ def test_every_push_is_counted_once(seed: int) -> None:
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
+        record_property("deaths", fleet.restarts)
         assert fleet.restarts >= 2 * DEATHS - 1
     wanted = sum(
         np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]), minlength=50)

@@ -5,6 +5,7 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -42,7 +43,9 @@ def train(fleet: LocalFleet) -> list[TableState]:
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))
-def test_kills_around_snapshots_do_not_change_a_bit(seed: int) -> None:
+def test_kills_around_snapshots_do_not_change_a_bit(
+    seed: int, record_property: Callable[[str, object], None]
+) -> None:
     """Sync mode: both servers die at points of snapshots and of recovery, and the result is the same."""
     dice = random.Random(seed)
     own = {0: (*POINTS, *LEADING), 1: POINTS}
@@ -54,6 +57,7 @@ def test_kills_around_snapshots_do_not_change_a_bit(seed: int) -> None:
     ALONE.run(alone)
     with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
         same_bits(train(fleet), ALONE.result(alone))
+        record_property("deaths", fleet.restarts)
         assert fleet.restarts >= 2
 
 
