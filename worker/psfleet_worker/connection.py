@@ -20,7 +20,7 @@ from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_worker.beats import Beats
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
-from psfleet_worker.lane import Lane
+from psfleet_worker.lane import Lane, Memories
 
 __all__ = ["Connection", "reduced"]
 
@@ -56,10 +56,10 @@ class Connection:
             Client(index, endpoint, patience, changed, meddle, self.access)
             for index, endpoint in enumerate(environment.servers)
         ]
+        self._memories = Memories()
+        memories = self._memories if environment.lane == "auto" else None
         self.lanes = [
-            Lane(
-                functools.partial(self._attach, client), client.is_idle, environment.lane == "auto"
-            )
+            Lane(memories, functools.partial(self._attach, client), client.is_idle)
             for client in self.clients
         ]
         self.incarnation = 0
@@ -210,6 +210,7 @@ class Connection:
         for client in self.clients:
             client.close()
         self.beats.stop()
+        self._memories.close()
 
     def _first(self, method: str, request: Any, clients: Sequence[Client]) -> list[bytes]:
         start = self.patience.start

@@ -1,11 +1,15 @@
-"""The way of tensors to one server: shared memory where both ends are on one host, else messages.
+"""The way of tensors to a server: shared memory where both ends are on one host, else messages.
 
-The worker makes the memory and owns every place in it. A call names places: until its answer is
-here, the server reads and writes those and no others, so neither side needs a lock. A call that
-failed may still be under way at the server; then no place of that memory is dealt again. The call
-goes on with its tensors in the message, and the next one gets other memory.
+The worker makes one memory for all servers and owns every place in it. A call names places: until
+its answer is here, the server reads and writes those and no others, so no side needs a lock. A call
+that failed may still be under way at its server; then no place of that memory is dealt again. The
+call goes on with its tensors in the message, and the next one gets other memory.
+
+Since all servers write to one memory, each can put its part of a dense array where the array will be
+used: such an array is lent, and its place comes back when the last view of it is gone.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -16,32 +20,39 @@ from numpy.typing import DTypeLike, NDArray
 
 from psfleet.wire.shared import Blocks, Offer, SharedMemory
 
-__all__ = ["Attach", "Held", "Lane"]
+__all__ = ["Attach", "Held", "Lane", "Lent", "Memories"]
 
 Attach = Callable[[int, Offer], bool]
 """Offers memory under a generation to the server; whether it is shared now."""
 
+Floats = NDArray[np.float32]
+
 _FIRST_SIZE = 8 << 20
 _LARGEST = 4 << 30
 _SPARE = 4  # times what was missing: several calls may be under way
+_LEND_FROM = 1 << 16  # bytes; a shorter array is copied for less than its lending costs
+_LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
 
 
 class Held:
-    """One memory that is shared with the server.
+    """One memory that servers share.
 
     Attributes:
         generation: Its number on the wire.
+        offer: What a server needs in order to share it.
         missing: Bytes of all tensors for which there was no place; 0: there always was one.
         lost: A call has failed in it: no place of it is dealt again.
     """
 
-    def __init__(self, memory: SharedMemory, generation: int) -> None:
-        self.generation = generation
+    def __init__(self, memory: SharedMemory, offer: Offer) -> None:
+        self.generation = int.from_bytes(os.urandom(8), "little")
+        self.offer = offer
         self.missing = 0
         self.lost = False
         self._memory = memory
         self._blocks = Blocks(len(memory))
-        self._turn = 0
+        self._turns = itertools.count(1)
+        self._lent: dict[int, int] = {}  # offset -> bytes; one operation each, for any thread
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -59,37 +70,77 @@ class Held:
         """The array at `offset` is no longer used."""
         self._blocks.give(offset)
 
+    def lend(self, count: int) -> "Lent | None":
+        """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
+        size = 4 * count
+        if size < _LEND_FROM or size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
+            return None
+        taken = self.take((count,), np.float32)
+        if taken is None:
+            return None
+        self._lent[taken[1]] = size
+        return Lent(self, *taken)
+
+    def regain(self, offset: int) -> None:
+        """What was lent is no longer used. Any thread may come here, in the middle of anything."""
+        del self._lent[offset]
+        self._blocks.give(offset)
+
     def next_turn(self) -> int:
-        """The number of the next call. Calls reach the server in the order of their numbers."""
-        self._turn += 1
-        return self._turn
+        """The number of the next call. Calls reach a server in the order of their numbers."""
+        return next(self._turns)
 
 
-class Lane:
-    """Keeps the memory for one server: made when first wanted, larger when too small, anew when lost.
+class Lent:
+    """An array in shared memory that keeps its place for as long as anything looks at it.
 
-    Args:
-        attach: Makes the server share it.
-        is_idle: Whether a call to the server would be made at once. While it would have to wait
-            behind another, which may itself wait for other workers, no new memory is offered.
-        wanted: False: tensors always travel in messages.
+    Attributes:
+        held: The memory.
+        offset: Of the array in it.
+        array: float32 [count].
     """
 
-    def __init__(self, attach: Attach, is_idle: Callable[[], bool], wanted: bool) -> None:
-        self._attach = attach
-        self._is_idle = is_idle
-        self._wanted = wanted
-        self._held: Held | None = None
+    def __init__(self, held: Held, array: Floats, offset: int) -> None:
+        self.held = held
+        self.offset = offset
+        self.array: Floats = np.asarray(_Place(held, array, offset))
 
-    def held(self) -> Held | None:
-        """The memory to use for the next call, None: the message."""
-        held = self._held
-        if self._wanted and (held is None or held.lost or held.missing) and self._is_idle():
-            self._held = held = self._make(held)
-        return None if held is None or held.lost else held
+
+class _Place:
+    """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
+
+    def __init__(self, held: Held, array: Floats, offset: int) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._held = held
+        self._array = array
+        self._offset = offset
+
+    def __del__(self) -> None:
+        self._held.regain(self._offset)
+
+
+class Memories:
+    """The memory of a worker: made when first wanted, larger when too small, anew when lost."""
+
+    def __init__(self) -> None:
+        self.latest: Held | None = None
+
+    def renew(self) -> Held | None:
+        """The memory to share from now on; None: there is none to be had."""
+        held = self.latest
+        if held is None or held.lost or held.missing:
+            self.latest = self._make(held)
+            if held is not None and held is not self.latest:
+                os.close(held.offer.descriptor)
+        return self.latest
+
+    def close(self) -> None:
+        """Let go of it; arrays in it keep it. Safe to call twice."""
+        if self.latest is not None:
+            os.close(self.latest.offer.descriptor)
+            self.latest = None
 
     def _make(self, before: Held | None) -> Held | None:
-        """Memory to follow `before`. What the server does not share once it is not asked again."""
         size = _FIRST_SIZE
         if before is not None:
             size = min(len(before) + _SPARE * before.missing, _LARGEST)
@@ -97,13 +148,41 @@ class Lane:
                 before.missing = 0  # as large as it gets; what does not fit goes in messages
                 return before
         made = SharedMemory.make(size)
-        if made is None:
-            self._wanted = False
+        return None if made is None else Held(*made)
+
+
+class Lane:
+    """Keeps one server's share in the memory up to date.
+
+    Args:
+        memories: Where the memory comes from; None: tensors always travel in messages.
+        attach: Makes the server share one.
+        is_idle: Whether a call to the server would be made at once. While it would have to wait
+            behind another, which may itself wait for other workers, no new memory is offered.
+    """
+
+    def __init__(
+        self, memories: Memories | None, attach: Attach, is_idle: Callable[[], bool]
+    ) -> None:
+        self._memories = memories
+        self._attach = attach
+        self._is_idle = is_idle
+        self._held: Held | None = None
+
+    def held(self) -> Held | None:
+        """The memory to use for the next call, None: the message."""
+        held, memories = self._held, self._memories
+        if memories is not None and self._is_idle():
+            wanted = memories.latest
+            if wanted is None or wanted.lost or wanted.missing:
+                wanted = memories.renew()
+            if wanted is not held:
+                self._held = held = self._share(wanted)
+        return None if held is None or held.lost else held
+
+    def _share(self, wanted: Held | None) -> Held | None:
+        """The memory, shared. What the server does not share once it is not asked again."""
+        if wanted is None or not self._attach(wanted.generation, wanted.offer):
+            self._memories = None
             return None
-        memory, offer = made
-        generation = int.from_bytes(os.urandom(8), "little")
-        try:
-            self._wanted = self._attach(generation, offer)
-        finally:
-            os.close(offer.descriptor)
-        return Held(memory, generation) if self._wanted else None
+        return wanted

@@ -11,7 +11,7 @@ from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece
 from psfleet.wire.v1.frame_pb2 import Header, Segment
-from psfleet_worker.lane import Held
+from psfleet_worker.lane import Held, Lent
 
 __all__ = ["Parcel"]
 
@@ -46,6 +46,11 @@ class Parcel:
     def reads(self) -> int:
         """How many reads are in it."""
         return self._reads
+
+    @property
+    def held(self) -> Held | None:
+        """The memory that is shared with the server, if any."""
+        return self._held
 
     @property
     def is_inline(self) -> bool:
@@ -112,9 +117,21 @@ class Parcel:
             mine,
         )
 
-    def read_values(self, spec: TableSpec, count: int) -> None:
-        """Add a pull of this server's `count` values of a dense table."""
-        self._read(Segment(table=spec.key, content=segments.WHOLE), (count,))
+    def read_values(self, spec: TableSpec, low: int, high: int, lent: Lent | None = None) -> None:
+        """Add a pull of this server's values of a dense table.
+
+        Args:
+            low, high: Which of the whole table's they are.
+            lent: The whole table's array, in the memory of this parcel; None: a place of its own.
+        """
+        segment = Segment(table=spec.key, content=segments.WHOLE)
+        if lent is None:
+            self._read(segment, (high - low,))
+            return
+        segment.answer = lent.offset + 4 * low
+        self._answers.append(lent.array[low:high])
+        self._reads += 1
+        self._add(segment)
 
     def request(self) -> bytes:
         """The message of the call. With shared memory it holds places only."""

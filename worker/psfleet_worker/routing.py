@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import Dedup, dedup
 from psfleet.kernels.halves import encode
+from psfleet.kernels.initial import address_of
 from psfleet.routing import check_ids
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.layout import deal_elements, dense_ranges
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import segments
 from psfleet.wire.v1.frame_pb2 import Content, Segment
+from psfleet_worker.lane import Lent
 from psfleet_worker.parcel import Parcel
 
 __all__ = ["DenseRead", "Plans", "SparseRead", "add_gradient", "deal_read"]
@@ -71,24 +73,36 @@ def _among(made: Iterable[tuple[Ids, Dedup]], ids: Ids) -> tuple[Ids, Dedup] | N
 
 
 class DenseRead:
-    """A pull of a whole array: each server gives its range."""
+    """A pull of a whole array: each server gives its range, if it can where the array will be."""
 
     def __init__(self, spec: TableSpec, plans: Plans) -> None:
         self._spec = spec
         self._ranges = plans.ranges(spec)
+        self._lent: Lent | None = None
 
     def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
-        for parcel, (low, high) in zip(parcels, self._ranges, strict=True):
-            if high > low:
-                parcel.read_values(self._spec, high - low)
+        parts = [
+            (parcel, low, high)
+            for parcel, (low, high) in zip(parcels, self._ranges, strict=True)
+            if high > low
+        ]
+        held = parts[0][0].held if parts else None
+        if held is not None and all(parcel.held is held for parcel, _, _ in parts):
+            self._lent = held.lend(self._spec.size)
+        for parcel, low, high in parts:
+            parcel.read_values(self._spec, low, high, self._lent)
         return [high > low for low, high in self._ranges]
 
     def join(self, values: Sequence[Floats | None]) -> Floats:
         """The array, from what each server gave."""
-        out = np.empty(self._spec.size, np.float32)
+        lent, self._lent = self._lent, None
+        # In memory that is lost, a server that was asked twice may still be writing.
+        out = (
+            np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
+        )
         for (low, high), value in zip(self._ranges, values, strict=True):
-            if value is not None:
+            if value is not None and address_of(value) != address_of(out[low:high]):
                 out[low:high] = value
         return out.reshape(self._spec.shape)
 
