@@ -34,8 +34,8 @@ class Clocks:
         return self.at[worker]
 
     def advance(self, worker: int, clock: int) -> None:
-        """A push with that clock has come."""
-        self.at[worker] = max(clock, self.at.get(worker, 0))
+        """The worker's next push has come, with that clock: lower than before if it began anew."""
+        self.at[worker] = clock
 
     def restart(self) -> None:
         """All workers have met."""

@@ -1,5 +1,9 @@
-"""Servers die in every mode, and while the mode changes; they come back from their logs."""
+"""Servers die in every mode, and while the mode changes; they come back from their logs.
 
+One seed is that of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import os
 import random
 from functools import partial
 
@@ -25,7 +29,7 @@ STEPS = 4
 POINTS = ("append", "tear", "appended", "applied", "settled")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1 + int(os.environ.get("PSFLEET_TORTURE", "0"))))
 def test_each_step_counts_once(seed: int) -> None:
     """Both servers are killed twice at seeded points; clocks, modes and sequences come back with the
     tables: nobody hangs, and after every mode the tables hold each step once."""
