@@ -192,12 +192,16 @@ def merged(
         given = {key: value for key, value in (settings or {}).items() if value is not None}
         if given or (settings is not None and not settings):
             flags[name] = given
-    if not file:
+    consistency = flags.get("consistency", {})
+    if not file and not (len(consistency) > 1 and "mode" in consistency):
         return flags
     # Here: it loads NumPy, whose threads are better not there when processes are forked.
-    from psfleet.strategy import load_strategy_file, overridden
+    from psfleet.strategy import Settings, load_strategy_file, overridden
 
-    return overridden(load_strategy_file(file), flags)
+    parts = overridden(load_strategy_file(file), flags) if file else flags
+    if "mode" in parts.get("consistency", {}):  # else the script says what the rest belongs to
+        Settings.from_parts({"consistency": parts["consistency"]})
+    return parts
 
 
 def _run(job: Job, limits: Limits, screen: Screen) -> int:

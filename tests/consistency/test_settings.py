@@ -89,3 +89,9 @@ def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
         launcher = json.dumps(merged(str(file), {"consistency": flags}))
         assert resolve(script, launcher).consistency == wanted
     assert resolve(script, '{"consistency": {"k_steps": 9}}').consistency.k_steps == 9
+    (tmp_path / "other.toml").write_text("[lamb]\n")
+    said = merged(str(tmp_path / "other.toml"), {"consistency": {"k_steps": 9}})
+    assert resolve(script, json.dumps(said)).consistency.k_steps == 9
+    for named in (None, str(file)):
+        with pytest.raises(ConfigError, match="k_steps = 3 and mode = 'ssp' contradict"):
+            merged(named, {"consistency": {"mode": "ssp", "k_steps": 3}})
