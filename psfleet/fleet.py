@@ -62,6 +62,7 @@ __all__ = [
     "settings",
     "shard",
     "shrink",
+    "staleness",
     "snapshot",
     "step_done",
     "stop_worker",
@@ -506,6 +507,18 @@ class Fleet:
                 entry["servers"] += 1
         return totals
 
+    def staleness(self) -> dict[int, int]:
+        """How many pushes of all workers were how stale, summed over the servers.
+
+        The staleness of a push is the number of pushes of other workers that a server has applied since it
+        last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
+        """
+        total: dict[int, int] = {}
+        for server in runtimes.active().stats():
+            for age, count in server.get("staleness", {}).items():
+                total[age] = total.get(age, 0) + count
+        return dict(sorted(total.items()))
+
 
 def _link(place: links.Place, queue_size: int) -> links.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
@@ -553,4 +566,5 @@ save_persistables = _fleet.save_persistables
 load_model = _fleet.load_model
 save_inference_model = _fleet.save_inference_model
 shrink = _fleet.shrink
+staleness = _fleet.staleness
 print_table_stat = _fleet.print_table_stat
