@@ -248,7 +248,9 @@ class Shard:
         if event.switch > self.switches:
             self._switch(event)
         last = self.rounds.closed if self.mode == "sync" else self.sequences[event.worker]
-        return [Answer(call, number=last, clock=self.clocks.at.get(event.worker, 0))]
+        clock = self.clocks.at.get(event.worker, 0)
+        # A clock that begins beside others may be what a pull has waited for.
+        return [Answer(call, number=last, clock=clock), *self._advance()]
 
     def _check_mode(self, event: Join) -> None:
         if self.mode is None:
