@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import load_shard, save_fleet
+from psfleet.dealing import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
@@ -171,6 +172,14 @@ class EmbeddedRuntime:
         """See Runtime.load."""
         load_shard(path, self._shard)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
+
+    def shares(
+        self, trainer: Any, size: int, batch: int, epochs: int, seed: int, merged: int
+    ) -> Iterator[tuple[Range, ...]]:
+        """Every sample, in order; see fleet.dataset."""
+        for start in range(0, epochs * size, size):
+            for low in range(start, start + size, batch):
+                yield ((low, min(low + batch, start + size)),)
 
     def specs(self) -> dict[int, TableSpec]:
         """See Runtime.specs."""

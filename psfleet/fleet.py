@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet import runtime as runtimes
+from psfleet.dataset import batches
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.modes.changing import change, connect
@@ -42,6 +43,7 @@ __all__ = [
     "UserDefinedRoleMaker",
     "Util",
     "barrier_worker",
+    "dataset",
     "distributed_optimizer",
     "init",
     "init_server",
@@ -329,6 +331,38 @@ class Fleet:
         change(runtimes.active(), wanted.consistency)
         invalidate()
 
+    def dataset(
+        self,
+        source: int | Sequence[Any] | NDArray[Any],
+        batch_size: int,
+        epochs: int = 1,
+        shuffle_seed: int | None = None,
+    ) -> Iterator[Any]:
+        """Batches for this worker, handed out by the fleet: no sample is lost with a worker that dies.
+
+            for batch in fleet.dataset(len(x), batch_size=512, epochs=3, shuffle_seed=7):
+                ...  # x[batch], then one step
+
+        Sync mode: every sample of an epoch is in exactly one closed round, also when workers die, come
+        back or are added. Make one step for each batch. Other modes: a sample is used at most once on
+        every server; half-async: at least once. In one process: all batches in order.
+
+        All workers must use the same datasets in the same order. A worker that is started again runs
+        its script from the beginning; datasets, or parts of them, that are used up are passed over.
+
+        Args:
+            source: How many samples there are: batches are int64 indices. An array: batches are its
+                rows. Another sequence, say of file names: lists of its elements.
+            batch_size: Samples of a worker's step; an epoch's last step has fewer.
+            epochs: How often all samples are used.
+            shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
+        """
+        if self._place.stages > 1 or sum(self._place.counts) > 1:
+            raise ConfigError("fleet.dataset does not go with a pipeline's stages; use fleet.shard")
+        merge = self._settings(self._strategy).gradient_merge
+        merged = merge.k_steps if merge is not None else 1
+        return batches(source, batch_size, epochs, shuffle_seed, merged)
+
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
 
@@ -558,6 +592,7 @@ stop_worker = _fleet.stop_worker
 barrier_worker = _fleet.barrier_worker
 distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
+dataset = _fleet.dataset
 shard = _fleet.shard
 remember = _fleet.remember
 step_done = _fleet.step_done

@@ -113,6 +113,19 @@ _RESTARTS = 5  # of each server in one job
     "--resume", default="", metavar="FOLDER", help="Go on from a snapshot, or a job's last one."
 )
 @click.option(
+    "--restart-workers",
+    type=int,
+    default=0,
+    show_default=True,
+    help="How often a worker that dies is started again; its script runs from the start.",
+)
+@click.option(
+    "--dead-after",
+    default="0",
+    metavar="30s",
+    help="Go on without a worker that was silent for so long; by default its death ends the job.",
+)
+@click.option(
     "--server-memory",
     default="",
     metavar="SIZE",
@@ -143,6 +156,8 @@ def launch(
     durability: str,
     snapshot_every: str,
     resume: str,
+    restart_workers: int,
+    dead_after: str,
     server_memory: str,
     script: str,
     arguments: tuple[str, ...],
@@ -171,6 +186,8 @@ def launch(
         server_memory,
         snapshot_every or ("60s" if durability == "snapshot" else ""),
         snapshots.check_snapshot(resume) if resume else "",
+        restart_workers,
+        _seconds("--dead-after", dead_after),
     )
     name = name or job_name(request)
     logs = _log_folder(log_dir, name)
@@ -181,6 +198,13 @@ def launch(
         job = Job(request, name, secrets.token_hex(16), folder, logs, credentials)
         _check_ports(requested_endpoints(job))
         return _run(job, Limits(start=start_timeout), Screen(not no_progress))
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return float(text.removesuffix("s"))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}; name seconds, as in 30s") from None
 
 
 def merged(
@@ -208,7 +232,15 @@ def _run(job: Job, limits: Limits, screen: Screen) -> int:
     durability = job.request.durability
     restarts = _RESTARTS if durability in ("log", "log+fsync") else 0
     rollbacks = _RESTARTS if durability == "snapshot" else 0
-    supervisor = Supervisor(tuple(job.servers), tuple(job.workers), limits, restarts, rollbacks)
+    supervisor = Supervisor(
+        tuple(job.servers),
+        tuple(job.workers),
+        limits,
+        restarts,
+        rollbacks,
+        job.request.worker_restarts,
+        spares_workers=job.request.dead_after > 0,
+    )
     engine = LocalEngine(job, supervisor, screen)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()

@@ -78,6 +78,8 @@ class Request:
         server_memory: What each server may take, as PSFLEET_MEMORY says it; empty: what there is.
         snapshot_every: How often a snapshot is taken: 60s, 1000 rounds; empty: when asked for.
         resume: The snapshot from which the job starts; empty: from nothing.
+        worker_restarts: How often a worker that dies is started again.
+        dead_after: Seconds of silence after which the job goes on without a worker; 0: it fails.
     """
 
     script: str
@@ -92,6 +94,8 @@ class Request:
     server_memory: str = ""
     snapshot_every: str = ""
     resume: str = ""
+    worker_restarts: int = 0
+    dead_after: float = 0.0
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -107,6 +111,7 @@ class Request:
         memory_of(self.server_memory)
         if self.snapshot_every:
             Interval.parse(self.snapshot_every, "--snapshot-every")
+        self._check_deaths()
         _at_least_one("--servers", self.servers)
         _at_least_one("--workers", self.workers)
         if not Path(self.script).is_file():
@@ -116,6 +121,17 @@ class Request:
             raise ConfigError(
                 f"--port is {self.port}, but {self.servers} servers from there on "
                 "end above 65535; choose a lower one"
+            )
+
+    def _check_deaths(self) -> None:
+        if self.worker_restarts < 0:
+            raise ConfigError(f"--restart-workers is {self.worker_restarts}; it must be 0 or more")
+        if not 0 <= self.dead_after < float("inf"):
+            raise ConfigError(f"--dead-after is {self.dead_after} s; name seconds, as in 30s")
+        if sum(self.copies) > 1 and (self.worker_restarts or self.dead_after):
+            raise ConfigError(
+                "--restart-workers and --dead-after do not go with --stages: the stages of a worker "
+                "depend on each other; leave them out"
             )
 
 
@@ -254,6 +270,8 @@ def child_environment(
         "PSFLEET_JOB": job.name,
         "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
     }
+    if job.request.dead_after:
+        settled["PSFLEET_DEAD_AFTER"] = str(job.request.dead_after)
     if job.request.snapshot_every:
         settled["PSFLEET_SNAPSHOT_EVERY"] = job.request.snapshot_every
     if resume:

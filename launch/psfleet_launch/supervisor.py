@@ -22,6 +22,7 @@ __all__ = [
     "Failure",
     "Finish",
     "Limits",
+    "Lost",
     "Phase",
     "Ready",
     "Send",
@@ -93,13 +94,21 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """This worker has died for good; the job goes on without it."""
+
+    member: Member
+    code: int
+
+
+@dataclass(frozen=True)
 class Finish:
     """All processes have ended."""
 
     exit_code: int
 
 
-Action = Start | Send | Finish
+Action = Start | Send | Lost | Finish
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,8 @@ class Supervisor:
         asked: The signal that ended the job, if one did.
         restarts: How often a server that dies during training is started again; needs a log.
         restarted: How often that has happened.
+        worker_restarts: How often a worker that dies during training is started again.
+        spares_workers: A worker that dies for good does not end the job while others train.
         rollbacks: How often the whole job goes back to its last snapshot when a server dies.
         generation: How often that has happened.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
@@ -153,6 +164,8 @@ class Supervisor:
     limits: Limits = Limits()
     restarts: int = 0
     rollbacks: int = 0
+    worker_restarts: int = 0
+    spares_workers: bool = False
     generation: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
@@ -221,6 +234,8 @@ class Supervisor:
         if code and self._may_restart(member):
             self.restarted[member] = self.restarted.get(member, 0) + 1
             return self._start((member,))
+        if code and self._may_lose(member):
+            return [Lost(member, code)]
         if code or awaited:
             why = "ended before it was ready" if awaited else ""
             return self._fail(Failure(member, code, why), at)
@@ -243,10 +258,15 @@ class Supervisor:
         return self.begin(at)
 
     def _may_restart(self, member: Member) -> bool:
+        often = self.restarts if member.role == "server" else self.worker_restarts
+        return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
+
+    def _may_lose(self, member: Member) -> bool:
         return (
-            member.role == "server"
+            member.role == "worker"
+            and self.spares_workers
             and self.phase is Phase.TRAINING
-            and self.restarted.get(member, 0) < self.restarts
+            and bool(self._living("worker"))
         )
 
     def _leave(self, at: float) -> list[Action]:

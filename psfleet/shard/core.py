@@ -25,7 +25,12 @@ _OUTSIDE = {
     "budget",
     "counters",  # for displays
     "staleness",
+    "view",  # the coordinator installs one on every shard that starts
+    "promised",
+    "frozen",
+    "refused",
     "moments",  # of use for this process only
+    "_replaying",
     "_parked",  # calls wait for this process only; their workers send them again
 }
 

@@ -14,6 +14,7 @@ from psfleet.errors import PsfleetError
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.frozen import FrozenShard
+from psfleet.shard.views import Freeze, Install, Position, Report
 from psfleet.tables.content import Clock
 from psfleet.tables.spec import TableSpec
 
@@ -44,6 +45,7 @@ __all__ = [
     "Serve",
     "Shrink",
     "State",
+    "Tell",
     "Tick",
     "Write",
 ]
@@ -96,6 +98,7 @@ class Push:
     Attributes:
         clock: Ssp mode: the worker's pushes since all last met.
         cut: The last snapshot that the worker has marked, and its last push in it.
+        position: Other modes than sync: how far the worker is with its data after this push.
     """
 
     worker: int
@@ -106,6 +109,7 @@ class Push:
     loss: float | None = None
     clock: int = 0
     cut: tuple[int, int] | None = None
+    position: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,20 @@ class EndCut:
 
 
 Event = (
-    Join | Leave | Push | Pull | Write | Shrink | Tick | Fill | BeginCut | MarkCut | EndCut | Expire
+    Join
+    | Leave
+    | Push
+    | Pull
+    | Write
+    | Shrink
+    | Tick
+    | Fill
+    | BeginCut
+    | MarkCut
+    | EndCut
+    | Expire
+    | Freeze
+    | Install
 )
 
 
@@ -262,7 +279,7 @@ class Cut:
     number: int
 
 
-Record = Create | Join | Leave | Push | Write | Shrink | Tick | Evict | Fill | Close | Cut
+Record = Create | Join | Leave | Push | Write | Shrink | Tick | Evict | Fill | Close | Cut | Install
 """What changes a shard for good. The same records in the same order give the same shard."""
 
 Journal = Callable[[Record], None]
@@ -303,4 +320,12 @@ class Keep:
     call: Call = None
 
 
-Instruction = Answer | Serve | Refuse | Keep
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Reply to `call`: where the shard stands now that it is frozen."""
+
+    call: Call
+    report: Report
+
+
+Instruction = Answer | Serve | Refuse | Keep | Tell

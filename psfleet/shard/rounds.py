@@ -1,14 +1,17 @@
 """Sync mode: who is in which round, what is held for it, and when it closes.
 
-The rules R2 and R3 of the protocol: a push is first held by every server; only then does its worker
-commit it with the next pull. A server closes a round when every member has committed it, so a
-closed round is one that every server holds whole.
+The rules R2, R3 and R8 of the protocol: a push is first held by every server; only then does its
+worker commit it with the next pull. A server closes a round when every member has committed it, so a
+closed round is one that every server holds whole. Of a life that has ended the coordinator says what
+its last round is, in its place.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psfleet.errors import Gap, ProtocolError
 from psfleet.shard.events import Push
+from psfleet.shard.views import Seated
 
 __all__ = ["Rounds"]
 
@@ -18,17 +21,21 @@ class Rounds:
     """Rounds of one shard. `closed` is the last one whose update is in the tables.
 
     Attributes:
-        seats: Number of worker seats; all of them are members until they rest or leave.
+        seats: Worker seats, taken or vacant; all of them are members unless they rest or have left.
+        first: Round from which on a seat is a member, if not from the beginning.
         held: Pushes of the open round, by seat.
         committed: Highest round that each seat has committed.
+        counted: Last closed round with a push of the seat's present life.
         resting, left: Seats that are no members for now, or for good.
         rests: Number of the last rest of each seat, so that a repeated one has no effect.
     """
 
-    seats: int
+    seats: set[int]
     closed: int = 0
+    first: dict[int, int] = field(default_factory=dict)
     held: dict[int, Push] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=dict)
+    counted: dict[int, int] = field(default_factory=dict)
     resting: set[int] = field(default_factory=set)
     rests: dict[int, int] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -37,8 +44,13 @@ class Rounds:
         """Whether the push is for the open round; False if it is a repeat.
 
         Raises:
-            Gap: The push is for a round that cannot be open yet.
+            Gap: The push is for a round that cannot be open yet, or in which its life does not count.
         """
+        if push.sequence < self.first.get(push.worker, 1):
+            raise Gap(
+                f"worker {push.worker} pushed round {push.sequence}, but its life counts from round "
+                f"{self.first[push.worker]} on"
+            )
         if push.sequence <= self.closed or push.worker in self.held:
             return False
         if push.sequence != self.closed + 1:
@@ -55,6 +67,8 @@ class Rounds:
 
     def commit(self, worker: int, number: int) -> None:
         """The worker knows that all servers hold its push of round `number`."""
+        if number < self.first.get(worker, 1):
+            return  # it only waits for a round before its life
         if number > self.closed and worker not in self.held:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
         self.committed[worker] = max(number, self.committed.get(worker, 0))
@@ -83,21 +97,75 @@ class Rounds:
         self.left.add(worker)
         self._all_back()
 
-    def forget(self, worker: int) -> None:
-        """A new life of the worker begins: what its earlier life left open does not count."""
+    def begin(self, worker: int) -> None:
+        """A life begins on a shard that has no view: what the seat's earlier one left is void."""
         self.held.pop(worker, None)
-        self.committed.pop(worker, None)
+        self._forget(worker)
         self.rests.pop(worker, None)
+
+    def install(self, seats: Mapping[int, Seated], before: Mapping[int, int]) -> None:
+        """Be what a view says; `before`: the life of each seat until now.
+
+        A seat's push that is held counts if the view says so, as if it were committed; else it is
+        dropped. Who rests follows from the numbers of the rests, and is thus equal on all servers.
+        """
+        for seat in [*self.held]:
+            self._settle_held(seat, seats)
+        self.seats = {seat for seat, seated in seats.items() if seated.life is not None}
+        for seat in self.seats:
+            life = seats[seat].life
+            assert life is not None
+            if before.get(seat) != life.incarnation:
+                self._forget(seat)
+                self.rests[seat] = 0
+            self.first[seat] = life.first
+            self.rests[seat] = max(seats[seat].rests, self.rests.get(seat, 0))
+            if seats[seat].left:
+                self.left.add(seat)
+        self.left &= self.seats
+        slowest = min((self.rests[seat] for seat in self.seats - self.left), default=0)
+        self.resting = {seat for seat in self.seats - self.left if self.rests[seat] > slowest}
+
+    def _settle_held(self, seat: int, seats: Mapping[int, Seated]) -> None:
+        push = self.held[seat]
+        lives = {life.incarnation: life for life in seats[seat].lives} if seat in seats else {}
+        life = lives.get(push.incarnation)
+        if life is None or not life.counts_in(push.sequence):
+            del self.held[seat]
+        elif life.last is not None:
+            self.committed[seat] = push.sequence
+
+    def _forget(self, worker: int) -> None:
+        if worker not in self.held:
+            self.committed.pop(worker, None)
+        self.counted.pop(worker, None)
         self.resting.discard(worker)
         self.left.discard(worker)
 
     def members(self) -> list[int]:
         """Seats whose pushes make up the open round, in order."""
-        return [
-            seat
-            for seat in range(self.seats)
-            if seat in self.held or not (seat in self.resting or seat in self.left)
-        ]
+        return sorted(
+            seat for seat in self.seats | self.held.keys() if seat in self.held or self._is_in(seat)
+        )
+
+    def _is_in(self, seat: int) -> bool:
+        return (
+            self.first.get(seat, 1) <= self.closed + 1
+            and seat not in self.resting
+            and seat not in self.left
+        )
+
+    def running(self) -> list[int]:
+        """Seats that push: all but those that rest or have left."""
+        return sorted(self.seats - self.resting - self.left)
+
+    def remaining(self) -> int:
+        """How many seats have not left."""
+        return len(self.seats - self.left)
+
+    def is_over(self) -> bool:
+        """Whether somebody has left and nobody is there."""
+        return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
         """Members that have not committed the open round."""
@@ -108,21 +176,33 @@ class Rounds:
         ]
 
     def is_complete(self) -> bool:
-        """Whether every member has committed the open round."""
-        return bool(self.held) and not self.awaited()
+        """Whether every member has committed the open round.
+
+        A round without members is complete if somebody counts in a later one.
+        """
+        if self.held:
+            return not self.awaited()
+        return not self.members() and any(
+            self.first.get(seat, 1) > self.closed + 1 for seat in self.running()
+        )
 
     def close(self) -> list[Push]:
         """Close the open round; its pushes in seat order."""
         pushes = [self.held[seat] for seat in sorted(self.held)]
         self.held.clear()
         self.closed += 1
+        for push in pushes:
+            if self.first.get(push.worker, 1) <= self.closed:
+                self.counted[push.worker] = self.closed
+        self._all_back()
         return pushes
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
         assert all(push.sequence == self.closed + 1 for push in self.held.values())
         assert not self.resting & set(self.held)
+        assert self.resting <= self.seats
 
     def _all_back(self) -> None:
-        if len(self.resting | self.left) == self.seats and not self.held:
+        if not self.running() and not self.held:
             self.resting.clear()

@@ -24,7 +24,7 @@ from psfleet.errors import (
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.routing import check_elements
 from psfleet.runtime import Gradient, Read
-from psfleet.shard import clocks, cuts, events, rounds
+from psfleet.shard import clocks, cuts, events, rounds, views
 from psfleet.shard.clocks import Clocks
 from psfleet.shard.core import Core, dataclasses_of, read_core, write_core
 from psfleet.shard.cuts import Cuts, Cutting
@@ -54,6 +54,7 @@ from psfleet.shard.events import (
     Serve,
     Shrink,
     State,
+    Tell,
     Tick,
     Write,
 )
@@ -61,6 +62,7 @@ from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.layout import dense_range
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.staleness import Staleness
+from psfleet.shard.views import Freeze, Install, Position, Report
 from psfleet.tables.budget import Budget
 from psfleet.tables.content import Mark
 from psfleet.tables.dense import DenseTable
@@ -108,7 +110,15 @@ class Shard:
         self.sequences: dict[int, int] = {}  # worker -> last applied push of its life (async)
         self.writes: dict[int, int] = {}  # worker -> last write of its life
         self.makers: dict[int, int] = {}  # table -> worker that made it
-        self.rounds = Rounds(workers)
+        self.positions: dict[int, Position] = {}  # worker -> how far it is with its data
+        self.newest: dict[int, int] = {}  # worker -> its last life, which may be over
+        self.rounds = Rounds(set(range(workers)))
+        self.view = 0  # the one that is installed; 0: none, lives begin when they join
+        self.promised = 0  # the one for which it is frozen, or `view`
+        self.frozen = False  # it has just started and waits for a view
+        self.refused: set[tuple[int, int]] = (
+            set()
+        )  # workers' lives that the next view will have ended
         self.clocks = Clocks()
         self.cuts = Cuts()
         self.moments: dict[int, dict[int, Mark]] = {}  # cut -> table -> mark, for deltas
@@ -117,6 +127,7 @@ class Shard:
         self.journal: Journal | None = None
         self.counters = Counters()
         self.budget = Budget()
+        self._replaying = False
         self._parked: dict[Call, Pull] = {}
 
     # -- tables --------------------------------------------------------------------------------
@@ -220,11 +231,16 @@ class Shard:
                     return self._end_cut(event, call)
                 case Expire():
                     return self._expire(call)
+                case Freeze():
+                    return [Tell(call, self._freeze(event))]
+                case Install():
+                    return self._install(event, call)
         except PsfleetError as error:
             return [Refuse(call, error)]
 
     def _join(self, event: Join, call: Call) -> list[Instruction]:
-        if not 0 <= event.worker < self.workers:
+        managed = bool(self.view or self.frozen)
+        if not managed and not 0 <= event.worker < self.workers:
             raise ConfigError(
                 f"worker {event.worker} wants to join, "
                 f"but the fleet has workers 0 to {self.workers - 1}"
@@ -233,24 +249,31 @@ class Shard:
             self._check_mode(event)
         else:
             self._check_switch(event)
+        if managed:
+            self.admit(event.worker, event.incarnation)
         known = self.lives.get(event.worker, -1)
         if event.incarnation < known:
             raise Fenced(
                 f"life {event.incarnation} of worker {event.worker} is over; life {known} has begun"
             )
-        if event.incarnation > known:
+        if event.incarnation > known or self.mode is None:
             self._record(event)
             self.mode, self.clocks.staleness = event.mode, event.staleness
-            self.lives[event.worker] = event.incarnation
-            self.sequences[event.worker] = self.writes[event.worker] = 0
-            self.rounds.forget(event.worker)
-            self.clocks.begin(event.worker, self._running())
+        if event.incarnation > known:
+            self.rounds.begin(event.worker)
+            self._begin(event.worker, event.incarnation)
         if event.switch > self.switches:
             self._switch(event)
         last = self.rounds.closed if self.mode == "sync" else self.sequences[event.worker]
         clock = self.clocks.at.get(event.worker, 0)
         # A clock that begins beside others may be what a pull has waited for.
         return [Answer(call, number=last, clock=clock), *self._advance()]
+
+    def _begin(self, worker: int, incarnation: int) -> None:
+        self.lives[worker] = self.newest[worker] = incarnation
+        self.sequences[worker] = self.writes[worker] = 0
+        self.positions.pop(worker, None)
+        self.clocks.begin(worker, self.rounds.running())
 
     def _check_mode(self, event: Join) -> None:
         if self.mode is None:
@@ -286,14 +309,6 @@ class Shard:
         self.mode, self.switches = event.mode, event.switch
         self.clocks = Clocks(event.staleness)
 
-    def _running(self) -> list[int]:
-        """Seats that the clocks wait for: all but those that rest or have left."""
-        return [
-            seat
-            for seat in range(self.workers)
-            if seat not in self.rounds.resting and seat not in self.rounds.left
-        ]
-
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self.admit(event.worker, event.incarnation)
         if not event.rest:
@@ -308,7 +323,7 @@ class Shard:
             self.rounds.rest(event.worker, event.rest)
             if not self.rounds.resting:  # it was the last to come
                 self.clocks.restart()
-        return [Answer(call, number=self.workers - len(self.rounds.left)), *self._advance()]
+        return [Answer(call, number=self.rounds.remaining()), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
         self.admit(push.worker, push.incarnation)
@@ -330,6 +345,8 @@ class Shard:
             self.rounds.hold(push)
         else:
             self.sequences[push.worker] = push.sequence
+            if push.position is not None:
+                self.positions[push.worker] = push.position
             self.staleness.pushed(push.worker)
             if self.mode == "ssp":
                 self.clocks.advance(push.worker, push.clock)
@@ -424,7 +441,7 @@ class Shard:
         if pull is None:
             return []
         if self.mode == "ssp":
-            awaited = self.clocks.awaited(pull.clock, self._running())
+            awaited = self.clocks.awaited(pull.clock, self.rounds.running())
             what = (
                 f"worker {pull.worker} is {self.clocks.staleness + 1} pushes ahead on "
                 f"server {self.index} and was not caught up with in time"
@@ -526,10 +543,75 @@ class Shard:
         Raises:
             CheckpointError: The value is not one of a shard.
         """
-        modules = (events, rounds, clocks, cuts)
+        modules = (events, rounds, clocks, cuts, views)
         write_core(
             self, core, {Gradient, *(cls for module in modules for cls in dataclasses_of(module))}
         )
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def _freeze(self, event: Freeze) -> Report:
+        """Close no round until the view is installed; where this shard stands."""
+        if event.view < self.promised or event.view <= self.view:
+            raise ProtocolError(
+                f"view {event.view} comes after view {max(self.promised, self.view)} "
+                f"on server {self.index}"
+            )
+        self.promised = event.view
+        self.refused |= set(event.ended.items())  # of decided views that have not come, too
+        self.cuts.give_up()
+        rounds = self.rounds
+        return Report(
+            self.mode or "",
+            rounds.closed,
+            dict(self.lives),
+            {
+                seat: max(rounds.committed.get(seat, 0), rounds.counted.get(seat, 0))
+                for seat in self.lives
+            },
+            dict(rounds.rests),
+            frozenset(rounds.left),
+            dict(self.sequences),
+            dict(self.positions),
+        )
+
+    def _install(self, event: Install, call: Call) -> list[Instruction]:
+        if event.view == self.view:
+            return [Answer(call, number=self.rounds.remaining())]
+        if event.view != self.promised:
+            raise ProtocolError(
+                f"view {event.view} cannot be installed on server {self.index}, which is frozen for "
+                f"view {self.promised}"
+            )
+        self._record(event)
+        self._take_view(event)
+        self.frozen = False
+        ended = [
+            Refuse(parked, self._fenced(pull.worker, pull.incarnation))
+            for parked, pull in self._parked.items()
+            if self.lives.get(pull.worker) != pull.incarnation
+        ]
+        for refusal in ended:
+            del self._parked[refusal.call]
+        return [Answer(call, number=self.rounds.remaining()), *ended, *self._advance()]
+
+    def _take_view(self, event: Install) -> None:
+        self.view = self.promised = event.view
+        self.refused = set()
+        self.rounds.install(event.seats, self.lives)
+        now = {seat: seated.life for seat, seated in event.seats.items()}
+        for worker in [*self.lives]:
+            if worker not in self.rounds.seats:
+                del self.lives[worker], self.sequences[worker], self.writes[worker]
+                self.positions.pop(worker, None)
+        for worker, life in now.items():
+            if life is not None and life.incarnation not in (0, self.lives.get(worker)):
+                self._begin(worker, life.incarnation)
+
+    def _fenced(self, worker: int, incarnation: int) -> Fenced:
+        now = self.lives.get(worker)
+        then = "its seat is not taken" if now is None else f"life {now} has begun"
+        return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
 
     # -- the journal ---------------------------------------------------------------------------
 
@@ -545,10 +627,11 @@ class Shard:
             PsfleetError: It was refused then too, or does not fit the tables.
         """
         limit, self.budget.limit = self.budget.limit, None  # what was accepted then is accepted now
+        self._replaying = True
         try:
             self._replay(record)
         finally:
-            self.budget.limit = limit
+            self.budget.limit, self._replaying = limit, False
 
     def _replay(self, record: Record) -> None:
         match record:
@@ -561,6 +644,8 @@ class Shard:
                         f"{self.rounds.closed + 1} holds those of {sorted(self.rounds.held)}"
                     )
                 self._apply(self.rounds.close())
+            case Install():
+                self._take_view(record)
             case Cut(number):
                 self.cuts.last = number
             case Evict(key, ids):
@@ -572,13 +657,15 @@ class Shard:
 
     def admit(self, worker: int, incarnation: int) -> None:
         """Refuse a caller whose life has not begun here, or is over."""
-        known = self.lives.get(worker)
-        if known is None or incarnation > known:
+        if self.frozen or (worker, incarnation) in self.refused:
+            raise NotReady(f"server {self.index} waits to hear who is in the fleet")
+        if self.lives.get(worker) == incarnation:
+            return
+        if worker not in self.newest or incarnation > self.newest[worker]:
             raise NotReady(
                 f"life {incarnation} of worker {worker} has not joined server {self.index}"
             )
-        if incarnation < known:
-            raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
+        raise self._fenced(worker, incarnation)
 
     def _check(self, gradient: Gradient) -> None:
         table = self.table(gradient.table)
@@ -659,7 +746,7 @@ class Shard:
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more."""
         kept = self._cut_if_due()
-        while self.rounds.is_complete() and not self.cuts.holds_rounds(self.rounds.closed):
+        while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
             self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
             self._apply(self.rounds.close())
             self.budget.held = 0
@@ -667,15 +754,19 @@ class Shard:
         ready = [call for call, pull in self._parked.items() if self._is_ready(pull)]
         return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]
 
+    def _may_close(self) -> bool:
+        settled = self.promised <= self.view and not self._replaying  # then records say what closes
+        return settled and self.rounds.is_complete()
+
     def _is_ready(self, pull: Pull) -> bool:
         if self.mode == "ssp":
-            return not self.clocks.awaited(pull.clock, self._running())
+            return not self.clocks.awaited(pull.clock, self.rounds.running())
         return pull.commit <= self.rounds.closed
 
     def _serve(self, call: Call, pull: Pull) -> Serve:
         self.staleness.pulled(pull.worker)
         if self.mode == "ssp":
-            self.clocks.serve(pull.clock, self._running())
+            self.clocks.serve(pull.clock, self.rounds.running())
         return Serve(call, pull.reads)
 
     # -- updates -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 
-__all__ = ["Crashes", "Faults"]
+__all__ = ["Crashes", "Death", "Died", "Faults"]
 
 Send = Callable[[str, bytes, float], bytes]
 
@@ -62,6 +62,51 @@ class Faults:
         with self._lock:
             self.dropped += dropped
             self.duplicated += duplicated
+
+
+class Died(PsfleetError):
+    """The worker that makes this call is dead; only its thread does not know yet."""
+
+
+class Death:
+    """Ends one worker at its n-th call, as a kill would; give it to a ClusterRuntime as `meddle`.
+
+    Its calls to other servers may be under way. Whoever catches Died lets the runtime go with
+    `abandon`, and may begin another life in a new runtime.
+
+    Args:
+        calls: At which call to any server, from 1.
+        sent: That call reaches the server, and the worker dies before it hears the answer.
+
+    Attributes:
+        happened: The worker has died.
+    """
+
+    def __init__(self, calls: int, sent: bool) -> None:
+        self.calls = calls
+        self.sent = sent
+        self.happened = False
+        self._lock = threading.Lock()
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server, until the worker is dead."""
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            now = self._is_now()
+            if now and self.sent:
+                with contextlib.suppress(PsfleetError):
+                    send(method, request, seconds)
+            if now or self.happened:
+                self.happened = True
+                raise Died(f"the worker has died before {method} to server {server} was answered")
+            return send(method, request, seconds)
+
+        return meddled
+
+    def _is_now(self) -> bool:
+        with self._lock:
+            self.calls -= 1
+            return self.calls == 0
 
 
 class Crashes:

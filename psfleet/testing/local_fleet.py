@@ -39,6 +39,7 @@ class LocalFleet:
         transport: "unix" sockets in a private folder, "tcp" on free ports with credentials of its
             own, or "plain tcp" without.
         start_within: Seconds until every server must be ready.
+        dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
         durability: What servers keep; with a log `reviving` starts those that die again.
         crashes: Of some servers where each of its processes dies, one after the other
             (psfleet.testing.faults.Crashes).
@@ -60,6 +61,7 @@ class LocalFleet:
         transport: Literal["unix", "tcp", "plain tcp"] = "unix",
         start_within: float = 120.0,
         durability: str = "none",
+        dead_after: float = 0.0,
         crashes: Mapping[int, Sequence[str]] | None = None,
         credentials: Mapping[str, Path] | None = None,
         limits: str = "",
@@ -71,6 +73,7 @@ class LocalFleet:
         self.transport = transport
         self.start_within = start_within
         self.durability = durability
+        self.dead_after = dead_after
         self.restarts = 0
         self.credentials = dict(credentials or {})
         self.limits = limits
@@ -122,6 +125,7 @@ class LocalFleet:
             self.endpoints,
             self.workers,
             durability=self.durability,
+            dead_after=self.dead_after,
             tls=str(self.credentials.get("worker", "")),
             insecure=self.transport == "plain tcp",
         )
@@ -199,6 +203,7 @@ class LocalFleet:
         settled = {
             "PYTHONPATH": path,
             "PSFLEET_DURABILITY": self.durability,
+            "PSFLEET_DEAD_AFTER": str(self.dead_after),
             "PSFLEET_LOG_FOLDER": str(self._folder),
             "PSFLEET_TLS": str(self.credentials.get("server", "")),
             "PSFLEET_INSECURE": "1" if self.transport == "plain tcp" else "",

@@ -1,67 +1,42 @@
-"""What server 0 keeps for the whole fleet: lives of workers, and the meetings of all of them.
+"""What server 0 keeps for the whole fleet: who is in it, its meetings, and the data it hands out.
 
-Pure like the shard: events in, instructions out; a waiting call is handed back when its meeting is
-complete. A meeting is a barrier, or a reduction to which every worker brings an array.
+Pure like the shard: events in, outcomes out; no I/O, no clock. What it decides goes to its journal
+before anybody hears of it, and a coordinator that takes the decisions once more is what it was. The
+shell (psfleet_server.views) sends what is `due` to the servers and brings back their answers.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from psfleet.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    Fenced,
-    Gap,
-    NotReady,
-    ProtocolError,
-    PsfleetError,
-    ShapeError,
-    UsageError,
-)
+from psfleet.dealing import Plan, Range
+from psfleet.errors import ConfigError, Fenced, NotReady, PsfleetError
 from psfleet.shard.events import Call, Refuse
+from psfleet.shard.views import Freeze, Install, Report
+from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, Release
+from psfleet_server.members import Change, Members, Seat
+from psfleet_server.supply import Begun, Ended, Leased, Order, Supply, Torn
 
 __all__ = [
+    "DTYPES",
     "Arrival",
     "Beat",
     "Coordinator",
     "Decision",
+    "Due",
     "Left",
     "Met",
     "Orders",
-    "Registered",
+    "Outcome",
     "Release",
+    "Seating",
+    "Started",
+    "Viewed",
 ]
 
-Array = NDArray[Any]
-
-REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-}
-DTYPES = ("float32", "float64", "int32", "int64")
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A worker comes to its `number`-th meeting; to a reduction it brings `value`."""
-
-    worker: int
-    incarnation: int
-    number: int
-    mode: str = ""
-    value: Array | None = None
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What must be equal among the workers of one meeting, in words."""
-        if self.value is None:
-            return ("barrier",)
-        return ("all_reduce", self.mode, self.value.dtype.name, self.value.shape)
+_MOST_SEATS = 1 << 16
+_START = 120.0  # seconds, at least, for a worker to come for the first time
+_CHANGES = 32  # bits of a view's number for the changes since the coordinator has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +67,32 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Reply to `call`: the meeting is complete, with this combination (None: a barrier)."""
+class Seating:
+    """Reply to `call`: the worker has this life, which counts from round `first` on.
+
+    `met`: meetings that are over.
+    """
 
     call: Call
-    value: Array | None
+    incarnation: int
+    first: int
+    view: int
+    met: int
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """A worker process begins a life."""
+class Started:
+    """A process has begun to be the coordinator, the `term`-th one."""
 
-    worker: int
-    boot: int
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """A meeting is complete: of each of its workers the meeting's number, and what it has given."""
+class Viewed:
+    """A view is decided: all about members and data that holds with it."""
 
-    numbers: dict[int, int]
-    value: Array | None
+    members: Members
+    supply: Supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +103,28 @@ class Left:
     incarnation: int
 
 
-Decision = Registered | Met | Left
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A message for a server: for its process `boot`; 0: it is not known yet."""
+
+    server: int
+    boot: int
+    message: Freeze | Install
+
+
+Decision = Started | Viewed | Met | Left | Begun | Leased | Ended
 """What changes a coordinator for good."""
 
-
-@dataclass
-class _Seat:
-    """One worker's seat: its present life and the last meeting of it."""
-
-    incarnation: int = 0
-    boot: int = -1
-    earlier: set[int] = field(default_factory=set)
-    met: int = 0
-    left: bool = False
+Outcome = Release | Refuse | Seating
 
 
 class Coordinator:
-    """Lives and meetings of a fleet of `workers` workers. One thread at a time.
+    """Members, meetings and data of a fleet. One thread at a time.
+
+    Args:
+        workers: Seats that are expected to be taken; there may be more.
+        servers: How many servers must install every view.
+        dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
 
     Attributes:
         journal: Gets every decision before it takes effect; None: nothing is kept.
@@ -147,58 +132,135 @@ class Coordinator:
         beats: The last one of each worker (False, seat) and server (True, index), and when it came.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
+        self.workers = workers
+        self.servers = servers
+        self.dead_after = dead_after
+        self.members = Members({index: Seat() for index in range(workers)})
+        self.meetings = Meetings()
+        self.supply = Supply()
+        self.term = 0
         self.orders = Orders()
-        self.view = 0
         self.beats: dict[tuple[bool, int], tuple[Beat, float]] = {}
-        self.seats = [_Seat() for _ in range(workers)]
-        self._lives = 0
-        self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
-        self._result: Array | None = None
         self.journal: Callable[[Decision], None] | None = None
+        self._changes = 0  # since this process has started
+        self._boots: dict[int, int] = {}
+        self._change: Change | None = None
+        self._wanted = False  # a change of the view
+        self._joining: dict[int, int] = {}
+        self._removed: set[int] = set()
+        self._uninstalled: set[int] = set()
+        self._registering: dict[int, tuple[int, list[Call]]] = {}
+        self._seen: dict[int, tuple[int, float]] = {}  # by seat its life, and when it was heard
 
-    def register(self, worker: int, boot: int, workers: int) -> int:
-        """The life (incarnation) of a worker process that has started as number `boot`.
+    def start(self) -> None:
+        """This process is the coordinator from now on; all servers hear of it."""
+        self._decide(Started(self.term + 1))
+        self._wanted = True
+        self._uninstalled = set(range(self.servers))  # of the last view, for all that is known
 
-        Raises:
-            ConfigError: The worker believes in another fleet.
-            Fenced: A later process has taken the seat.
+    @property
+    def view(self) -> int:
+        """Number of the last view that was decided."""
+        return self.members.view
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is due."""
+        return self._wanted or self._change is not None or bool(self._uninstalled)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def register(self, worker: int, boot: int, workers: int, call: Call) -> list[Outcome]:
+        """A worker process that has started as number `boot` wants a seat.
+
+        It is answered once every server knows of its life. A seat beyond those that the fleet was
+        started for is added; one that another process has is taken over.
         """
-        if workers != len(self.seats):
-            raise ConfigError(
-                f"worker {worker} believes in {workers} workers, "
-                f"the servers were started for {len(self.seats)}"
-            )
-        seat = self._seat(worker)
-        if boot in seat.earlier:
-            raise Fenced(f"a later process has taken the seat of worker {worker}")
-        if boot != seat.boot:
-            self._decide(Registered(worker, boot))
-        return seat.incarnation
-
-    def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
-        """Take a worker to its meeting; releases everybody when it was the last one."""
         try:
-            seat = self._admit(arrival.worker, arrival.incarnation)
-            if arrival.number == seat.met:
-                return [Release(call, self._result)]
-            if arrival.number != seat.met + 1:
-                raise Gap(
-                    f"worker {arrival.worker} comes to meeting {arrival.number}, "
-                    f"its last one was {seat.met}"
-                )
-            self._check(arrival)
+            seat = self._seat_for(worker, boot, workers)
         except PsfleetError as error:
             return [Refuse(call, error)]
-        self._waiting.setdefault(arrival.worker, (arrival, []))[1].append(call)
+        if seat is not None and boot == seat.boot and seat.life is not None:
+            known = self._registering.get(worker)
+            if known is None or known[0] != boot:
+                self._registering[worker] = (boot, [])
+            self._registering[worker][1].append(call)
+            return self._seated()
+        earlier = self._registering.pop(worker, (boot, []))
+        replaced: list[Outcome] = []
+        if earlier[0] != boot:
+            later = Fenced(f"a later process has taken the seat of worker {worker}")
+            replaced = [Refuse(old, later) for old in earlier[1]]
+            earlier = (boot, [])
+        self._registering[worker] = (boot, [*earlier[1], call])
+        if self._change is None or self._change.joining.get(worker) != boot:
+            self._joining[worker] = boot
+            self._wanted = True
+        return replaced
+
+    def _seat_for(self, worker: int, boot: int, workers: int) -> Seat | None:
+        if not 0 <= worker < min(max(workers, self.workers), _MOST_SEATS):
+            raise ConfigError(
+                f"worker {worker} is unknown; the fleet has workers 0 to {self.workers - 1}"
+            )
+        if worker < self.workers != workers:
+            raise ConfigError(
+                f"worker {worker} believes in {workers} workers, "
+                f"the servers were started for {self.workers}"
+            )
+        seat = self.members.seats.get(worker)
+        if seat is not None and boot in seat.earlier:
+            raise Fenced(f"a later process has taken the seat of worker {worker}")
+        return seat
+
+    def _seated(self) -> list[Outcome]:
+        """Answer those whose lives every server knows."""
+        if self._uninstalled:
+            return []
+        found: list[Outcome] = []
+        for worker, (boot, calls) in [*self._registering.items()]:
+            seat = self.members.seats.get(worker)
+            if seat is None or seat.boot != boot or seat.life is None:
+                continue
+            del self._registering[worker]
+            found += [
+                Seating(call, seat.incarnation, seat.life.first, self.view, seat.rests)
+                for call in calls
+            ]
+        return found
+
+    def arrive(self, arrival: Arrival, call: Call) -> list[Outcome]:
+        """Take a worker to its meeting; releases everybody when it was the last one."""
+        try:
+            self._admit(arrival.worker, arrival.incarnation)
+        except PsfleetError as error:
+            return [Refuse(call, error)]
+        return [*self.meetings.arrive(arrival, call), *self._complete()]
+
+    def leave(self, worker: int, incarnation: int) -> list[Outcome]:
+        """The worker comes to no more meetings."""
+        seat = self.members.seats.get(worker)
+        if seat is not None and seat.incarnation == incarnation and not seat.left:
+            self._decide(Left(worker, incarnation))
+            if self.supply.is_open(incarnation):  # servers know what it has not used
+                self._removed.add(worker)
+                self._wanted = True
         return self._complete()
 
-    def leave(self, worker: int, incarnation: int) -> list[Release | Refuse]:
-        """The worker comes to no more meetings."""
-        seat = self._seat(worker)
-        if seat.incarnation == incarnation and not seat.left:
-            self._decide(Left(worker, incarnation))
-        return self._complete()
+    def expire(self, call: Call) -> list[Outcome]:
+        """The deadline of a waiting call has passed. Its worker stays arrived, or registered."""
+        for _, calls in self._registering.values():
+            if call in calls:
+                calls.remove(call)
+                return [Refuse(call, NotReady(f"not every server has answered: {self._lacking()}"))]
+        return [*self.meetings.expire(call, self.members.present())]
+
+    def _lacking(self) -> str:
+        waited = self._uninstalled or (
+            set(range(self.servers)) - (self._change.reports.keys() if self._change else set())
+        )
+        return ", ".join(f"server {server}" for server in sorted(waited))
 
     def beat(self, beat: Beat, at: float) -> Orders:
         """Note a sign of life that came at time `at`; what is wanted of whoever gave it.
@@ -206,103 +268,185 @@ class Coordinator:
         Raises:
             Fenced: This life of the worker is over.
         """
-        if not beat.server:
+        if beat.server:
+            self.rebooted(beat.index, beat.boot)
+        else:
             self._admit(beat.index, beat.incarnation)
+            self._seen[beat.index] = (beat.incarnation, at)
         self.beats[beat.server, beat.index] = (beat, at)
         return Orders() if beat.server else self.orders
 
-    def _decide(self, decision: Decision) -> None:
+    def look(self, at: float) -> None:
+        """Remove the seats of workers that have been silent for too long at time `at`."""
+        for worker in self.members.present() if self.dead_after else []:
+            life = self.members.seats[worker].incarnation
+            seen = self._seen.get(worker)
+            if seen is None or seen[0] != life:
+                self._seen[worker] = (
+                    life,
+                    at,
+                )  # every life gets the whole time, also after a restart
+            elif at - seen[1] > (self.dead_after if life else max(self.dead_after, _START)):
+                self._remove(worker)
+
+    def _remove(self, worker: int) -> None:
+        if self._change is None or worker not in self._change.removed:
+            self._removed.add(worker)
+            self._wanted = True
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def deal(self, worker: int, incarnation: int, order: Order) -> Plan | tuple[Range, ...] | None:
+        """A worker's data: in sync mode the plan, else a lease; empty: it has all; None: wait.
+
+        Raises:
+            Fenced: This life of the worker is over.
+            UsageError: The workers do not agree on the dataset.
+        """
+        seat = self._admit(worker, incarnation)
+        if self._change is not None and self._change.ended.get(worker) == incarnation:
+            raise NotReady(f"life {incarnation} of worker {worker} is about to end")
+        begun = self.supply.begin(order, self._first_of() if order.round else None)
+        if begun is not None:
+            self._decide(begun)
+        plan = self.supply.datasets[order.number - 1].plan
+        if plan is not None:
+            return plan
+        lives = [self.members.seats[index].incarnation for index in self.members.seats]
+        leased = self.supply.lease(order, seat.incarnation, lives)
+        if leased is not None:
+            self._decide(leased)
+        return self.supply.leased(order, seat.incarnation)
+
+    def _first_of(self) -> dict[int, int]:
+        found = {}
+        for index in self.members.present():
+            life = self.members.seats[index].life
+            assert life is not None
+            found[index] = life.first
+        return found
+
+    # -- servers -------------------------------------------------------------------------------
+
+    def rebooted(self, server: int, boot: int) -> None:
+        """The server is this process. A new one has to be told the view."""
+        if self._boots.get(server) == boot:
+            return
+        known = self._boots.get(server)
+        self._boots[server] = boot
+        if known is not None:
+            self._wanted = True
+        if self._change is not None and server in self._change.reports:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Begin the change anew: what a server has reported does not hold any more."""
+        assert self._change is not None
+        self._joining = {**self._change.joining, **self._joining}
+        self._removed |= self._change.removed
+        self._change, self._wanted = None, True
+
+    def due(self) -> list[Due]:
+        """What has to be sent, again and again until it is answered."""
+        if self._wanted and self._change is None:
+            self._begin_change()
+        if self._change is not None:
+            freeze = Freeze(self._change.view, self._change.ended)
+            waiting = set(range(self.servers)) - self._change.reports.keys()
+            return [Due(server, self._boots.get(server, 0), freeze) for server in sorted(waiting)]
+        install = self.members.install()
+        return [Due(server, self._boots[server], install) for server in sorted(self._uninstalled)]
+
+    def _begin_change(self) -> None:
+        self._wanted = False
+        self._changes += 1
+        touched = self._removed | self._joining.keys()
+        ended = {
+            index: seat.incarnation
+            for index, seat in self.members.seats.items()
+            if index in touched and seat.incarnation
+        }
+        view = (self.term << _CHANGES) + self._changes
+        self._change = Change(view, self._joining, self._removed, ended)
+        self._joining, self._removed = {}, set()
+
+    def reported(self, server: int, boot: int, view: int, report: Report) -> list[Outcome]:
+        """A server is frozen; after the last one the view is decided."""
+        change = self._change
+        if change is None or change.view != view or self._boots.get(server) != boot:
+            return []
+        change.reports[server] = report
+        if len(change.reports) < self.servers:
+            return []
+        self._change = None
+        self._view(change)
+        return self._complete()
+
+    def _view(self, change: Change) -> None:
+        """Decide: first kept in the journal, then in force."""
+        before = {index: seat.incarnation for index, seat in self.members.seats.items()}
+        members, supply = copy.deepcopy((self.members, self.supply))
+        members.decide(change, self.meetings.met)
+        over = [
+            worker
+            for worker, life in before.items()
+            if life and members.seats[worker].incarnation != life
+        ]
+        for worker in over:
+            supply.give_back(worker, before[worker], change.reports)
+        supply.change(members.closed, members.present(), members.counts_in)
+        self._decide(Viewed(members, supply))
+        for worker in over:
+            self.meetings.drop(worker)
+        self._uninstalled = set(range(self.servers))
+
+    def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
+        """A server has installed the view; after the last one its new workers may begin."""
+        if view == self.view and self._boots.get(server) == boot:
+            self._uninstalled.discard(server)
+        return self._seated()
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _decide(self, decision: Decision) -> list[Outcome]:
         if self.journal is not None:
             self.journal(decision)
-        self.replay(decision)
+        return self.replay(decision)
 
-    def replay(self, decision: Decision) -> None:
+    def replay(self, decision: Decision) -> list[Outcome]:
         """Let a decision, perhaps one of an earlier process, take effect."""
         match decision:
-            case Registered(worker, boot):
-                self._lives += 1
-                self._waiting.pop(worker, None)
-                seat = self._seat(worker)
-                seat.earlier.add(seat.boot)
-                seat.boot, seat.incarnation, seat.met, seat.left = boot, self._lives, 0, False
-            case Met(numbers, value):
-                self._result = value
-                for worker, number in numbers.items():
-                    self._seat(worker).met = number
+            case Started(term):
+                self.term = term
+            case Viewed(members, supply):
+                self.members, self.supply = members, supply
+            case Met():
+                return [*self.meetings.take(decision)]
             case Left(worker, _):
-                self._seat(worker).left = True
-
-    def expire(self, call: Call) -> list[Release | Refuse]:
-        """The deadline of a waiting call has passed. Its worker stays arrived."""
-        for arrival, calls in self._waiting.values():
-            if call in calls:
-                calls.remove(call)
-                waited = ", ".join(f"worker {index}" for index in self._missing())
-                return [
-                    Refuse(
-                        call,
-                        DeadlineExceeded(
-                            f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
-                            f"did not end in time: it waits for {waited}"
-                        ),
-                    )
-                ]
+                self.members.seats[worker].left = True
+            case Begun() | Leased() | Ended():
+                self.supply.take(decision)
         return []
 
-    def _seat(self, worker: int) -> _Seat:
-        if worker >= len(self.seats):
-            raise ConfigError(
-                f"worker {worker} is unknown; the fleet has workers 0 to {len(self.seats) - 1}"
-            )
-        return self.seats[worker]
-
-    def _admit(self, worker: int, incarnation: int) -> _Seat:
-        seat = self._seat(worker)
-        if incarnation > seat.incarnation or seat.incarnation == 0:
+    def _admit(self, worker: int, incarnation: int) -> Seat:
+        seat = self.members.seats.get(worker)
+        if seat is None or incarnation > self.members.lives or incarnation == 0:
             raise NotReady(f"life {incarnation} of worker {worker} has not registered")
-        if incarnation < seat.incarnation:
-            raise Fenced(
-                f"life {incarnation} of worker {worker} is over; life {seat.incarnation} has begun"
-            )
+        if incarnation != seat.incarnation:
+            now = seat.incarnation
+            then = f"life {now} has begun" if now else "its seat is removed"
+            raise Fenced(f"life {incarnation} of worker {worker} is over; {then}")
         return seat
 
-    def _check(self, arrival: Arrival) -> None:
-        if arrival.value is not None and arrival.mode not in REDUCTIONS:
-            raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
-        for other, _ in self._waiting.values():
-            if other.kind == arrival.kind:
-                continue
-            cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
-            raise cls(
-                f"worker {arrival.worker} comes to {_words(arrival)}, "
-                f"but worker {other.worker} is at {_words(other)}"
-            )
-
-    def _missing(self) -> list[int]:
-        return [
-            index
-            for index, seat in enumerate(self.seats)
-            if not seat.left and index not in self._waiting
-        ]
-
-    def _complete(self) -> list[Release | Refuse]:
-        if not self._waiting or self._missing():
-            return []
-        arrivals = [self._waiting[worker] for worker in sorted(self._waiting)]
-        numbers = {arrival.worker: arrival.number for arrival, _ in arrivals}
-        self._decide(Met(numbers, _combine([arrival for arrival, _ in arrivals])))
-        self._waiting.clear()
-        return [Release(call, self._result) for _, calls in arrivals for call in calls]
+    def _complete(self) -> list[Outcome]:
+        met = self.meetings.complete(self.members.present())
+        return [] if met is None else self._decide(met)
 
 
-def _combine(arrivals: list[Arrival]) -> Array | None:
-    """The values combined in worker order; None for a barrier."""
-    total = arrivals[0].value
-    for arrival in arrivals[1:]:
-        if total is not None and arrival.value is not None:
-            total = REDUCTIONS[arrival.mode](total, arrival.value)
-    return total
-
-
-def _words(arrival: Arrival) -> str:
-    return " ".join(str(word) for word in arrival.kind)
+def torn_words(torn: Sequence[Torn]) -> list[str]:
+    """What a person reads about steps that only some servers have."""
+    return [
+        f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "
+        + ", ".join(f"server {server} {last}" for server, last in sorted(step.sequences.items()))
+        for step in torn
+    ]

@@ -23,15 +23,17 @@ from psfleet.shard.events import (
     Push,
     Refuse,
     Serve,
+    Tell,
 )
 from psfleet.shard.shard import Shard
+from psfleet.shard.views import Freeze, Install, Report
 from psfleet.tables.dense import DenseTable
 from psfleet.testing.faults import Crashes
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.answers import Places, lay_out
-from psfleet_server.coordinator import Coordinator, Release
+from psfleet_server.coordinator import Coordinator, Outcome, Release, Seating
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
 from psfleet_server.parts import Parts, joined_core
@@ -50,6 +52,10 @@ class Host:
     Attributes:
         keeper: Keeps what changes in the log; None: nothing is kept.
         parts: Of snapshots.
+        boot: Number of this process's start.
+        poke: Called when the coordinator may have something for the servers.
+        aim: Called with the endpoint of the coordinator.
+        find: Called with the endpoints of all servers, as a worker knows them.
     """
 
     def __init__(
@@ -69,6 +75,10 @@ class Host:
         self.lanes = Lanes()
         self.keeper: Keeper | None = None
         self.parts = Parts(Crashes.wanted())
+        self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
+        self.poke: Callable[[], None] = lambda: None
+        self.aim: Callable[[str], None] = lambda endpoint: None
+        self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
         self._deadlines = deadlines
 
     @contextlib.contextmanager
@@ -102,14 +112,45 @@ class Host:
 
     def ask(self, event: Event) -> Answer:
         """Take an event that is answered at once."""
+        mine = self._ask(event)
+        assert isinstance(mine, Answer)
+        return mine
+
+    def _ask(self, event: Event) -> Instruction:
         call = object()
         instructions = self._take(event, call)
         mine = next(i for i in instructions if i.call is call)
         self._perform([i for i in instructions if i.call is not call])
         if isinstance(mine, Refuse):
             raise mine.error
-        assert isinstance(mine, Answer)
         return mine
+
+    def freeze(self, event: Freeze) -> Report:
+        """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""
+        with self.lock:
+            cutting = self.shard.cuts.under_way
+        told = self._ask(event)
+        assert isinstance(told, Tell)
+        if cutting is not None:
+            self.parts.forget(cutting.number)
+        return told.report
+
+    def install(self, event: Install) -> None:
+        """Go on with the new view; the process ends if nobody is left in it."""
+        self.ask(event)
+        self.end_if_over()
+
+    def end_if_over(self) -> None:
+        """Let the process end once every worker has left."""
+        with self.lock:
+            over = self.shard.rounds.is_over()
+        if over:
+            self.ended.set()
+
+    def reach(self, point: str) -> None:
+        """Die here if a test wants that."""
+        if self.keeper is not None:
+            self.keeper.log.reach(point)
 
     def submit(self, event: Event, reply: Reply) -> None:
         """Take an event whose reply may have to wait."""
@@ -155,7 +196,7 @@ class Host:
         return message
 
     def meet(
-        self, step: Callable[[Coordinator], Sequence[Release | Refuse]], reply: Reply | None = None
+        self, step: Callable[[Coordinator], Sequence[Outcome]], reply: Reply | None = None
     ) -> None:
         """Take a step of the coordinator; `reply` waits for it unless it is answered."""
         assert self.coordinator is not None
@@ -164,7 +205,10 @@ class Host:
             self._check_parked()
         with self.changing():
             outcomes = step(coordinator)
+            busy = coordinator.is_busy
         _release(outcomes)
+        if busy:
+            self.poke()
         if reply is not None and not reply.done:
             reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
 
@@ -221,26 +265,39 @@ class Host:
                     self._serve(instruction, reply)
                 case Refuse():
                     reply.fail(instruction.error)
-                case Answer():
+                case Answer() | Tell():
                     raise AssertionError(f"{instruction} answers a call that waits for values")
 
     def _serve(self, serve: Serve, reply: Reply) -> None:
         try:
-            message = self.answer(reply.header or Header(), serve.reads, reply.places)
+            header = reply.header or Header()
+            header.view = self.shard.view
+            message = self.answer(header, serve.reads, reply.places)
         except PsfleetError as error:
             reply.fail(error)
         else:
             reply.answer(message)
 
 
-def _release(outcomes: Sequence[Release | Refuse]) -> None:
+def _release(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         reply = outcome.call
         assert isinstance(reply, Reply)
-        if isinstance(outcome, Refuse):
-            reply.fail(outcome.error)
-        else:
-            reply.answer(b"" if outcome.value is None else _reduced(outcome.value))
+        match outcome:
+            case Refuse():
+                reply.fail(outcome.error)
+            case Release():
+                reply.answer(b"" if outcome.value is None else _reduced(outcome.value))
+            case Seating():
+                reply.answer(_seated(outcome))
+
+
+def _seated(seating: Seating) -> bytes:
+    reply = coordinator_pb2.RegisterReply(
+        incarnation=seating.incarnation, first=seating.first, view=seating.view, met=seating.met
+    )
+    encoded: bytes = reply.SerializeToString()
+    return encoded
 
 
 def _reduced(value: NDArray[Any]) -> bytes:

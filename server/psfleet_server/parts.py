@@ -13,15 +13,15 @@ from typing import Any
 from psfleet.checkpoint import write_frozen
 from psfleet.checkpoint.manifest import ShardFile, spec_to_json
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.shard.core import Core, dataclasses_of, read_core, write_core
+from psfleet.shard.core import Core, read_core, write_core
 from psfleet.shard.frozen import FrozenShard
 from psfleet.testing.faults import Crashes
-from psfleet_server import coordinator as coordinators
 from psfleet_server.coordinator import Coordinator
+from psfleet_server.decisions import CLASSES
 
 __all__ = ["Parts", "coordinator_becomes", "joined_core"]
 
-_OUTSIDE = {"journal", "orders", "beats", "_waiting"}  # of a coordinator: not its decisions
+_INSIDE = {"members", "meetings", "supply", "term"}  # of a coordinator: what it has decided
 _PREFIX = "coordinator."
 _PAUSE = 0.0005  # seconds after each page, in which pushes go first
 
@@ -137,7 +137,7 @@ def joined_core(core: Core, coordinator: Coordinator | None) -> Core:
     """What a server is beside its tables, with the decisions of the coordinator on server 0."""
     if coordinator is None:
         return core
-    own = read_core(coordinator, _OUTSIDE)
+    own = read_core(coordinator, set(vars(coordinator)) - _INSIDE)
     arrays = list(core.arrays)
     fields = dict(core.fields)
     for name, plain in own.fields.items():
@@ -158,7 +158,7 @@ def coordinator_becomes(coordinator: Coordinator, core: Core) -> None:
     }
     if not own:
         raise CheckpointError("the snapshot holds no decisions of a coordinator")
-    write_core(coordinator, Core(own, core.arrays), dataclasses_of(coordinators), _OUTSIDE)
+    write_core(coordinator, Core(own, core.arrays), CLASSES, set(vars(coordinator)) - _INSIDE)
 
 
 def _moved(plain: Any, by: int) -> Any:

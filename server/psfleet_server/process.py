@@ -37,6 +37,7 @@ from psfleet_server.service import handlers
 from psfleet_server.snapshots import snapshot_handlers
 from psfleet_server.ticking import Ticker
 from psfleet_server.timetable import Timetable
+from psfleet_server.views import Views
 
 __all__ = ["Server", "serve"]
 
@@ -67,13 +68,17 @@ class Server:
         self._lingers = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
-        coordinator = Coordinator(environment.workers) if environment.rank == 0 else None
+        coordinator = None
+        if environment.rank == 0:
+            coordinator = Coordinator(
+                environment.workers, len(environment.servers), environment.dead_after
+            )
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
         self._lead = None if coordinator is None else self._make_lead()
         self._timetable: Timetable | None = None
-        self._boot = int.from_bytes(os.urandom(8), "little")
         self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
+        self.views = Views(self.host, self._access, environment.beat)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
         self._server: grpc.Server | None = None
@@ -104,9 +109,7 @@ class Server:
             raise
         self._deadlines.start()
         self._ticker.start()
-        if self.environment.rank and not self.environment.servers[0].endswith(":0"):
-            self.beats.aim(self.environment.servers[0])
-        self.beats.start()
+        self._join_fleet()
         self.host.lanes.start()
         if self._lead is not None and self.environment.snapshot_every:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
@@ -126,11 +129,12 @@ class Server:
             self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator, folder)
             self.recovered = self.host.keeper.start(self._load_path, self.environment.resume)
             # It may have died before the last worker heard that it may go.
-            self._lingers = len(self._shard.rounds.left) == self._shard.workers
+            self._lingers = self._shard.rounds.is_over()
         elif self.environment.resume:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
+        self._shard.frozen = True  # until it hears who is in the fleet
         if self._lead is not None and self.environment.resume:
             self._lead.restored = read_manifest(self.environment.resume).workers
 
@@ -144,9 +148,27 @@ class Server:
         """Return when every worker has left, or `stop` is called."""
         self.host.ended.wait(_LINGER if self._lingers else None)
 
+    def _join_fleet(self) -> None:
+        """Tell the coordinator of this process, or be the coordinator."""
+        if self.host.coordinator is None:
+            self.host.aim = self.beats.aim
+            if not self.environment.servers[0].endswith(":0"):
+                self.beats.aim(self.environment.servers[0])
+            self.beats.start()
+            return
+        self.host.poke, self.host.find = self.views.poke, self.views.aim
+        with self.host.changing():
+            self.host.coordinator.rebooted(0, self.host.boot)
+            self.host.coordinator.start()
+        self.views.aim(self.environment.servers)
+        self.views.start()
+
     def _beat(self) -> BeatRequest:
         return BeatRequest(
-            index=self._shard.index, server=True, boot=self._boot, step=self._shard.rounds.closed
+            index=self._shard.index,
+            server=True,
+            boot=self.host.boot,
+            step=self._shard.rounds.closed,
         )
 
     def stop(self) -> None:
@@ -161,6 +183,7 @@ class Server:
         if self._timetable is not None:
             self._timetable.stop()
         self._ticker.stop()
+        self.views.stop()
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
         self.host.lanes.stop()

@@ -34,23 +34,27 @@ from psfleet.shard.events import (
     Write,
 )
 from psfleet.shard.shard import Shard
+from psfleet.shard.views import Install
 from psfleet.tables.content import Clock
 from psfleet.tables.spec import BLOCK, TableSpec
 from psfleet.testing.faults import Crashes
 from psfleet.wire import segments
 from psfleet.wire.frame import ALIGNMENT
+from psfleet.wire.membership import read_install, read_position, write_install
 from psfleet.wire.segments import Piece
 from psfleet.wire.specs import read_mode, read_spec, write_mode, write_spec
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1 import membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_server.coordinator import Coordinator, Decision, Left, Met, Registered
+from psfleet_server.coordinator import Coordinator, Decision
+from psfleet_server.decisions import decode_decision, encode_decision
 from psfleet_server.log import Log, Part, chained, files_of, records
+from psfleet_server.meetings import Meetings
 from psfleet_server.parts import coordinator_becomes
 
 __all__ = ["KINDS", "Keeper", "go_on_from", "open_log", "restored"]
 
-_CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _REGISTERED, _MET, _LEFT, _READY, _FILL, _CUT = (
-    range(1, 13)
+_CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _DECISION, _VIEW, _, _READY, _FILL, _CUT = range(
+    1, 13
 )
 _SHRINK, _TICK, _EVICT, _CORE = range(13, 17)
 KINDS = {
@@ -60,9 +64,8 @@ KINDS = {
     _PUSH: "push",
     _WRITE: "write",
     _CLOSE: "close",
-    _REGISTERED: "registered",
-    _MET: "met",
-    _LEFT: "left",
+    _DECISION: "decision",
+    _VIEW: "view",
     _READY: "ready",
     _FILL: "fill",
     _CUT: "cut",
@@ -160,7 +163,7 @@ class Keeper:
             self.log.turn(record.number)
 
     def _keep_decision(self, decision: Decision) -> None:
-        self.log.append(*_encode_decision(decision))
+        self.log.append(_DECISION, encode_decision(decision))
 
 
 def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
@@ -246,10 +249,17 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
             shard.create(event.spec, event.value)
         else:
             shard.fill(event)
-    if core.fields["rounds"]["fields"]["seats"] != shard.workers:
+    if len(core.fields["rounds"]["fields"]["seats"]["set"]) != shard.workers:
         return None
-    _become(core, shard, coordinator)
+    _resume(core, shard, coordinator)
     return core
+
+
+def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
+    _become(core, shard, coordinator)
+    if coordinator is not None:
+        coordinator.meetings = Meetings()
 
 
 def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -300,6 +310,8 @@ def encode(record: Record) -> tuple[int, list[Part]]:
                 samples=record.samples,
                 loss=record.loss,
                 clock=record.clock,
+                leases=record.position[0] if record.position else 0,
+                lease_samples=record.position[1] if record.position else 0,
             )
             return _PUSH, _framed(header, map(segments.write_gradient, record.gradients))
         case Write(states, worker, incarnation, number):
@@ -316,30 +328,20 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             return _EVICT, [_LENGTH.pack(table), ids]
         case Cut(number):
             return _CUT, [_json(number=number)]
+        case Install():
+            return _VIEW, [_bytes(write_install(record))]
         case Close(number, members):
             return _CLOSE, [_json(round=number, members=members)]
-
-
-def _encode_decision(decision: Decision) -> tuple[int, list[Part]]:
-    match decision:
-        case Registered(worker, boot):
-            return _REGISTERED, [_bytes(coordinator_pb2.RegisterRequest(worker=worker, boot=boot))]
-        case Left(worker, incarnation):
-            return _LEFT, [_bytes(shard_pb2.LeaveRequest(worker=worker, incarnation=incarnation))]
-        case Met(numbers, value):
-            kind = None if value is None else (value.dtype.name, value.shape)
-            head = _json(numbers=list(numbers.items()), value=kind)
-            return _MET, [_LENGTH.pack(len(head)), head, b"" if value is None else value.tobytes()]
 
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
     """Let a record of the log take effect."""
     if kind == _CORE:
-        _become(_decode_core(body), shard, coordinator)
-    elif kind in (_REGISTERED, _MET, _LEFT):
+        _resume(_decode_core(body), shard, coordinator)
+    elif kind == _DECISION:
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")
-        coordinator.replay(_decode_decision(kind, body))
+        coordinator.replay(decode_decision(body))
     elif kind != _READY:
         shard.replay(_decode(kind, body, lambda key: shard.table(key).spec))
 
@@ -361,6 +363,8 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
     if kind == _LEAVE:
         asked = shard_pb2.LeaveRequest.FromString(bytes(body))
         return Leave(asked.worker, asked.incarnation, asked.last, asked.rest)
+    if kind == _VIEW:
+        return read_install(membership_pb2.InstallRequest.FromString(bytes(body)))
     if kind == _CLOSE:
         said = json.loads(bytes(body))
         return Close(said["round"], tuple(said["members"]))
@@ -390,6 +394,7 @@ def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         header.samples,
         loss,
         header.clock,
+        position=read_position(header),
     )
 
 
@@ -435,23 +440,6 @@ def _filled_up(column: NDArray[Any]) -> bytes:
     """The column's bytes up to a multiple of 8."""
     content = column.tobytes()
     return content + bytes(-len(content) % ALIGNMENT)
-
-
-def _decode_decision(kind: int, body: memoryview) -> Decision:
-    asked: Any
-    if kind == _REGISTERED:
-        asked = coordinator_pb2.RegisterRequest.FromString(bytes(body))
-        return Registered(asked.worker, asked.boot)
-    if kind == _LEFT:
-        asked = shard_pb2.LeaveRequest.FromString(bytes(body))
-        return Left(asked.worker, asked.incarnation)
-    (length,) = _LENGTH.unpack_from(body)
-    said = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
-    value = None
-    if said["value"] is not None:
-        dtype, shape = said["value"]
-        value = np.frombuffer(bytes(body[_LENGTH.size + length :]), dtype).reshape(shape)
-    return Met(dict(said["numbers"]), value)
 
 
 def _framed(header: Header, pieces: Iterable[Piece]) -> list[Part]:

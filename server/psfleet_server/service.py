@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from psfleet.checkpoint import Snapshot, write_frozen
+from psfleet.dealing import Plan
 from psfleet.errors import (
     CheckpointError,
     ConfigError,
@@ -22,9 +23,17 @@ from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Create, Join, Leave, Pull, Push, Shrink, State, Write
 from psfleet.shard.layout import dense_range
+from psfleet.shard.views import Freeze
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import MAX_AXES, TableSpec
 from psfleet.wire import frame, segments
+from psfleet.wire.membership import (
+    read_install,
+    read_position,
+    write_plan,
+    write_ranges,
+    write_report,
+)
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_spec
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
@@ -33,6 +42,7 @@ from psfleet_server.answers import Places
 from psfleet_server.coordinator import DTYPES, Arrival, Beat
 from psfleet_server.host import OUTCOMES, Host
 from psfleet_server.parking import Reply, immediate, parkable
+from psfleet_server.supply import Order
 
 __all__ = ["handlers"]
 
@@ -62,15 +72,23 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
             },
         )
     ]
+    members = _Membership(host)
+    found.append(
+        grpc.method_handlers_generic_handler(
+            "psfleet.v1.Membership",
+            {"Freeze": immediate(members.freeze), "Install": immediate(members.install)},
+        )
+    )
     if host.coordinator is not None:
         found.append(
             grpc.method_handlers_generic_handler(
                 "psfleet.v1.Coordinator",
                 {
-                    "Register": immediate(coordinator.register),
+                    "Register": parkable(coordinator.register),
                     "Barrier": parkable(coordinator.barrier),
                     "AllReduce": parkable(coordinator.all_reduce),
                     "Beat": immediate(coordinator.beat),
+                    "Deal": immediate(coordinator.deal),
                 },
             )
         )
@@ -140,6 +158,7 @@ class _Shard:
             loss,
             header.clock,
             (header.cut, header.cut_after) if header.cut else None,
+            read_position(header),
         )
 
     def join(self, request: bytes) -> bytes:
@@ -167,8 +186,7 @@ class _Shard:
             self._host.lanes.drop(asked.worker)
             if self._host.coordinator is not None:
                 self._host.meet(lambda c: c.leave(asked.worker, asked.incarnation))
-            if answer.number == 0:
-                self._host.ended.set()
+            self._host.end_if_over()
         return _bytes(shard_pb2.LeaveReply(remaining=answer.number))
 
     def create_table(self, request: bytes) -> bytes:
@@ -317,18 +335,63 @@ def _kept(gradient: Gradient) -> Gradient:
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
 
+class _Membership:
+    """Methods of the service Membership."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def freeze(self, request: bytes) -> bytes:
+        asked = _parse(membership_pb2.FreezeRequest, request)
+        reply = membership_pb2.FreezeReply(boot=self._host.boot)
+        if asked.boot == self._host.boot:
+            self._host.aim(asked.coordinator)
+            report = self._host.freeze(Freeze(asked.view, dict(asked.ended)))
+            reply.standing.CopyFrom(write_report(report))
+        return _bytes(reply)
+
+    def install(self, request: bytes) -> bytes:
+        asked = _parse(membership_pb2.InstallRequest, request)
+        meant = asked.boot == self._host.boot
+        if meant:
+            self._host.install(read_install(asked))
+        return _bytes(membership_pb2.InstallReply(boot=self._host.boot, installed=meant))
+
+
 class _Coordinator:
     """Methods of the service Coordinator."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def register(self, request: bytes) -> bytes:
+    def register(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.RegisterRequest, request)
-        assert self._host.coordinator is not None
+        if asked.servers:
+            self._host.find(asked.servers)
+        self._host.meet(lambda c: c.register(asked.worker, asked.boot, asked.workers, reply), reply)
+
+    def deal(self, request: bytes) -> bytes:
+        asked = _parse(membership_pb2.DealRequest, request)
+        order = Order(
+            asked.dataset,
+            asked.size,
+            asked.batch,
+            asked.epochs,
+            asked.seed,
+            asked.round,
+            asked.lease,
+            asked.used,
+        )
+        coordinator = self._host.coordinator
+        assert coordinator is not None
         with self._host.changing():
-            life = self._host.coordinator.register(asked.worker, asked.boot, asked.workers)
-        return _bytes(coordinator_pb2.RegisterReply(incarnation=life))
+            dealt = coordinator.deal(asked.worker, asked.incarnation, order)
+            reply = membership_pb2.DealReply(view=coordinator.view, ended=dealt == ())
+        if isinstance(dealt, Plan):
+            reply.plan.extend(write_plan(dealt))
+        elif dealt is not None:
+            reply.lease.extend(write_ranges(dealt))
+        return _bytes(reply)
 
     def barrier(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.BarrierRequest, request)

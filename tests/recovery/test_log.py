@@ -17,6 +17,7 @@ from psfleet.tables.spec import TableSpec
 from psfleet_server.coordinator import Arrival, Coordinator
 from psfleet_server.log import Log, records
 from psfleet_server.recovery import Keeper
+from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
 SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
@@ -50,7 +51,7 @@ def push(worker: int, number: int) -> Push:
 def begin(shard: Shard, coordinator: Coordinator, mode: Mode) -> None:
     """Two workers and two tables."""
     for worker in range(2):
-        coordinator.register(worker, 70 + worker, 2)
+        register(coordinator, worker, 70 + worker, 2)
         shard.handle(Join(worker, 1 + worker, mode), "join")
     shard.create(DENSE, np.ones(3, np.float32), 0)
     shard.create(SPARSE, np.empty(0, np.float32), 0)
@@ -126,8 +127,8 @@ def test_repeats_get_the_answer_of_before(tmp_path: Path) -> None:
     train(again, "async", range(1, 4))
     again.handle(write, "write")
     assert content(again) == before
-    assert [coordinator.register(worker, 70 + worker, 2) for worker in range(2)] == [1, 2]
-    assert coordinator.register(0, 99, 2) == 3
+    assert [register(coordinator, worker, 70 + worker, 2) for worker in range(2)] == [1, 2]
+    assert register(coordinator, 0, 99, 2) == 3
     log.close()
 
 

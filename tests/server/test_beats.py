@@ -5,12 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from psfleet.environment import Environment
-from psfleet.errors import Fenced
 from psfleet.wire.v1.membership_pb2 import BeatReply
-from psfleet_server.coordinator import Beat, Coordinator, Orders
+from psfleet_server.coordinator import Orders
 from psfleet_server.process import Server
 from psfleet_worker.runtime import ClusterRuntime
 
@@ -65,13 +62,3 @@ def test_servers_beat_too(tmp_path: Path) -> None:
                 )
             boots.add(coordinator.beats[True, 1][0].boot)
             assert len(boots) == count
-
-
-def test_a_life_that_is_over_hears_so() -> None:
-    """The beat of an earlier life of a seat is answered with Fenced."""
-    coordinator = Coordinator(1)
-    life = coordinator.register(0, 7, 1)
-    coordinator.beat(Beat(0, incarnation=life), 1.0)
-    coordinator.register(0, 8, 1)
-    with pytest.raises(Fenced):
-        coordinator.beat(Beat(0, incarnation=life), 2.0)

@@ -17,15 +17,15 @@ from psfleet.errors import (
     UsageError,
 )
 from psfleet.shard.events import Refuse
-from psfleet_server.coordinator import Arrival, Coordinator, Release
+from psfleet_server.coordinator import Arrival, Beat, Coordinator, Outcome, Release
+from tests.server.seating import register
 
 
 def registered(workers: int) -> Coordinator:
     """A coordinator whose workers have the lives 1, 2, 3, ..."""
     coordinator = Coordinator(workers)
-    assert [coordinator.register(w, w + 100, workers) for w in range(workers)] == [
-        *range(1, workers + 1)
-    ]
+    lives = [register(coordinator, w, w + 100, workers) for w in range(workers)]
+    assert lives == [*range(1, workers + 1)]
     return coordinator
 
 
@@ -39,7 +39,7 @@ def reduction(worker: int, value: Any, mode: str = "sum", number: int = 1) -> Ar
     return Arrival(worker, worker + 1, number, mode, np.asarray(value, np.float32))
 
 
-def error_of(outcome: list[Release | Refuse]) -> PsfleetError:
+def error_of(outcome: list[Outcome]) -> PsfleetError:
     """The error of the only refusal."""
     [refusal] = outcome
     assert isinstance(refusal, Refuse)
@@ -49,18 +49,18 @@ def error_of(outcome: list[Release | Refuse]) -> PsfleetError:
 def test_a_start_gets_one_life() -> None:
     """Registering again is answered with the same life; a new start gets a new one."""
     coordinator = registered(2)
-    assert coordinator.register(0, 100, 2) == 1
-    assert coordinator.register(0, 555, 2) == 3
+    assert register(coordinator, 0, 100, 2) == 1
+    assert register(coordinator, 0, 555, 2) == 3
     with pytest.raises(Fenced, match="later process"):
-        coordinator.register(0, 100, 2)
+        register(coordinator, 0, 100, 2)
 
 
 def test_foreign_workers_are_refused() -> None:
     """A seat that does not exist, or another belief in the fleet's size."""
     with pytest.raises(ConfigError, match="worker 2 is unknown"):
-        Coordinator(2).register(2, 1, 2)
+        register(Coordinator(2), 2, 1, 2)
     with pytest.raises(ConfigError, match="believes in 3"):
-        Coordinator(2).register(0, 1, 3)
+        register(Coordinator(2), 0, 1, 3)
 
 
 def test_the_last_to_arrive_releases_all() -> None:
@@ -103,7 +103,7 @@ def test_only_the_present_life_may_come() -> None:
     """A life that is over is fenced, one that has not begun is not ready; an old arrival is void."""
     coordinator = registered(2)
     coordinator.arrive(barrier(0), "old")
-    life = coordinator.register(0, 999, 2)
+    life = register(coordinator, 0, 999, 2)
     assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
     assert isinstance(error_of(coordinator.arrive(Arrival(0, life + 1, 1), "c")), NotReady)
     assert coordinator.arrive(barrier(1), "c1") == []
@@ -128,3 +128,13 @@ def test_an_expired_wait_names_the_missing() -> None:
     assert coordinator.expire("c1") == []
     coordinator.arrive(barrier(0), "c0")
     assert coordinator.arrive(barrier(2), "c2") == [Release("c0", None), Release("c2", None)]
+
+
+def test_a_life_that_is_over_hears_so() -> None:
+    """The beat of an earlier life of a seat is answered with Fenced."""
+    coordinator = Coordinator(1)
+    life = register(coordinator, 0, 7, 1)
+    coordinator.beat(Beat(0, incarnation=life), 1.0)
+    register(coordinator, 0, 8, 1)
+    with pytest.raises(Fenced):
+        coordinator.beat(Beat(0, incarnation=life), 2.0)

@@ -51,9 +51,11 @@ def train(fleet: LocalFleet, mode: Mode, stop: threading.Event, worker: int) -> 
         runtime.pull([Read(COUNTS.key, np.arange(IDS * WORKERS))])
         if mode != "sync":
             time.sleep(0.002 * worker)
-        enough = bool(runtime.all_reduce(np.array([stop.is_set()], np.int32), "max")[0]) if (
-            mode == "sync"
-        ) else stop.is_set()
+        enough = (
+            bool(runtime.all_reduce(np.array([stop.is_set()], np.int32), "max")[0])
+            if (mode == "sync")
+            else stop.is_set()
+        )
     runtime.barrier()
     runtime.close()
 

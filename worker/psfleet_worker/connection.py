@@ -31,6 +31,8 @@ class Connection:
     Attributes:
         sequence: Last push or round of this life that all servers know.
         access: How this process meets others over TCP.
+        view: The last view of the members that any server has told of.
+        first: Sync mode: the round from which on this life counts.
         clock: Ssp mode: pushes since all workers last met.
         beats: Signs of life, from `start` to `close`.
     """
@@ -69,18 +71,28 @@ class Connection:
             self._beat,
             environment.beat,
         )
+        self.view = 0
+        self.first = 1
         self._boot = 0
         self._meetings = 0
+        self._met = 0  # meetings that were over when this life began
 
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
         self._boot = int.from_bytes(os.urandom(8), "little")
         register = coordinator_pb2.RegisterRequest(
-            worker=self.worker, boot=self._boot, workers=self.workers
+            worker=self.worker,
+            boot=self._boot,
+            workers=self.workers,
+            servers=[client.endpoint for client in self.clients],
         )
         answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
-        self.incarnation = coordinator_pb2.RegisterReply.FromString(answer).incarnation
-        self.join()
+        life = coordinator_pb2.RegisterReply.FromString(answer)
+        self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
+        self.first = max(life.first, 1)
+        self._join()
+        if self.mode == "sync":
+            self.sequence = self.first - 1
         self.beats.start()
 
     def _beat(self) -> BeatRequest:
@@ -99,11 +111,16 @@ class Connection:
         self.join(self._switches + 1)
 
     def join(self, switch: int = 0) -> None:
-        """Begin on every server, or go on after a rest; learns the last round.
+        """Go on after a rest; learns the last round.
 
         Args:
             switch: See `change_mode`; the number of the change.
         """
+        if len(set(sequences := self._join(switch))) != 1:
+            raise ProtocolError(f"the servers stand at different rounds: {sequences}")
+
+    def _join(self, switch: int = 0) -> list[int]:
+        """Begin or go on on every server; the last rounds or pushes."""
         request = shard_pb2.JoinRequest(
             worker=self.worker,
             incarnation=self.incarnation,
@@ -121,13 +138,15 @@ class Connection:
                     f"{self.clients[index].name} is server {reply.server} of "
                     f"{reply.servers}; start it as {index} of {len(self.clients)}"
                 )
-        if len({reply.sequence for reply in replies}) != 1:
-            raise ProtocolError(
-                f"the servers stand at different rounds: {[reply.sequence for reply in replies]}"
-            )
         self.sequence = replies[0].sequence
         self._switches = replies[0].switches
         self.clock = min(reply.clock for reply in replies)
+        return [reply.sequence for reply in replies]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the next meeting was over before this life began."""
+        return self._meetings < self._met
 
     def meet(
         self, mode: str = "", value: NDArray[Any] | None = None, timeout: float | None = None

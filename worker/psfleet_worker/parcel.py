@@ -29,6 +29,7 @@ class Parcel:
 
     Attributes:
         bytes: Of all tensors that go to the server.
+        view: Of the members, at the server when it answered.
     """
 
     def __init__(self, header: Header, held: Held | None) -> None:
@@ -41,6 +42,7 @@ class Parcel:
         self._inline = held is None
         self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
         self.bytes = 0
+        self.view = 0
 
     @property
     def reads(self) -> int:
@@ -151,6 +153,7 @@ class Parcel:
     def answer(self, message: bytes, spec_of: SpecOf) -> list[Floats]:
         """What the server has read, in the order of the reads; valid until `close`."""
         header, payload = frame.decode(message)
+        self.view = header.view
         if header.HasField("lane"):
             return self._answers
         found = segments.read_values(header, payload, spec_of)

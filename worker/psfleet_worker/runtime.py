@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import read_specs
+from psfleet.dealing import Range
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import owned_by
@@ -31,6 +32,7 @@ from psfleet_worker.parcel import Parcel
 from psfleet_worker.pushes import Pushes, PushTicket
 from psfleet_worker.routing import Plans, add_gradient, deal_read
 from psfleet_worker.saving import save
+from psfleet_worker.shares import Shares, Trainer
 from psfleet_worker.stages import StageLinks
 
 __all__ = ["ClusterRuntime"]
@@ -87,6 +89,7 @@ class ClusterRuntime:
         self._writes = 0  # WriteState calls of this life
         self._closed = False
         self._links: StageLinks | None = None
+        self._shares = Shares(self._fleet)
         try:
             self._fleet.start()
             if any(is_tcp(endpoint) for endpoint in environment.servers):
@@ -96,6 +99,8 @@ class ClusterRuntime:
         except BaseException:
             self._fleet.close()
             raise
+        if mode == "sync":  # of a life that follows another, the round before its first
+            self._open = self._fleet.sequence
 
     @property
     def worker_index(self) -> int:
@@ -204,6 +209,7 @@ class ClusterRuntime:
         values: list[list[Floats | None]] = [[None] * self.server_num for _ in reads]
         for server, answer in zip(calls, answers, strict=True):
             found = iter(parcels[server].answer(answer, self._spec))
+            self._fleet.view = max(self._fleet.view, parcels[server].view)
             for of_read, has_part in zip(values, asked, strict=True):
                 of_read[server] = next(found) if has_part[server] else None
         return values
@@ -222,7 +228,16 @@ class ClusterRuntime:
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
         sequence, clock = self._fleet.sequence + 1, self._fleet.clock + 1
         cut = self._marks.begin(sequence)
-        parcels = self._parcels(sequence=sequence, clock=clock, samples=samples, loss=loss, **cut)
+        leases, used = self._shares.position or (0, 0)
+        parcels = self._parcels(
+            sequence=sequence,
+            clock=clock,
+            samples=samples,
+            loss=loss,
+            leases=leases,
+            lease_samples=used,
+            **cut,
+        )
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
             add_gradient(parcels, spec, values, ids, gradient, self._plans)
         ticket = self._pushes.add(
@@ -256,8 +271,9 @@ class ClusterRuntime:
         self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
     ) -> bytes:
         """Meet all workers. While this one waits, it is no member of rounds."""
+        passes = self._fleet.passes
         answer = self._meet(timeout, mode, value)
-        if self._mode == "sync":
+        if self._mode == "sync" and not passes:
             self._fleet.join()
         return answer
 
@@ -265,6 +281,8 @@ class ClusterRuntime:
         self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
     ) -> bytes:
         self.flush(timeout)
+        if self._fleet.passes:
+            return self._fleet.meet(mode, value, timeout)
         if self._fleet.rests:
             self._fleet.rest()
         answer = self._fleet.meet(mode, value, timeout)
@@ -435,6 +453,24 @@ class ClusterRuntime:
         )
         self._specs |= {spec.key: spec for spec in specs}
 
+    def shares(
+        self, trainer: Trainer, size: int, batch: int, epochs: int, seed: int, merged: int
+    ) -> Iterator[tuple[Range, ...]]:
+        """What this worker has to train with, step by step, as the fleet hands it out.
+
+        Args:
+            trainer: Who pushes.
+            size: Samples of an epoch.
+            batch: Samples of a step.
+            epochs: How many epochs.
+            seed: Of the order of samples; only compared between workers.
+            merged: Steps of one push.
+
+        Returns:
+            For each step the positions of its samples (psfleet.dealing).
+        """
+        return self._shares.steps(trainer, size, batch, epochs, seed, merged)
+
     def on_beat(self, listener: Listener) -> None:
         """Let `listener` hear what the coordinator answers to signs of life, in their thread."""
         self._fleet.beats.listeners.append(listener)
@@ -456,6 +492,12 @@ class ClusterRuntime:
         """The way to the other stages of this worker; it is open until this runtime is closed."""
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links
+
+    def abandon(self) -> None:
+        """Let go of every resource without a word to the fleet, as if this process had died."""
+        self._closed = True
+        self._fleet.close()
+        self._pushes.close()
 
     def close(self) -> None:
         """See Runtime.close."""

@@ -26,6 +26,7 @@ from psfleet_launch.supervisor import (
     Event,
     Exited,
     Finish,
+    Lost,
     Phase,
     Ready,
     Send,
@@ -186,6 +187,10 @@ class LocalEngine:
                 case Send(members, number):
                     for member in members:
                         send(self._processes[member], number)
+                case Lost(member, code):
+                    self._screen.say(
+                        f"{member} ended with {_words(code)}; the job goes on without it"
+                    )
                 case Finish(code):
                     self._exit_code = code
 
@@ -196,7 +201,7 @@ class LocalEngine:
             if member in self._supervisor.restarted:
                 self._screen.say(self._restart(member))
             self._processes[member] = self._spawn(member)
-        if members[0].role == "worker":
+        if members == self._supervisor.workers:
             self._screen.servers_ready(self._endpoints)
 
     def _go_back(self) -> None:
@@ -216,11 +221,11 @@ class LocalEngine:
         """Forget that the member has ended; what to say about it."""
         code = self._processes[member].returncode
         self.ended_at.pop(member, None)
-        return (
-            f"{member} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}; "
-            f"it goes on from its log (restart {self._supervisor.restarted[member]} of "
-            f"{self._supervisor.restarts})"
-        )
+        often, what = self._supervisor.restarts, "it goes on from its log"
+        if member.role == "worker":
+            often, what = self._supervisor.worker_restarts, "a new process takes its seat"
+        count = self._supervisor.restarted[member]
+        return f"{member} ended with {_words(code)}; {what} (restart {count} of {often})"
 
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
         piped = member == self._job.shown
@@ -235,6 +240,10 @@ class LocalEngine:
     def _pass_on(self, stream: IO[bytes] | None, data: Any) -> None:
         assert stream is not None
         self._selector.register(stream, selectors.EVENT_READ, data)
+
+
+def _words(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _read_endpoint(path: Path) -> str:

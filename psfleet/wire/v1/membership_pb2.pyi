@@ -1,7 +1,8 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 f3f583c18e5a8a9b5572c5c788f3b6027120151df12487587f05e227c3d44399
+# From protos/psfleet/v1/membership.proto, SHA-256 918ab834d331e6811118e3afc222bba979d26766f57316796afefe70c57551cf
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -42,3 +43,146 @@ class DrainRequest(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     mode: str
     def __init__(self, mode: _Optional[str] = ...) -> None: ...
+
+class FreezeRequest(_message.Message):
+    __slots__ = ("boot", "view", "ended", "coordinator")
+    class EndedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    boot: int
+    view: int
+    ended: _containers.ScalarMap[int, int]
+    coordinator: str
+    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., ended: _Optional[_Mapping[int, int]] = ..., coordinator: _Optional[str] = ...) -> None: ...
+
+class FreezeReply(_message.Message):
+    __slots__ = ("boot", "standing")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    boot: int
+    standing: Standing
+    def __init__(self, boot: _Optional[int] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("mode", "closed", "seats")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    closed: int
+    seats: _containers.RepeatedCompositeFieldContainer[SeatStanding]
+    def __init__(self, mode: _Optional[str] = ..., closed: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatStanding, _Mapping]]] = ...) -> None: ...
+
+class SeatStanding(_message.Message):
+    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    committed: int
+    rests: int
+    left: bool
+    sequence: int
+    leases: int
+    samples: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class InstallRequest(_message.Message):
+    __slots__ = ("boot", "view", "seats")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    boot: int
+    view: int
+    seats: _containers.RepeatedCompositeFieldContainer[SeatView]
+    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatView, _Mapping]]] = ...) -> None: ...
+
+class SeatView(_message.Message):
+    __slots__ = ("worker", "lives", "rests", "left")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    lives: _containers.RepeatedCompositeFieldContainer[LifeView]
+    rests: int
+    left: bool
+    def __init__(self, worker: _Optional[int] = ..., lives: _Optional[_Iterable[_Union[LifeView, _Mapping]]] = ..., rests: _Optional[int] = ..., left: bool = ...) -> None: ...
+
+class LifeView(_message.Message):
+    __slots__ = ("incarnation", "first", "last")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    first: int
+    last: int
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class InstallReply(_message.Message):
+    __slots__ = ("boot", "installed")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    boot: int
+    installed: bool
+    def __init__(self, boot: _Optional[int] = ..., installed: bool = ...) -> None: ...
+
+class DealRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    dataset: int
+    size: int
+    batch: int
+    epochs: int
+    seed: int
+    round: int
+    lease: int
+    used: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+
+class DealReply(_message.Message):
+    __slots__ = ("view", "plan", "lease", "ended")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    view: int
+    plan: _containers.RepeatedCompositeFieldContainer[PlanEntry]
+    lease: _containers.RepeatedScalarFieldContainer[int]
+    ended: bool
+    def __init__(self, view: _Optional[int] = ..., plan: _Optional[_Iterable[_Union[PlanEntry, _Mapping]]] = ..., lease: _Optional[_Iterable[int]] = ..., ended: bool = ...) -> None: ...
+
+class PlanEntry(_message.Message):
+    __slots__ = ("first", "seats", "stream")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    seats: _containers.RepeatedScalarFieldContainer[int]
+    stream: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., seats: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,85 @@
+"""fleet.dataset: samples in batches, each handed to one worker by the fleet."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet import runtime as runtimes
+from psfleet.dealing import Range
+from psfleet.errors import ConfigError, UsageError
+from psfleet.runtime import Runtime
+
+__all__ = ["batches"]
+
+Ids = NDArray[np.int64]
+
+
+def batches(
+    source: int | Sequence[Any] | NDArray[Any],
+    batch_size: int,
+    epochs: int,
+    shuffle_seed: int | None,
+    merged: int,
+) -> Iterator[Any]:
+    """See Fleet.dataset; `merged`: batches of one push."""
+    size = source if isinstance(source, int) else len(source)
+    for name, value in (("size", size), ("batch_size", batch_size), ("epochs", epochs)):
+        if isinstance(value, bool) or value < 1:
+            raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
+    order = _Order(size, shuffle_seed)
+    runtime = runtimes.active()
+    shares = getattr(runtime, "shares", None)  # not every runtime has steps that others know of
+    if shares is None:
+        raise ConfigError(
+            "fleet.dataset does not go with localsgd, whose steps the fleet does not count; "
+            "use fleet.shard"
+        )
+    seed = -1 if shuffle_seed is None else shuffle_seed
+    for ranges in shares(_Steps(runtime), size, batch_size, epochs, seed, merged):
+        chosen = order.samples(ranges)
+        if isinstance(source, int):
+            yield chosen
+        elif isinstance(source, np.ndarray):
+            yield source[chosen]
+        else:
+            yield [source[index] for index in chosen]
+
+
+class _Steps:
+    """Who pushes, for the one who deals."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def skip(self) -> None:
+        """A step without gradients."""
+        self._runtime.push([])
+
+    def flush(self) -> None:
+        """Wait until every push is applied."""
+        self._runtime.flush()
+
+
+class _Order:
+    """Which sample is at which position: a pure function of seed and epoch."""
+
+    def __init__(self, size: int, seed: int | None) -> None:
+        self._size = size
+        self._seed = seed
+        self._epoch = -1
+        self._shuffled: Ids = np.empty(0, np.int64)
+
+    def samples(self, ranges: Sequence[Range]) -> Ids:
+        """int64 indices of the samples at these positions, in order."""
+        return np.concatenate([self._of(low, high) for low, high in ranges])
+
+    def _of(self, low: int, high: int) -> Ids:
+        epoch, start = divmod(low, self._size)
+        if self._seed is None:
+            return np.arange(start, start + high - low, dtype=np.int64)
+        if epoch != self._epoch:
+            dice = np.random.default_rng((abs(self._seed), self._seed < 0, epoch))
+            self._epoch, self._shuffled = epoch, dice.permutation(self._size).astype(np.int64)
+        return self._shuffled[start : start + high - low]

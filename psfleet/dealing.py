@@ -1,0 +1,155 @@
+"""Sync mode: which samples of a dataset each worker has in which round.
+
+A plan is a pure function of what the coordinator has decided: the order in which requests arrive
+plays no part, so that the same decisions give the same bits (rules R3 to R5 of the protocol).
+
+Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
+deals a stream of positions to some seats from one round on, until the next entry begins. Epochs do
+not share a round; the last round of an epoch is dealt evenly.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+__all__ = ["LOOKAHEAD", "Entry", "Plan", "Range", "epochs_of", "length", "part"]
+
+Range = tuple[int, int]
+"""Positions from the first number up to, and without, the second; all of one epoch."""
+
+LOOKAHEAD = 2
+"""Rounds after the last closed one that a change of the members leaves as they were planned: a worker
+takes the samples of a round as soon as the round before the last is closed."""
+
+
+def length(ranges: Iterable[Range]) -> int:
+    """How many positions there are."""
+    return sum(high - low for low, high in ranges)
+
+
+def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
+    """The positions number `low` up to `high` of the ranges."""
+    found = []
+    at = 0
+    for start, end in ranges:
+        first, last = max(low - at, 0), min(high - at, end - start)
+        if first < last:
+            found.append((start + first, start + last))
+        at += end - start
+    return tuple(found)
+
+
+def epochs_of(ranges: Iterable[Range], size: int) -> list[tuple[Range, ...]]:
+    """The ranges, those of one epoch together, in order."""
+    return [tuple(group) for _, group in groupby(ranges, lambda found: found[0] // size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """From round `first` on these seats share the stream, in order of seat."""
+
+    first: int
+    seats: tuple[int, ...]
+    stream: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The deal of one dataset.
+
+    Attributes:
+        size: Samples of an epoch.
+        batch: Samples of one seat in one round.
+        entries: In order of their rounds; never changed, only followed by others or replaced whole.
+        withdrawn: Rounds and seats whose share has been dealt again: the seat is not in the round.
+    """
+
+    size: int
+    batch: int
+    entries: tuple[Entry, ...] = ()
+    withdrawn: frozenset[tuple[int, int]] = frozenset()
+
+    def share(self, seat: int, number: int) -> tuple[Range, ...]:
+        """What the seat has in round `number`; nothing if it has no part in it."""
+        entry = self._entry(number)
+        if entry is None or seat not in entry.seats:
+            return ()
+        place, seats = entry.seats.index(seat), len(entry.seats)
+        for epoch, start in self._rounds(entry):
+            offset = (number - start) * self.batch * seats
+            total = length(epoch)
+            if 0 <= offset < total:
+                take = min(self.batch * seats, total - offset)
+                low, high = take * place // seats, take * (place + 1) // seats
+                return part(epoch, offset + low, offset + high)
+        return ()
+
+    def last(self) -> int:
+        """The last round in which somebody has samples; 0: there is none."""
+        found = 0
+        for index, entry in enumerate(self.entries):
+            ends = [start + self._count(entry, epoch) - 1 for epoch, start in self._rounds(entry)]
+            if ends:
+                found = max(found, ends[-1])
+            if index + 1 < len(self.entries):
+                found = min(found, self.entries[index + 1].first - 1)
+        return found
+
+    def rest(self, number: int) -> tuple[Range, ...]:
+        """What is not dealt before round `number`."""
+        entry = self._entry(number)
+        if entry is None or not entry.seats:  # nobody was there to have any of it
+            return () if entry is None else entry.stream
+        left: list[Range] = []
+        for epoch, start in self._rounds(entry):
+            dealt = max(number - start, 0) * self.batch * len(entry.seats)
+            left += part(epoch, dealt, length(epoch))
+        return tuple(left)
+
+    def changed(
+        self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
+    ) -> "Plan":
+        """The plan after a change of the members.
+
+        Args:
+            number: From this round on `seats` share what is left.
+            seats: In order.
+            closed: The last round that is closed anywhere.
+            counts_in: Whether a seat is a member of a round. What those that are not had in rounds
+                between is dealt again.
+        """
+        out = [
+            (between, seat)
+            for between in range(closed + 1, number)
+            for seat in self._seats(between)
+            if not counts_in(seat, between) and (between, seat) not in self.withdrawn
+        ]
+        lost = [found for between, seat in out for found in self.share(seat, between)]
+        rest = self.rest(number)
+        unchanged = not lost and self._seats(number) == tuple(seats)
+        if unchanged or not (lost or rest):
+            return self
+        kept = tuple(entry for entry in self.entries if entry.first < number)
+        entries = (*kept, Entry(number, tuple(seats), (*lost, *rest)))
+        withdrawn = frozenset(pair for pair in self.withdrawn if pair[0] > closed) | set(out)
+        return Plan(self.size, self.batch, entries, withdrawn)
+
+    def _entry(self, number: int) -> Entry | None:
+        return next((e for e in reversed(self.entries) if e.first <= number), None)
+
+    def _seats(self, number: int) -> tuple[int, ...]:
+        entry = self._entry(number)
+        return () if entry is None else entry.seats
+
+    def _count(self, entry: Entry, epoch: tuple[Range, ...]) -> int:
+        """How many rounds an epoch, or what is left of it, takes."""
+        return -(-length(epoch) // (self.batch * len(entry.seats)))
+
+    def _rounds(self, entry: Entry) -> list[tuple[tuple[Range, ...], int]]:
+        """The epochs of an entry, each with its first round."""
+        found = []
+        start = entry.first
+        for epoch in epochs_of(entry.stream, self.size) if entry.seats else []:
+            found.append((epoch, start))
+            start += self._count(entry, epoch)
+        return found

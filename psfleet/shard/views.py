@@ -1,0 +1,106 @@
+"""Views: who is in the fleet, decided by the coordinator and installed on every server.
+
+Section 6 of the protocol. A change of the view freezes every server first: it closes no round, takes
+no push of the lives that are to end, and reports where it stands. From all reports the coordinator
+decides in which rounds each life counts; servers that have installed the decision go on. So every
+server closes each round with the same lives, whoever died where.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Freeze", "Install", "Life", "Position", "Report", "Seated", "member"]
+
+Position = tuple[int, int]
+"""How far a life is with its data (async modes): leases used up, and samples of the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a seat and the rounds in which it counts: from `first` to `last`, None: and on.
+
+    Incarnation 0 is nobody: the seat is vacant and somebody is expected.
+    """
+
+    incarnation: int
+    first: int = 1
+    last: int | None = None
+
+    def counts_in(self, number: int) -> bool:
+        """Whether the life is a member of that round."""
+        return self.first <= number and (self.last is None or number <= self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A seat in a view.
+
+    Attributes:
+        lives: In order; those that are over only as long as a server may need them.
+        rests: Meetings for which the present life has rested at least.
+        left: The present life has left in order.
+    """
+
+    lives: tuple[Life, ...]
+    rests: int = 0
+    left: bool = False
+
+    @property
+    def life(self) -> Life | None:
+        """The present life; None: the seat is removed."""
+        return self.lives[-1] if self.lives and self.lives[-1].last is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A new view is coming. Answered with a Report.
+
+    Attributes:
+        ended: Lives that are to end: their pushes are not taken any more.
+    """
+
+    view: int
+    ended: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """The new view. Also a record: it takes effect once."""
+
+    view: int
+    seats: Mapping[int, Seated]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a server stands when it is frozen.
+
+    Attributes:
+        mode: The fleet's mode here; empty: no worker has joined.
+        closed: Last closed round.
+        lives: Present life of each seat.
+        committed: By seat the last round that its present life has committed or that was closed
+            with its push: every server holds the push.
+        rests: By seat the last rest of its present life.
+        left: Seats that have left in order.
+        sequences: By seat the last push of its present life (async modes).
+        positions: By seat how far it is with its data after that push.
+    """
+
+    mode: str = ""
+    closed: int = 0
+    lives: dict[int, int] = field(default_factory=dict)
+    committed: dict[int, int] = field(default_factory=dict)
+    rests: dict[int, int] = field(default_factory=dict)
+    left: frozenset[int] = frozenset()
+    sequences: dict[int, int] = field(default_factory=dict)
+    positions: dict[int, Position] = field(default_factory=dict)
+
+    def of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
+        """`what` of this life of the seat; 0: the server knows another life of it."""
+        return what.get(seat, 0) if self.lives.get(seat) == incarnation else 0
+
+
+def member(lives: Iterable[Life], number: int) -> Life | None:
+    """The life of a seat that counts in a round."""
+    return next((life for life in lives if life.counts_in(number)), None)

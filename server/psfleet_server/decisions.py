@@ -1,0 +1,53 @@
+"""Decisions of the coordinator as records of a log: JSON, then the bytes of the arrays in it."""
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet import dealing
+from psfleet.shard import views
+from psfleet.shard.core import dataclasses_of
+from psfleet.shard.plain import from_plain, to_plain
+from psfleet_server import coordinator, meetings, members, supply
+from psfleet_server.coordinator import Decision
+from psfleet_server.log import Part
+
+__all__ = ["CLASSES", "decode_decision", "encode_decision"]
+
+_LENGTH = struct.Struct("<Q")
+CLASSES: list[type] = [
+    cls
+    for module in (coordinator, meetings, members, supply, dealing, views)
+    for cls in dataclasses_of(module)
+]
+
+
+def encode_decision(decision: Decision) -> list[Part]:
+    """The body of the record."""
+    arrays: list[NDArray[Any]] = []
+    plain = to_plain(decision, arrays)
+    shapes = [(array.dtype.str, array.shape) for array in arrays]
+    head = json.dumps({"decision": plain, "arrays": shapes}).encode()
+    return [_LENGTH.pack(len(head)), head, *arrays]
+
+
+def decode_decision(body: memoryview) -> Decision:
+    """The decision again.
+
+    Raises:
+        CheckpointError: The record is not what `encode_decision` makes.
+        ValueError: It is too short.
+    """
+    (length,) = _LENGTH.unpack_from(body)
+    at = _LENGTH.size + length
+    said = json.loads(bytes(body[_LENGTH.size : at]))
+    arrays = []
+    for dtype, shape in said["arrays"]:
+        array = np.frombuffer(body[at:], dtype, int(np.prod(shape))).reshape(shape).copy()
+        arrays.append(array)
+        at += array.nbytes
+    decision: Decision = from_plain(said["decision"], arrays, CLASSES)
+    return decision

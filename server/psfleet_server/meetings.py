@@ -1,0 +1,176 @@
+"""Meetings of all workers: barriers, and reductions to which each brings an array.
+
+Meetings are numbered through for the whole fleet. A life that begins later comes to those that are
+over too, as its script runs from the start; it passes at once, with what they have given.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import (
+    DeadlineExceeded,
+    Gap,
+    ProtocolError,
+    PsfleetError,
+    ShapeError,
+    UsageError,
+)
+from psfleet.shard.events import Call, Refuse
+
+__all__ = ["DTYPES", "Arrival", "Meetings", "Met", "Release"]
+
+Array = NDArray[Any]
+
+REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+DTYPES = ("float32", "float64", "int32", "int64")
+_REMEMBERED = 64 << 20  # bytes of results for those who come later
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A worker comes to its `number`-th meeting; to a reduction it brings `value`."""
+
+    worker: int
+    incarnation: int
+    number: int
+    mode: str = ""
+    value: Array | None = None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal among the workers of one meeting, in words."""
+        if self.value is None:
+            return ("barrier",)
+        return ("all_reduce", self.mode, self.value.dtype.name, self.value.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Reply to `call`: the meeting is complete, with this combination (None: a barrier)."""
+
+    call: Call
+    value: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A meeting is complete, and what it has given."""
+
+    number: int
+    value: Array | None
+
+
+@dataclass
+class Meetings:
+    """Who has come to the next meeting, and what the earlier ones have given.
+
+    Attributes:
+        met: How many are over.
+        results: What reductions have given, by number; the oldest are forgotten.
+    """
+
+    met: int = 0
+    results: dict[int, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
+
+    def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
+        """Take a worker to its meeting; an earlier one is answered at once."""
+        try:
+            if arrival.number <= self.met:
+                return [Release(call, self._result(arrival))]
+            self._check(arrival)
+        except PsfleetError as error:
+            return [Refuse(call, error)]
+        self._waiting.setdefault(arrival.worker, (arrival, []))[1].append(call)
+        return []
+
+    def _result(self, arrival: Arrival) -> Array | None:
+        value = self.results.get(arrival.number)
+        if arrival.value is None and value is None:
+            return None
+        if value is None or arrival.value is None or value.shape != arrival.value.shape:
+            raise ProtocolError(
+                f"worker {arrival.worker} comes to meeting {arrival.number} with {_words(arrival)}, "
+                "which is over and was another one, or so long ago that its result is forgotten"
+            )
+        return value
+
+    def complete(self, awaited: Collection[int]) -> Met | None:
+        """The decision that the meeting is over, once all the awaited workers are there."""
+        if not self._waiting or not self._waiting.keys() >= set(awaited):
+            return None
+        arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
+        return Met(self.met + 1, _combine(arrivals))
+
+    def take(self, met: Met) -> list[Release | Refuse]:
+        """A meeting is over."""
+        self.met = met.number
+        if met.value is not None:
+            self.results[met.number] = met.value
+            self._forget()
+        waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
+        self._waiting.clear()
+        return [Release(call, met.value) for calls in waiting for call in calls]
+
+    def drop(self, worker: int) -> None:
+        """The life of the worker is over; its arrival is void."""
+        self._waiting.pop(worker, None)
+
+    def expire(self, call: Call, awaited: Collection[int]) -> list[Release | Refuse]:
+        """The deadline of a waiting call has passed. Its worker stays arrived."""
+        for arrival, calls in self._waiting.values():
+            if call in calls:
+                calls.remove(call)
+                missing = sorted(set(awaited) - self._waiting.keys())
+                waited = ", ".join(f"worker {index}" for index in missing)
+                error = DeadlineExceeded(
+                    f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
+                    f"did not end in time: it waits for {waited}"
+                )
+                return [Refuse(call, error)]
+        return []
+
+    def _check(self, arrival: Arrival) -> None:
+        if arrival.number != self.met + 1:
+            raise Gap(
+                f"worker {arrival.worker} comes to meeting {arrival.number}, "
+                f"the last one was {self.met}"
+            )
+        if arrival.value is not None and arrival.mode not in REDUCTIONS:
+            raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
+        for other, _ in self._waiting.values():
+            if other.kind == arrival.kind:
+                continue
+            cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
+            raise cls(
+                f"worker {arrival.worker} comes to {_words(arrival)}, "
+                f"but worker {other.worker} is at {_words(other)}"
+            )
+
+    def _forget(self) -> None:
+        size = sum(value.nbytes for value in self.results.values())
+        while size > _REMEMBERED and len(self.results) > 1:
+            size -= self.results.pop(min(self.results)).nbytes
+
+
+def _combine(arrivals: list[Arrival]) -> Array | None:
+    """The values combined in worker order; None for a barrier."""
+    total = arrivals[0].value
+    for arrival in arrivals[1:]:
+        if total is not None and arrival.value is not None:
+            total = REDUCTIONS[arrival.mode](total, arrival.value)
+    return total
+
+
+def _words(arrival: Arrival) -> str:
+    return " ".join(str(word) for word in arrival.kind)

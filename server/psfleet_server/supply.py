@@ -1,0 +1,223 @@
+"""The data that the fleet hands out: plans of rounds in sync mode, leases otherwise.
+
+Sync: a dataset's plan says which samples are whose in which round (psfleet.dealing). Otherwise a worker
+asks for one lease after another; what a dead worker has not used of its leases goes back to the pool.
+A dataset has ended when its pool is empty and every lease is said to be used up.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from psfleet.dealing import LOOKAHEAD, Entry, Plan, Range, length, part
+from psfleet.errors import Gap, UsageError
+from psfleet.shard.views import Report
+
+__all__ = ["Begun", "Ended", "Leased", "Order", "Supply", "Torn"]
+
+_STEPS = 4  # batches of a lease
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker wants of its `number`-th dataset.
+
+    Attributes:
+        size: Samples of an epoch.
+        batch: Samples of a worker's step; in sync mode of its part of a round.
+        epochs: How often all of them.
+        seed: Of the order in which they come; only compared.
+        round: Sync: the worker's next round.
+        lease: Otherwise: how many leases the worker's life has taken already.
+        used: Otherwise: how many of them are used up, with all pushes acknowledged.
+    """
+
+    number: int
+    size: int
+    batch: int
+    epochs: int
+    seed: int = 0
+    round: int = 0
+    lease: int = 0
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.batch, self.epochs) < 1:
+            raise UsageError(
+                f"a dataset of {self.size} samples, batches of {self.batch} and {self.epochs} epochs; "
+                "each must be at least 1"
+            )
+
+    @property
+    def same(self) -> tuple[int, ...]:
+        """What all workers must agree on."""
+        return (self.size, self.batch, self.epochs, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A dataset is handed out from now on; sync: as planned."""
+
+    order: Order
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A life has got one more lease of a dataset."""
+
+    incarnation: int
+    dataset: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Everything of a dataset has been used."""
+
+    dataset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A life died between servers: of its pushes they hold up to different ones (TORN_STEP)."""
+
+    worker: int
+    incarnation: int
+    sequences: dict[int, int]
+
+
+@dataclass
+class Dataset:
+    """One dataset. `plan` None: it is leased, and `pool` is what nobody has."""
+
+    order: Order
+    plan: Plan | None
+    pool: list[Range] = field(default_factory=list)
+    ended: bool = False
+
+
+@dataclass
+class Supply:
+    """All datasets of a job.
+
+    Attributes:
+        datasets: In the order in which scripts come to them.
+        leases: By life: of each lease its dataset and its samples.
+        torn: Steps that some servers have and others have not.
+    """
+
+    datasets: list[Dataset] = field(default_factory=list)
+    leases: dict[int, list[tuple[int, tuple[Range, ...]]]] = field(default_factory=dict)
+    torn: list[Torn] = field(default_factory=list)
+    _used: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def begin(self, order: Order, first_of: Mapping[int, int] | None) -> Begun | None:
+        """The decision to begin a dataset; None: it has begun.
+
+        Args:
+            first_of: Sync: the round from which on each seat counts, of those that are in the fleet.
+
+        Raises:
+            UsageError: Another worker's dataset of this number is another one.
+            Gap: An earlier one has not begun.
+        """
+        if order.number > len(self.datasets) + 1 or order.number < 1:
+            raise Gap(
+                f"dataset {order.number} comes after dataset {len(self.datasets)}; all workers must "
+                "use the same datasets in the same order"
+            )
+        if order.number <= len(self.datasets):
+            there = self.datasets[order.number - 1].order
+            if there.same != order.same:
+                raise UsageError(
+                    f"dataset {order.number} is (size, batch, epochs, seed) {there.same} for others, "
+                    f"{order.same} here; all workers must use the same datasets"
+                )
+            return None
+        if first_of is None:
+            return Begun(order, None)
+        return Begun(order, _plan(order, first_of))
+
+    def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
+        """The next decision about a worker's wish; None: it has what it asks for, or must wait."""
+        dataset, leases = self.datasets[order.number - 1], self.leases.get(incarnation, [])
+        self._used[incarnation] = max(order.used, self._used.get(incarnation, 0))
+        if order.lease < len(leases) or dataset.ended:
+            return None
+        if dataset.pool:
+            low, high = dataset.pool[0]
+            taken = (low, min(high, low + _STEPS * order.batch))
+            return Leased(incarnation, order.number, (taken,))
+        return None if any(map(self.is_open, live)) else Ended(order.number)
+
+    def is_open(self, incarnation: int) -> bool:
+        """Whether the life has a lease that is not confirmed to be used up."""
+        return self._used.get(incarnation, 0) < len(self.leases.get(incarnation, []))
+
+    def take(self, decision: Begun | Leased | Ended) -> None:
+        """Let a decision take effect."""
+        match decision:
+            case Begun(order, plan):
+                size = order.size
+                pool = [(epoch * size, (epoch + 1) * size) for epoch in range(order.epochs)]
+                self.datasets.append(Dataset(order, plan, [] if plan else pool))
+            case Leased(incarnation, number, ranges):
+                self.leases.setdefault(incarnation, []).append((number, ranges))
+                pool = self.datasets[number - 1].pool
+                pool[0] = (pool[0][0] + length(ranges), pool[0][1])
+                if pool[0][0] == pool[0][1]:
+                    del pool[0]
+            case Ended(number):
+                self.datasets[number - 1].ended = True
+
+    def change(
+        self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
+    ) -> None:
+        """Sync: plan anew after a change of the members."""
+        for dataset in self.datasets:
+            if dataset.plan is not None:
+                dataset.plan = dataset.plan.changed(
+                    closed + LOOKAHEAD + 1, seats, closed, counts_in
+                )
+
+    def give_back(self, worker: int, incarnation: int, reports: Mapping[int, Report]) -> None:
+        """A life is over: what it has not used, by the furthest server, goes back to the pool."""
+        own = {
+            server: report
+            for server, report in reports.items()
+            if report.lives.get(worker) == incarnation
+        }
+        sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
+        if len(set(sequences.values())) > 1:
+            self.torn.append(Torn(worker, incarnation, sequences))
+        used, offset = max(
+            (report.positions.get(worker, (0, 0)) for report in own.values()), default=(0, 0)
+        )
+        left = self.leases.pop(incarnation, [])[used:]
+        self._used.pop(incarnation, None)
+        for index, (number, ranges) in reversed([*enumerate(left)]):
+            rest = part(ranges, 0 if index else offset, length(ranges))
+            self.datasets[number - 1].pool[:0] = rest
+
+    def leased(self, order: Order, incarnation: int) -> tuple[Range, ...] | None:
+        """The lease that was asked for; empty: the dataset has ended; None: wait."""
+        leases = self.leases.get(incarnation, [])
+        if order.lease < len(leases):
+            number, ranges = leases[order.lease]
+            if number != order.number:
+                raise Gap(f"lease {order.lease + 1} is of dataset {number}, not {order.number}")
+            return ranges
+        return () if self.datasets[order.number - 1].ended else None
+
+
+def _plan(order: Order, first_of: Mapping[int, int]) -> Plan:
+    """All of a dataset for the seats that count from the worker's round on, and for those after."""
+    stream = tuple((e * order.size, (e + 1) * order.size) for e in range(order.epochs))
+    begins = sorted({max(order.round, first) for first in first_of.values()})
+    plan = Plan(order.size, order.batch)
+    for begin in begins:
+        seats = tuple(sorted(seat for seat, first in first_of.items() if first <= begin))
+        rest = plan.rest(begin) if plan.entries else stream
+        if rest:
+            plan = Plan(order.size, order.batch, (*plan.entries, Entry(begin, seats, rest)))
+    return plan

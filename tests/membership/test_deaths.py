@@ -1,0 +1,185 @@
+"""Workers that die at any call and come back, or do not: who is in a round, and what becomes of data.
+
+A worker's death is one of its calls that is not made, or whose answer is not heard, while its calls
+to the other servers may be under way: that is how a kill falls between servers. The seeds are those
+of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+
+from psfleet.dealing import Range
+from psfleet.errors import Fenced
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.shard.events import Mode
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.faults import Death, Died
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads, same_bits
+from psfleet_worker.runtime import ClusterRuntime
+
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+SAMPLES, BATCH, EPOCHS = 100, 4, 2
+WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
+
+
+def counts(worker: int) -> TableSpec:
+    """Under SGD with rate 1 a table that only this worker names counts its uses of each sample."""
+    zero = Initializer("constant", 0.0)
+    return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
+
+
+class Steps:
+    """Who pushes, for the one who deals."""
+
+    def __init__(self, runtime: ClusterRuntime) -> None:
+        self._runtime = runtime
+
+    def skip(self) -> None:
+        """A step without gradients."""
+        self._runtime.push([])
+
+    def flush(self) -> None:
+        """Wait until every push is applied."""
+        self._runtime.flush()
+
+
+def train(runtime: ClusterRuntime, workers: int) -> None:
+    """A script: tables, a meeting, a dataset, a meeting."""
+    for worker in range(workers):
+        runtime.create(counts(worker))
+    runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
+    assert runtime.all_reduce(np.ones(2), "max").sum() == 2
+    for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
+        step(runtime, ranges)
+    runtime.barrier()
+
+
+def step(runtime: ClusterRuntime, ranges: tuple[Range, ...]) -> None:
+    """One step with the samples at these positions; every bit of the weights depends on all of it."""
+    chosen = np.concatenate([np.arange(*pair) for pair in ranges])
+    weights = runtime.pull([Read(WEIGHTS.key)])[0]
+    noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
+    runtime.push(
+        [
+            Gradient(
+                counts(runtime.worker_index).key,
+                np.full((len(chosen), 1), -1, np.float32),
+                chosen,
+                1.0,
+            ),
+            Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01),
+        ],
+        samples=len(chosen),
+    )
+
+
+def results(runtime: ClusterRuntime, workers: int) -> tuple[TableState, list[float]]:
+    """The weights, and how often each position of the data was used."""
+    used = np.zeros(SAMPLES * EPOCHS)
+    for worker in range(workers):
+        state = runtime.read_table(counts(worker).key)
+        assert state.ids is not None
+        np.add.at(used, state.ids, state.values[0][:, 0])
+    return runtime.read_table(WEIGHTS.key), list(used)
+
+
+def run(
+    mode: Mode, fleet: LocalFleet, deaths: dict[int, list[Death | None]]
+) -> tuple[TableState, list[float]]:
+    """Train with these deaths of each worker; after the last one it stays dead if that is None."""
+    found: list[tuple[TableState, list[float]]] = []
+
+    def work(worker: int) -> None:
+        for death in lives(deaths.get(worker, [])):
+            runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+            try:
+                train(runtime, fleet.workers)
+                if worker == 0:
+                    found.append(results(runtime, fleet.workers))
+                runtime.barrier()
+                runtime.close()
+                return
+            except Died:
+                runtime.abandon()
+
+    def lives(own: list[Death | None]) -> Iterator[Death | None]:
+        yield from (death for death in own if death is not None)
+        if None not in own:
+            yield None
+
+    in_threads([partial(work, worker) for worker in range(fleet.workers)])
+    assert fleet.wait() == [0] * fleet.servers
+    return found[0]
+
+
+def some(seed: int, lowest: int = 15, highest: int = 110) -> Death:
+    """A death at a call that the seed chooses."""
+    dice = random.Random(seed)
+    return Death(dice.randint(lowest, highest), dice.random() < 0.5)
+
+
+@pytest.fixture(scope="module")
+def expected() -> TableState:
+    """Sync weights without deaths."""
+    with LocalFleet(2, 2) as fleet:
+        weights, used = run("sync", fleet, {})
+    assert used == [1.0] * SAMPLES * EPOCHS
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(3 + MORE))
+def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int) -> None:
+    """Sync mode: worker 1 dies twice, worker 0 once, anywhere; rounds and bits are the same."""
+    deaths: dict[int, list[Death | None]] = {
+        1: [some(seed), some(seed + 1000)],
+        0: [some(seed + 2000, 40)],
+    }
+    with LocalFleet(2, 2) as fleet:
+        weights, used = run("sync", fleet, deaths)
+    same_bits([weights], [expected])
+    assert used == [1.0] * SAMPLES * EPOCHS
+    assert all(death is not None and death.happened for each in deaths.values() for death in each)
+
+
+@pytest.mark.parametrize("seed", range(2 + MORE))
+def test_the_round_goes_on_without_the_dead(seed: int) -> None:
+    """Sync mode: worker 1 dies for good; its seat is removed and its samples are dealt to the others."""
+    with LocalFleet(2, 3, dead_after=0.5) as fleet:
+        _, used = run("sync", fleet, {1: [some(seed, 20, 70), None]})
+    assert used == [1.0] * SAMPLES * EPOCHS
+
+
+@pytest.mark.parametrize("seed", range(2 + MORE))
+def test_leases_of_the_dead_are_used_once(seed: int) -> None:
+    """Async mode: no sample twice on any server; missing are only those of steps declared torn."""
+    with LocalFleet(2, 2) as fleet:
+        _, used = run("async", fleet, {1: [some(seed, 12, 60), some(seed + 1000, 12, 40)]})
+        torn = fleet.log(0).count("TORN_STEP")
+    missing = used.count(0.0)
+    assert max(used) == 1.0
+    assert missing <= torn * 4 * BATCH
+    assert torn or not missing
+
+
+def test_a_silent_worker_is_fenced() -> None:
+    """Who is removed although it lives hears so by name."""
+    with LocalFleet(1, 2, dead_after=0.4) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "sync")
+        silent = ClusterRuntime(fleet.environment(1), "sync")
+        silent._fleet.beats.stop()
+        for each in (runtime, silent):
+            each.create(WEIGHTS, np.zeros(9000, np.float32))
+        runtime.push([Gradient(WEIGHTS.key, np.ones(9000, np.float32), None, 0.1)])
+        runtime.flush()  # returns once worker 1's seat is removed
+        with pytest.raises(Fenced, match="is over"):
+            silent.pull([Read(WEIGHTS.key)])
+        silent.abandon()
+        runtime.close()
+        assert fleet.wait() == [0]

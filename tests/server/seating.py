@@ -1,0 +1,31 @@
+"""Servers that answer the coordinator at once, for tests of it alone."""
+
+from psfleet.shard.events import Refuse
+from psfleet.shard.views import Freeze, Report
+from psfleet_server.coordinator import Coordinator, Outcome, Seating
+
+__all__ = ["register", "settled"]
+
+
+def settled(coordinator: Coordinator, report: Report | None = None) -> list[Outcome]:
+    """Let every server answer what is due to it, at once and with this report."""
+    outcomes: list[Outcome] = []
+    while due := coordinator.due():
+        for each in due:
+            coordinator.rebooted(each.server, 1)
+            view = each.message.view
+            if isinstance(each.message, Freeze):
+                outcomes += coordinator.reported(each.server, 1, view, report or Report())
+            else:
+                outcomes += coordinator.installed(each.server, 1, view)
+    return outcomes
+
+
+def register(coordinator: Coordinator, worker: int, boot: int, workers: int) -> int:
+    """The life that a process gets once all servers know of it."""
+    outcomes = coordinator.register(worker, boot, workers, "register")
+    [outcome] = [*outcomes, *settled(coordinator)]
+    if isinstance(outcome, Refuse):
+        raise outcome.error
+    assert isinstance(outcome, Seating)
+    return outcome.incarnation
