@@ -46,10 +46,11 @@ class Rounds:
         Raises:
             Gap: The push is for a round that cannot be open yet, or in which its life does not count.
         """
-        if push.sequence < self.first.get(push.worker, 1):
+        first = self.first.get(push.worker, 1)
+        if push.sequence < first:
             raise Gap(
-                f"worker {push.worker} pushed round {push.sequence}, but its life counts from round "
-                f"{self.first[push.worker]} on"
+                f"worker {push.worker} pushed round {push.sequence}, "
+                f"but its life counts from round {first} on"
             )
         if push.sequence <= self.closed or push.worker in self.held:
             return False

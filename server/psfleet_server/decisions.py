@@ -13,7 +13,6 @@ from psfleet.shard.core import dataclasses_of
 from psfleet.shard.plain import from_plain, to_plain
 from psfleet_server import coordinator, meetings, members, supply
 from psfleet_server.coordinator import Decision
-from psfleet_server.log import Part
 
 __all__ = ["CLASSES", "decode_decision", "encode_decision"]
 
@@ -25,13 +24,13 @@ CLASSES: list[type] = [
 ]
 
 
-def encode_decision(decision: Decision) -> list[Part]:
+def encode_decision(decision: Decision) -> list[bytes]:
     """The body of the record."""
     arrays: list[NDArray[Any]] = []
     plain = to_plain(decision, arrays)
     shapes = [(array.dtype.str, array.shape) for array in arrays]
     head = json.dumps({"decision": plain, "arrays": shapes}).encode()
-    return [_LENGTH.pack(len(head)), head, *arrays]
+    return [_LENGTH.pack(len(head)), head, *(array.tobytes() for array in arrays)]
 
 
 def decode_decision(body: memoryview) -> Decision:

@@ -42,6 +42,7 @@ from psfleet_server.log import Log
 from psfleet_server.recovery import Keeper
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
+from tests.server.seating import register
 
 __all__ = ["Reader", "Tally", "fuzz", "readers"]
 
@@ -163,7 +164,7 @@ def _kept(path: Path) -> tuple[Log, Shard, Coordinator]:
 
 def _log(folder: Path) -> dict[str, bytes]:
     log, shard, coordinator = _kept(folder / "server.0.log")
-    coordinator.register(0, 70, 1)
+    register(coordinator, 0, 70, 1)
     shard.handle(Join(0, 1, "async"), "join")
     shard.create(SPECS[0], np.arange(6, dtype=np.float32), 0)
     shard.create(SPECS[1], np.empty(0, np.float32), 0)

@@ -29,6 +29,7 @@ from psfleet_server.host import Host
 from psfleet_server.parking import Deadlines
 from psfleet_server.service import handlers
 from tests.fuzz.mutations import mutated_bytes, mutated_message
+from tests.server.seating import register
 
 __all__ = ["Broken", "Ground", "Tally", "fuzz"]
 
@@ -98,9 +99,7 @@ class Ground:
             path for service in self._services for path in cast("Any", service)._method_handlers
         )
         self.mode = mode
-        self.life = self._parsed(
-            Cb.RegisterReply, "Coordinator/Register", Cb.RegisterRequest(boot=5, workers=2)
-        ).incarnation
+        self.life = register(self.coordinator, 0, 5, 2)
         self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.life, mode=mode))
         self._make_tables()
         self._share()
@@ -157,7 +156,8 @@ class Ground:
             rounds.closed,
             sorted(rounds.held),
             sorted(rounds.left),
-            [(seat.incarnation, seat.met, seat.left) for seat in self.coordinator.seats],
+            repr(self.coordinator.members.seats),
+            self.coordinator.meetings.met,
         )
 
     # -- valid requests --------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Ground:
 
     def _valid(self) -> Iterator[tuple[str, Message]]:
         """A good request of every method, by a name that begins with the method's."""
-        me = {"worker": 0, "incarnation": self.life}
+        me: Any = {"worker": 0, "incarnation": self.life}
         read = Segment(table=self.rows, content=frame_pb2.CONTENT_IDS, count=3)
         whole = Segment(table=self.whole, content=frame_pb2.CONTENT_WHOLE)
         yield "Shard/Push", Frame()

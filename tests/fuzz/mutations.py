@@ -134,7 +134,10 @@ def _map(dice: random.Random, message: Message, field: FieldDescriptor) -> None:
     if held and dice.randrange(2):
         del held[dice.choice(sorted(held))]
     else:
-        key = dice.choice([*sorted(held), "beta1", "speed", "probability", "count", ""])
+        words: list[Any] = ["beta1", "speed", "probability", "count", ""]
+        if parts["key"].type != FieldDescriptor.TYPE_STRING:
+            words = [0, 1, 7, 2**32 - 1]
+        key = dice.choice([*sorted(held), *words])
         held[key] = _value(dice, parts["value"], 0.5)
 
 

@@ -19,6 +19,7 @@ from psfleet_server.examine import replay, verify
 from psfleet_server.log import Log, files_of, records
 from psfleet_server.parts import joined_core
 from psfleet_server.recovery import Keeper
+from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
 HEADER = {"job": "j", "server": 0, "servers": 1, "workers": 1}
@@ -36,7 +37,7 @@ class Server:
 
     def begin(self) -> None:
         """A worker and a table."""
-        self.coordinator.register(0, 70, 1)
+        register(self.coordinator, 0, 70, 1)
         self.shard.handle(Join(0, 1, "async"), "join")
         self.shard.create(DENSE, np.ones(3, np.float32), 0)
 
@@ -63,8 +64,8 @@ class Server:
         table = self.shard.table(DENSE.key)
         assert isinstance(table, DenseTable)
         core = (self.shard.lives, self.shard.sequences, self.shard.makers, self.shard.cuts.last)
-        seats = [(seat.incarnation, seat.boot, seat.met) for seat in self.coordinator.seats]
-        return [table.step, [plane.tobytes() for plane in table.state()], repr(core), repr(seats)]
+        members = repr(self.coordinator.members)
+        return [table.step, [plane.tobytes() for plane in table.state()], repr(core), members]
 
 
 def test_files_before_a_snapshot_are_not_needed(tmp_path: Path) -> None:

@@ -56,4 +56,4 @@ def main(workers: int, dies: int, at: int, mark: Path) -> None:
         print("weights", active.pull([Read(WEIGHTS.key)])[0].tobytes().hex())
 
 
-main(*(int(text) for text in sys.argv[1:4]), mark=Path(sys.argv[4]))
+main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
