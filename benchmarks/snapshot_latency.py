@@ -54,6 +54,11 @@ def train(
     runtime.close()
 
 
+def save(runtime: ClusterRuntime, path: str) -> None:
+    """Take a snapshot."""
+    runtime.save(path)
+
+
 def note_cut(folder: Path, files: str, began: list[float]) -> None:
     """Note when the first server is cut and begins its file: workers are told up to a second before."""
     while not began:
@@ -81,7 +86,7 @@ def take(
             while time.perf_counter() < until:
                 began: list[float] = []
                 watch = partial(note_cut, Path(folder), f".{len(spans)}.*.partial/shard-*", began)
-                in_threads([watch, partial(runtime.save, f"{folder}/{len(spans)}")])
+                in_threads([watch, partial(save, runtime, f"{folder}/{len(spans)}")])
                 spans.append((began[0], time.perf_counter()))
     finally:
         over.set()
@@ -105,14 +110,11 @@ def main() -> None:
     pushes = [push for worker in found for push in worker[5:]]
     inside = [took for began, took in pushes if any(a <= began <= b for a, b in spans)]
     outside = [took for began, took in pushes if began < spans[0][0]]
-    print(
-        f"{len(spans)} snapshots of {asked.rows:,} rows, {spans[0][1] - spans[0][0]:.2f} s from cut to manifest"
-    )
+    first = spans[0][1] - spans[0][0]
+    print(f"{len(spans)} snapshots of {asked.rows:,} rows, {first:.2f} s from cut to manifest")
     for name, times in (("outside", outside), ("during", inside)):
-        p50, p99, most = (1e3 * np.percentile(times, q) for q in (50, 99, 100))
-        print(
-            f"{name:8} {len(times):6,} pushes   p50 {p50:6.2f} ms   p99 {p99:6.2f} ms   worst {most:6.2f} ms"
-        )
+        p50, p99, most = (f"{1e3 * np.percentile(times, q):.2f} ms" for q in (50, 99, 100))
+        print(f"{name:8} {len(times):6,} pushes   p50 {p50}   p99 {p99}   worst {most}")
 
 
 if __name__ == "__main__":

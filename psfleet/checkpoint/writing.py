@@ -27,13 +27,13 @@ def save_fleet(
 ) -> None:
     """Write shards of this process as one checkpoint; `base`: that of which it says the changes."""
     folder = begin_save(path)
-    files = []
+    files, cut = [], Cut()
     for shard in shards:
         frozen = shard.freeze(cutting)
+        cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
         with contextlib.closing(frozen):
             files.append(write_frozen(folder, frozen))
     specs = tuple(table.spec for table in shards[0].tables.values())
-    cut = Cut(cutting.number if cutting else 0, shards[0].mode or "")
     link = linked(base, path) if base else None
     finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
 

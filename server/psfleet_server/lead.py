@@ -7,6 +7,7 @@ next one has another number. Complete is what has its name on the disk: the mani
 import json
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from psfleet_server.parking import Reply
 from psfleet_server.peers import Peer
 
 __all__ = ["Lead", "Limits", "Wanted"]
+
+_LOOK = 0.05  # seconds between looks whether a worker has left
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ class Lead:
         self._round: int | None = None  # sync: where it was cut
         self._ready: dict[int, Reply] = {}
         self._kept: dict[int, Any] = {}
-        self._keepers: dict[int, int] = {}
+        self._keepers: dict[tuple[int, int], bool] = {}  # by seat and life
+        self._last: dict[int, Any] = {}  # of workers that leave: [step, state] of their last steps
         self._last_base: tuple[int, Path] | None = None
         self._closing = False
 
@@ -115,10 +119,11 @@ class Lead:
             self._closing = True
             self._changed.notify_all()
 
-    def expect(self, worker: int, incarnation: int) -> None:
-        """From now on this worker has something to keep: snapshots wait for it."""
+    def expect(self, worker: int, incarnation: int, *, keeps: bool) -> None:
+        """Whether this worker has something to keep, so that snapshots wait for it."""
         with self._changed:
-            self._keepers[worker] = incarnation
+            self._keepers[worker, incarnation] = keeps
+            self._last.pop(worker, None)
 
     def learn(self, endpoints: Sequence[str]) -> None:
         """Where all servers listen, in order; one that ends in :0 is not known yet."""
@@ -191,9 +196,9 @@ class Lead:
         for peer in peers:
             self._begin(peer, asked)
         self._tell_workers(number, said[0])
+        self._await_ready()
         for peer in peers:
             self._finish(peer, number, cut=True)
-        self._release_workers()
         found = [json.loads(self._finish(peer, number, cut=False)) for peer in peers]
         self._await_workers()
         return found
@@ -222,7 +227,7 @@ class Lead:
         pushes = {int(seat): (life, last) for seat, (life, last) in parts[0]["pushes"]}
         cut = Cut(number, parts[0]["mode"], parts[0]["round"], pushes)
         link = None if base is None else linked(base[1], path)
-        return Manifest(specs, files, cut, link, dict(self._kept))
+        return Manifest(specs, files, cut, link, self._states(cut))
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -233,14 +238,16 @@ class Lead:
                 return False
             self._ready[worker] = reply
             self._changed.notify_all()
-            complete = set(self._ready) >= set(self._members)
-        if complete:
+            at_once = self._round is not None
+        if at_once:
             self._release_workers()
         return True
 
     def keep(self, number: int, worker: int, incarnation: int, state: bytes) -> None:
         """A worker brings what it keeps in the snapshot."""
         with self._changed:
+            if number == 0 and self._keepers.get((worker, incarnation)):
+                self._last[worker] = json.loads(state)
             if number == self._number and self._members.get(worker) == incarnation:
                 self._kept[worker] = json.loads(state) if state else None
                 self._changed.notify_all()
@@ -254,6 +261,25 @@ class Lead:
         with self._host.lock:
             coordinator.orders.snapshot = (number, coordinator.view)
 
+    def _await_ready(self) -> None:
+        """Unless rounds are cut: wait until all workers have heard of it, then let them mark at once."""
+        deadline = time.monotonic() + self._limits.cut
+        while self._round is None:
+            with self._changed:
+                missing = self._living() - set(self._ready)
+                if not missing:
+                    break
+                if self._closing or time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"workers {sorted(missing)} have not heard of it in time"
+                    )
+                self._changed.wait(_LOOK)
+        self._release_workers()
+
+    def _living(self) -> set[int]:
+        """Seats of the cut whose workers have not left since."""
+        return set(self._members) - self._host.shard.rounds.left
+
     def _release_workers(self) -> None:
         with self._changed:
             ready, self._ready = self._ready, {}
@@ -264,14 +290,31 @@ class Lead:
     def _await_workers(self) -> None:
         """Wait until the workers of the cut have brought what they keep."""
         with self._changed:
-            keepers = {w for w, life in self._members.items() if self._keepers.get(w) == life}
-            heard = self._changed.wait_for(
-                lambda: set(self._kept) >= keepers or self._closing, self._limits.worker
-            )
-            if not heard or self._closing:
-                missing = sorted(keepers - set(self._kept))
-                raise DeadlineExceeded(f"it waits for what workers {missing} keep")
-            self._kept = {seat: state for seat, state in self._kept.items() if state is not None}
+            deadline = time.monotonic() + self._limits.worker
+            while missing := self._keeping() - set(self._kept) - set(self._last):
+                if self._closing or time.monotonic() > deadline:
+                    raise DeadlineExceeded(f"it waits for what workers {sorted(missing)} keep")
+                self._changed.wait(_LOOK)
+
+    def _states(self, cut: Cut) -> dict[int, Any]:
+        """By seat what its worker keeps as of the cut; of those that have left what they said then."""
+        found: dict[int, Any] = {}
+        for seat, steps in self._last.items():
+            last = cut.round if self._round is not None else cut.pushes.get(seat, (0, 0))[1]
+            until = [state for step, state in steps if step <= last]
+            found |= {seat: until[-1]} if until else {}
+        kept = {seat: state for seat, state in self._kept.items() if state is not None}
+        return {**found, **kept}
+
+    def _keeping(self) -> set[int]:
+        """Those of them that have something to keep, or have not said so since server 0 has started."""
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        return {
+            seat
+            for seat in self._living()
+            if self._keepers.get((seat, self._members[seat]), (False, seat) in coordinator.beats)
+        }
 
     def _end_orders(self) -> None:
         coordinator = self._host.coordinator

@@ -131,8 +131,7 @@ class _Lead:
     def kept(self, request: bytes) -> bytes:
         asked = _parse(snapshot_pb2.KeptRequest, request)
         self._lead.learn(asked.servers)
-        if asked.keeps:
-            self._lead.expect(asked.worker, asked.incarnation)
+        self._lead.expect(asked.worker, asked.incarnation, keeps=asked.keeps)
         return _bytes(snapshot_pb2.KeptReply(state=self._lead.restored_of(asked.worker)))
 
     def take(self, request: bytes, reply: Reply) -> None:

@@ -27,7 +27,8 @@ class Marks:
         fleet: Its connection.
 
     Attributes:
-        state_at: What the worker keeps as of its push of this number (JSON); empty: nothing.
+        state_at: What the worker keeps as of its push of this number (JSON); below 0: a list of [number,
+            what it keeps] for its last ones; empty: nothing.
     """
 
     def __init__(self, fleet: Connection) -> None:
@@ -37,6 +38,7 @@ class Marks:
         self._begun = 0  # the last push that has got its number
         self._cut = (0, 0)
         self._heard = 0
+        self._keeps = False
         self._closing = False
         self._threads: list[threading.Thread] = []
 
@@ -58,8 +60,19 @@ class Marks:
             servers=[client.endpoint for client in self._fleet.clients],
             keeps=keeps,
         )
+        self._keeps = keeps
         answer = self._call(0, "SnapshotLead/Kept", asked)
         return snapshot_pb2.KeptReply.FromString(answer).state
+
+    def say_goodbye(self) -> None:
+        """This life ends: snapshots that are not complete yet, and later ones, may need what it keeps."""
+        if not self._keeps:
+            return
+        kept = snapshot_pb2.KeepRequest(
+            worker=self._fleet.worker, incarnation=self._fleet.incarnation, state=self.state_at(-1)
+        )
+        with contextlib.suppress(PsfleetError):  # it is about a snapshot that nobody has asked for
+            self._call(0, "SnapshotLead/Keep", kept)
 
     def listen(self, reply: BeatReply) -> None:
         """Hear what server 0 wants."""

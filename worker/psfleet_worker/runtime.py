@@ -19,7 +19,6 @@ from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.security import is_tcp
 from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import read_mode, write_mode, write_spec
 from psfleet.wire.v1 import shard_pb2
@@ -92,10 +91,8 @@ class ClusterRuntime:
         self._shares = Shares(self._fleet)
         try:
             self._fleet.start()
-            if any(is_tcp(endpoint) for endpoint in environment.servers):
-                self._marks.introduce(
-                    keeps=False
-                )  # server 0 cannot know ports chosen by the others
+            # Server 0 cannot know ports that the others have chosen.
+            self._marks.introduce(keeps=False)
         except BaseException:
             self._fleet.close()
             raise
@@ -429,7 +426,8 @@ class ClusterRuntime:
         which the fleet has started (JSON; empty: nothing).
 
         Args:
-            state_at: Of the number of its last push in the snapshot; called by another thread.
+            state_at: Of the number of its last push in the snapshot (below 0: of its last ones, see
+                psfleet.remembering); called by another thread.
         """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
@@ -506,6 +504,7 @@ class ClusterRuntime:
         self._closed = True
         try:
             self.flush()
+            self._marks.say_goodbye()
             self._fleet.leave()
         finally:
             if self._links is not None:

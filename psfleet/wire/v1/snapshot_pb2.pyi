@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 6b747d45fd611671cc16795d576a5020fd05304d8d59130ca0df7793329410ce
+# From protos/psfleet/v1/snapshot.proto, SHA-256 ec0bf78a1d73ba17fe2842b65d86d7633609918020913def8e55ce391692937e
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

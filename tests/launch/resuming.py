@@ -1,0 +1,48 @@
+"""A small job whose place in its data, random state and learning rate go with its snapshots.
+
+Arguments: batches of each of two epochs, seconds to rest after each step, a folder for the model.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+import psfleet as ps
+from psfleet import fleet, layers, optimizer
+
+
+def main(batches: int, rest: float, folder: str) -> None:
+    """Train in sync mode and save."""
+    fleet.init()
+    dice = np.random.default_rng(1)
+    ids = dice.integers(0, 100, (batches * 20, 3))
+    inputs, wanted = (dice.standard_normal((len(ids), width), np.float32) for width in (4, 1))
+    a, x, y = (
+        layers.data("a", [None, 3], "int64"),
+        layers.data("x", [None, 4]),
+        layers.data("y", [None, 1]),
+    )
+    rows = layers.embedding(a, size=[None, 4], is_distributed=True, name="rows")
+    out = layers.fc(layers.concat([layers.reshape(rows, [-1, 12]), x], axis=1), 1)
+    loss = layers.mean(layers.square(out - y))
+    rate = fleet.remember("rate", optimizer.lr.StepDecay(0.05, step_size=7))
+    noise = fleet.remember("noise", np.random.default_rng(fleet.worker_index()))
+    strategy = fleet.DistributedStrategy(a_sync=False)
+    fleet.distributed_optimizer(optimizer.Adam(rate), strategy).minimize(loss)
+    executor = ps.Executor()
+    steps = 0
+    for _ in range(2):
+        for k in fleet.shard(range(batches)):
+            part = slice(20 * k, 20 * k + 20)
+            noisy = inputs[part] + noise.standard_normal((20, 4), np.float32) / 10
+            executor.run(feed={"a": ids[part], "x": noisy, "y": wanted[part]}, fetch_list=[loss])
+            rate.step()
+            steps += 1
+            time.sleep(rest)
+    fleet.save_persistables(folder)
+    print(f"steps {steps}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,50 @@
+"""Jobs that go back to their last snapshot, and jobs that resume from one."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from psfleet.checkpoint import compare, read_manifest
+from tests.launch.conftest import Launch
+
+SCRIPT = str(Path(__file__).with_name("resuming.py"))
+SNAPSHOTS = ("--durability", "snapshot", "--snapshot-every", "3 rounds")
+
+
+def equal(first: Path, second: Path) -> bool:
+    """Whether two saved models are equal in every bit, optimizer state included."""
+    return all(difference.is_equal for difference in compare(str(first), str(second)))
+
+
+def test_a_killed_server_takes_the_job_back(launch: Launch, tmp_path: Path) -> None:
+    """The whole job starts again from the last snapshot, says so, and gives the bits of a plain run.
+
+    A job of another number of servers that resumes from the last snapshot does too.
+    """
+    options = ("--servers", "2", "--workers", "2", "--no-progress")
+    plain = launch(*options, SCRIPT, "30", "0", "plain")
+    killed = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "30", "0.1", "killed")
+    second = tmp_path / "psfleet-logs/j/snapshots/snapshot-000002/manifest.json"
+    killed.until(second.exists, "second snapshot")
+    os.kill(killed.pid_of("server", 1), signal.SIGKILL)
+    code, out, err = killed.ends()
+    assert code == 0, err
+    assert re.search(r"generation 1 starts from .*snapshot-00000", err), err
+    assert int(out.split()[-1]) < 30  # steps of worker 0 since
+    assert plain.ends()[0] == 0
+    assert equal(tmp_path / "plain", tmp_path / "killed")
+
+    resumed = launch("--servers", "3", "--workers", "2", "--no-progress", "--resume",
+                     "psfleet-logs/j", SCRIPT, "30", "0", "resumed")  # fmt: skip
+    code, out, err = resumed.ends()
+    assert code == 0, err
+    assert int(out.split()[-1]) < 30
+    assert len(read_manifest(tmp_path / "resumed").files) == 3
+    assert equal(tmp_path / "plain", tmp_path / "resumed")
+
+
+def test_resuming_from_nothing_is_a_sentence(launch: Launch) -> None:
+    """A folder without a complete snapshot is refused before anything starts."""
+    code, _, err = launch("--resume", "nowhere", SCRIPT, "1", "0", "x").ends()
+    assert (code, "no complete snapshot" in err) == (2, True)
