@@ -419,7 +419,7 @@ class Coordinator:
             case Started(term):
                 self.term = term
             case Viewed(members, supply):
-                self.members, self.supply = members, supply
+                self.members, self.supply = copy.deepcopy((members, supply))
             case Met():
                 return [*self.meetings.take(decision)]
             case Left(worker, _):

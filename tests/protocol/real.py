@@ -22,7 +22,7 @@ from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Answer, Join, Leave, Mode, Pull, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
 from psfleet.tables.spec import Initializer, TableSpec
-from psfleet_server.coordinator import Arrival, Coordinator, Release
+from psfleet_server.coordinator import Arrival, Coordinator, Outcome
 from tests.protocol.scheduler import (
     Append,
     Boot,
@@ -36,6 +36,7 @@ from tests.protocol.scheduler import (
     Send,
     Tick,
 )
+from tests.server.seating import register
 
 __all__ = ["COUNTS", "IDS", "ROWS", "Fleet", "Plan", "RealServer", "RealWorker", "plain_rows"]
 
@@ -185,7 +186,7 @@ class RealServer:
             match content:
                 case Register(worker, boot):
                     assert self.coordinator is not None
-                    life = self.coordinator.register(worker, boot, self.shard.workers)
+                    life = register(self.coordinator, worker, boot, self.shard.workers)
                     self._answer(call, life)
                 case Arrival():
                     assert self.coordinator is not None
@@ -210,7 +211,7 @@ class RealServer:
         if isinstance(event, Leave) and not event.rest and self.coordinator is not None:
             self._release(self.coordinator.leave(event.worker, event.incarnation))
 
-    def _release(self, released: Iterable[Release | Refuse]) -> None:
+    def _release(self, released: Iterable[Outcome]) -> None:
         for one in released:
             self._answer(one.call, one.error if isinstance(one, Refuse) else None)
 
