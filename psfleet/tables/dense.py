@@ -10,6 +10,7 @@ from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
 from psfleet.kernels.initial import address_of
 from psfleet.kernels.rule_text import scalars_of, scratch_for
+from psfleet.kernels.streaming import copy_over
 from psfleet.tables.freezing import FrozenDense
 from psfleet.tables.frozen import FrozenSlice
 from psfleet.tables.spec import MAX_DIM, TableSpec
@@ -58,7 +59,7 @@ class DenseTable:
     def pull_into(self, out: Floats) -> None:
         """Write the weights to `out`, float32 [m]."""
         with self._lock:
-            np.copyto(out, self._weights)
+            copy_over(out, self._weights)
 
     def push(self, gradient: Floats, learning_rate: float) -> None:
         """Update every weight.

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.errors import FrameError
+from psfleet.kernels.streaming import copy_over
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece
@@ -87,7 +88,7 @@ class Parcel:
                 self._held.missing += values.nbytes
         else:
             mine, at = self._room(values.shape, np.float32)
-            np.copyto(mine, values)
+            copy_over(mine, values)
             values = mine
         self._add(
             Segment(
