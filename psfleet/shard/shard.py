@@ -270,6 +270,7 @@ class Shard:
         return [Answer(call, number=last, clock=clock), *self._advance()]
 
     def _begin(self, worker: int, incarnation: int) -> None:
+        self.cuts.give_up()  # the snapshot does not know of this life
         self.lives[worker] = self.newest[worker] = incarnation
         self.sequences[worker] = self.writes[worker] = 0
         self.positions.pop(worker, None)

@@ -1,0 +1,162 @@
+"""Where a snapshot cuts a shard: rules R11 and R12 of the protocol, without a network."""
+
+import numpy as np
+import pytest
+
+from psfleet.errors import Later, PsfleetError
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.shard.core import read_core
+from psfleet.shard.cuts import Cutting
+from psfleet.shard.events import (
+    Answer,
+    BeginCut,
+    EndCut,
+    Event,
+    Join,
+    Keep,
+    Leave,
+    MarkCut,
+    Mode,
+    Pull,
+    Push,
+    Refuse,
+)
+from psfleet.shard.frozen import FrozenShard
+from psfleet.shard.shard import Shard
+from psfleet.tables.spec import TableSpec
+
+DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))
+
+
+def shard(mode: Mode, workers: int = 2) -> Shard:
+    """A shard that all workers have joined, in their first lives."""
+    made = Shard(workers=workers)
+    made.create(DENSE, np.zeros(3, np.float32))
+    for worker in range(workers):
+        take(made, Join(worker, 1, mode))
+    return made
+
+
+def take(shard: Shard, event: Event) -> FrozenShard | None:
+    """What an event lets the shard keep; raises what it refuses."""
+    kept = None
+    for instruction in shard.handle(event, "call"):
+        if isinstance(instruction, Refuse):
+            raise instruction.error
+        if isinstance(instruction, Keep):
+            kept = instruction.frozen
+    return kept
+
+
+def push(worker: int, number: int, cut: tuple[int, int] | None = None) -> Push:
+    """The number-th push of a worker adds 1 to every weight."""
+    values = np.full(3, -1, np.float32)
+    return Push(worker, 1, number, (Gradient(DENSE.key, values, None, 1.0),), cut=cut)
+
+
+def weight(frozen: FrozenShard | None) -> float:
+    """What every weight was."""
+    assert frozen is not None
+    [table] = frozen.tables
+    [page] = table.pages()
+    frozen.close()
+    return float(page["value"][0])
+
+
+def members(number: int, *lives: tuple[int, int]) -> BeginCut:
+    """A cut at the marks of these lives."""
+    return BeginCut(Cutting(number, members=dict(lives)))
+
+
+def test_pushes_behind_a_mark_wait_for_the_cut() -> None:
+    """The cut comes when every marked push is here, and not before; then the others go on."""
+    one = shard("async")
+    take(one, push(0, 1))
+    take(one, members(1, (0, 1), (1, 1)))
+    assert take(one, MarkCut(1, 0, 1, 2)) is None
+    assert take(one, MarkCut(1, 1, 1, 0)) is None
+    with pytest.raises(Later):
+        take(one, push(1, 1))
+    frozen = take(one, push(0, 2))
+    take(one, push(1, 1))
+    assert frozen is not None
+    assert dict(frozen.pushes) == {0: (1, 2), 1: (1, 0)}
+    assert weight(frozen) == 2
+    assert one.cuts.last == 1
+
+
+def test_a_push_brings_the_mark_before_it() -> None:
+    """A push that overtakes its worker's mark does not slip into the snapshot."""
+    one = shard("async")
+    take(one, members(1, (0, 1), (1, 1)))
+    with pytest.raises(Later):
+        take(one, push(0, 1, cut=(1, 0)))
+    assert weight(take(one, MarkCut(1, 1, 1, 0))) == 0
+
+
+def test_old_marks_and_numbers_mean_nothing() -> None:
+    """R12: numbers only rise; a late mark of an earlier cut neither cuts nor blocks."""
+    one = shard("async", 1)
+    take(one, members(2, (0, 1)))
+    assert take(one, MarkCut(1, 0, 1, 0)) is None
+    assert weight(take(one, MarkCut(2, 0, 1, 0))) == 0
+    assert take(one, MarkCut(2, 0, 1, 0)) is None
+    with pytest.raises(PsfleetError, match="must rise"):
+        take(one, members(2, (0, 1)))
+    take(one, push(0, 1, cut=(2, 0)))
+
+
+@pytest.mark.parametrize("event", [EndCut(1), members(2, (0, 1)), Join(1, 2, "async")])
+def test_a_cut_that_is_given_up_holds_nobody(event: Event) -> None:
+    """R11: given up, replaced by a later one, or a new life: what waited goes on."""
+    one = shard("async")
+    take(one, members(1, (0, 1), (1, 1)))
+    take(one, MarkCut(1, 0, 1, 0))
+    with pytest.raises(Later):
+        take(one, push(0, 1))
+    take(one, event)
+    take(one, push(0, 1))
+    assert one.cuts.last == 0
+
+
+def test_who_has_left_is_not_waited_for() -> None:
+    """A worker that leaves during the cut had all its pushes here."""
+    one = shard("async")
+    take(one, push(1, 1))
+    take(one, members(1, (0, 1), (1, 1)))
+    take(one, MarkCut(1, 0, 1, 0))
+    assert weight(take(one, Leave(1, 1, 1))) == 1
+
+
+def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
+    """Sync: no round closes meanwhile; the cut is after the named one, with what is held for the next."""
+    one = shard("sync")
+    for worker in range(2):
+        take(one, push(worker, 1))
+    take(one, BeginCut(Cutting(1)))
+    for worker in range(2):
+        take(one, Pull(worker, 1, (), 1))
+    assert one.rounds.closed == 0
+    frozen = take(one, BeginCut(Cutting(1, round=1)))
+    assert weight(frozen) == 1
+    take(one, push(0, 2))
+    late = take(one, BeginCut(Cutting(2, round=1)))
+    assert late is not None
+    again = Shard(workers=2)
+    again.create(DENSE, np.zeros(3, np.float32))
+    again.become(late.core)
+    assert sorted(again.rounds.held) == [0]
+    assert again.rounds.closed == 1
+    assert read_core(again).fields == late.core.fields | {"cuts": read_core(again).fields["cuts"]}
+    with pytest.raises(PsfleetError, match="round 1 is closed"):
+        take(one, BeginCut(Cutting(3, round=0)))
+    late.close()
+
+
+def test_an_answer_says_how_far_it_is() -> None:
+    """Server 0 learns the last closed round of each server."""
+    one = shard("sync")
+    [answer] = one.handle(BeginCut(Cutting(1)), "call")
+    assert isinstance(answer, Answer)
+    assert answer.number == 0
