@@ -96,6 +96,18 @@ class DenseTable:
         with self._lock:
             return [self._weights.copy(), *(self._spread(slot) for slot in self._slots)]
 
+    def part(self, start: int, end: int) -> tuple[int, Floats]:
+        """How many updates there were, and values start to end - 1 of each plane of `state`.
+
+        float32 [1 + slots, end - start]; less where the slice ends before.
+        """
+        with self._lock:
+            slots = (
+                slot[start:end] if len(slot) == self.count else self._spread(slot)[start:end]
+                for slot in self._slots
+            )
+            return self.step, np.stack([self._weights[start:end], *slots])
+
     def restore(self, step: int, values: Sequence[Floats]) -> None:
         """Set weights, state and step from what `state` gave."""
         shapes = [value.shape for value in values]

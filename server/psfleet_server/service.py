@@ -227,16 +227,14 @@ class _Shard:
         asked = _parse(shard_pb2.StateRequest, request)
         with self._host.lock:
             table = self._host.shard.table(asked.table)
-            limit = min(asked.limit, _page(table.spec))
-            if isinstance(table, DenseTable):
-                end = asked.offset + limit
-                values = np.stack([plane[asked.offset : end] for plane in table.state()])
-                state = State(asked.table, table.step, values)
-            else:
-                rows = table.page(asked.offset, limit)
-                state = State(
-                    asked.table, table.step, rows.values, rows.ids, rows.touched, rows.scores
-                )
+        # The table's own lock is enough; pushes to others go on.
+        limit = min(asked.limit, _page(table.spec))
+        if isinstance(table, DenseTable):
+            step, values = table.part(asked.offset, asked.offset + limit)
+            state = State(asked.table, step, values)
+        else:
+            step, rows = table.step, table.page(asked.offset, limit)
+            state = State(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
         return segments.message(Header(), [segments.write_state(state)])
 
     def write_state(self, request: bytes) -> bytes:
