@@ -37,7 +37,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from psfleet.errors import ConfigError
@@ -76,7 +76,7 @@ class Environment:
     tls: str = ""
     insecure: bool = False
     memory: int = 0
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.role is None:

@@ -1,5 +1,6 @@
 """How channels and servers are opened: the options, each with its reason."""
 
+import contextlib
 from typing import Any
 
 import grpc
@@ -8,7 +9,7 @@ from psfleet.limits import Limits
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.security import Access
 
-__all__ = ["GRACE", "open_channel", "server_options"]
+__all__ = ["GRACE", "await_connection", "open_channel", "server_options"]
 
 GRACE = 1.0
 """Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
@@ -57,6 +58,20 @@ def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
         ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
     """
     return (access or Access()).channel(endpoint, _CHANNEL_OPTIONS)
+
+
+def await_connection(channel: grpc.Channel, seconds: float) -> None:
+    """Wait until the channel is connected, at most so long.
+
+    gRPC moves a connection on only while somebody waits for it. A call on a channel that was just
+    refused fails at once, so calls that are made again after a sleep never see a TLS handshake,
+    which takes several messages, come to its end.
+    """
+    with contextlib.suppress(ValueError):  # the channel was closed meanwhile
+        ready = grpc.channel_ready_future(channel)
+        with contextlib.suppress(grpc.FutureTimeoutError):
+            ready.result(seconds)
+        ready.cancel()
 
 
 def server_options(limits: Limits) -> list[tuple[str, Any]]:

@@ -3,11 +3,13 @@
 import grpc
 
 from psfleet.errors import ServerUnavailable
-from psfleet.wire.channel import open_channel
+from psfleet.wire.channel import await_connection, open_channel
 from psfleet.wire.security import Access
 from psfleet.wire.status import error_of
 
 __all__ = ["Peer"]
+
+_MOMENT = 0.5  # seconds
 
 
 class Peer:
@@ -27,6 +29,8 @@ class Peer:
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
         """The answer to a call of "Service/Method".
 
+        One that could not be made waits a moment for the connection, so that the next one finds it.
+
         Raises:
             PsfleetError: What it ended with; ServerUnavailable if the server cannot be reached.
         """
@@ -34,7 +38,10 @@ class Peer:
             stub = self._channel.unary_unary(f"/psfleet.v1.{method}", None, None)
             answer: bytes = stub(request, timeout=seconds, metadata=self._access.metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.name) from None
+            found = error_of(error, self.name)
+            if isinstance(found, ServerUnavailable):
+                await_connection(self._channel, min(seconds, _MOMENT))
+            raise found from None
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
         return answer

@@ -25,7 +25,7 @@ from psfleet.errors import (
     PsfleetError,
     ServerUnavailable,
 )
-from psfleet.wire.channel import GRACE, open_channel
+from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.security import Access, is_tcp
 from psfleet.wire.status import error_of
 
@@ -267,8 +267,15 @@ class Client:
                 lost = now if lost is None else lost
                 if self._closing.is_set() or now >= min(deadline, lost + call.outage):
                     raise type(error)(_given_up(error, self.name, now - lost)) from None
-                self._closing.wait(pause)
+                self._rest(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _rest(self, error: PsfleetError, seconds: float) -> None:
+        """Wait before the call is made again; shorter if the connection comes back meanwhile."""
+        if isinstance(error, NotReady):
+            self._closing.wait(seconds)
+        else:
+            await_connection(self._channel, seconds)
 
     def _check_access(self, error: PsfleetError) -> None:
         """A server that does not know this process is not asked again."""
