@@ -5,19 +5,27 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 
 import os
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 
 from psfleet.embedded import EmbeddedRuntime
-from psfleet.runtime import TableState
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, TableState
+from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import Training, in_threads, same_bits
 from psfleet_worker.runtime import ClusterRuntime
 
 TRAINING = Training(steps=60, pause=0.03)
 ALONE = Training(steps=60)
+COUNTS = TableSpec(
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+PUSHES = 120
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
@@ -73,3 +81,34 @@ def test_the_only_server_dies_at_every_point(points: tuple[str, ...]) -> None:
         assert not (fleet.snapshots.parent / "server.0.log").exists()
         left = [path.name for path in fleet.snapshots.iterdir() if path.name.endswith(".partial")]
         assert len(left) <= 1
+
+
+@pytest.mark.parametrize("seed", range(1 + MORE))
+def test_every_push_is_counted_once(seed: int) -> None:
+    """Async mode, marks and kills: a table that counts pushes counts each one once."""
+    dice = random.Random(seed)
+    crashes = {server: [f"{dice.choice(POINTS)}:1"] for server in range(2)}
+    counted: list[np.ndarray] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "async")
+        runtime.create(COUNTS)
+        for _ in range(PUSHES):
+            rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), np.arange(50), 1.0)
+            runtime.push([rows]).wait()
+            time.sleep(0.05)
+        runtime.barrier()
+        if worker == 0:
+            counted.append(runtime.read_table(COUNTS.key).values[0])
+        runtime.barrier()
+        runtime.close()
+
+    with (
+        LocalFleet(2, 2, durability="log", crashes=crashes, snapshot_every="10 rounds") as fleet,
+        fleet.reviving(),
+    ):
+        in_threads([partial(work, worker) for worker in range(2)])
+        assert fleet.wait() == [0, 0]
+        assert fleet.restarts == 2
+        assert list(fleet.snapshots.glob("snapshot-*/manifest.json"))
+    np.testing.assert_array_equal(counted[0], np.full((50, 1), 2 * PUSHES))
