@@ -98,6 +98,12 @@ class Rounds:
         self.left.add(worker)
         self._all_back()
 
+    def go_back(self) -> None:
+        """Nothing of the open round counts: all workers begin anew and do it again."""
+        self.held.clear()
+        for known in (self.committed, self.counted):
+            known.update({seat: min(number, self.closed) for seat, number in known.items()})
+
     def begin(self, worker: int) -> None:
         """A life begins on a shard that has no view: what the seat's earlier one left is void."""
         self.held.pop(worker, None)

@@ -258,6 +258,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
 def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
     """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
     _become(core, shard, coordinator)
+    shard.rounds.go_back()
     if coordinator is not None:
         coordinator.meetings = Meetings()
 
