@@ -30,6 +30,7 @@ class Clicks:
         items: Different ids.
         fields: Ids of a sample.
         numbers: Numbers of a sample.
+        name: Of its tables, so that several models can be on one fleet.
     """
 
     steps: int = 150
@@ -37,17 +38,18 @@ class Clicks:
     items: int = 300
     fields: int = 4
     numbers: int = 16
+    name: str = "clicks"
 
     @property
     def dense(self) -> TableSpec:
         """The weights of the numbers."""
-        return TableSpec("clicks/numbers", "dense", (self.numbers,), make_rule("adam", {}))
+        return TableSpec(f"{self.name}/numbers", "dense", (self.numbers,), make_rule("adam", {}))
 
     @property
     def rows(self) -> TableSpec:
         """One weight for each id."""
         return TableSpec(
-            "clicks/items",
+            f"{self.name}/items",
             "sparse",
             (1,),
             make_rule("adagrad", {}),

@@ -90,7 +90,7 @@ def test_workers_that_disagree_change_nothing() -> None:
         step(runtime, IDS)
         check(runtime, 1)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(1, 2) as fleet:
         together(fleet, Consistency("sync"), work)
 
 
@@ -110,5 +110,5 @@ def test_a_worker_that_has_left_is_not_asked() -> None:
         step(runtime, IDS)
         assert taken(runtime, IDS)[0] == 2
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(1, 2) as fleet:
         together(fleet, Consistency("async"), work)

@@ -89,7 +89,7 @@ def test_copies_are_bounded() -> None:
         _, rows = taken(runtime, np.arange(400))
         assert rows == pytest.approx([2] * 10 + [4] * 390, rel=1e-5)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(1, 2) as fleet:
         together(fleet, Consistency("geo", k_steps=2, copied_rows=50), work)
 
 

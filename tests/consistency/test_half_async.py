@@ -86,5 +86,5 @@ def test_barriers_flush() -> None:
         runtime.barrier()
         assert taken(runtime, IDS) == (25, [25] * 8)
 
-    with LocalFleet(2, 2) as fleet:
+    with LocalFleet(1, 2) as fleet:
         together(fleet, Consistency("half-async", max_merge=5), work)

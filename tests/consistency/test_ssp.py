@@ -93,7 +93,7 @@ def test_workers_with_unequal_steps_meet() -> None:
 def test_a_wait_ends_and_says_for_whom() -> None:
     """A worker whose peer has stopped is told after its deadline which one it waits for; one that is
     still waiting goes on when the peer has left."""
-    with LocalFleet(2, 3) as fleet:
+    with LocalFleet(1, 3) as fleet:
         fast, slow, third = (connect(fleet, worker, 1, wait=0.5) for worker in range(3))
         for _ in range(2):
             step(fast)
