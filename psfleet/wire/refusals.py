@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import socket
 import ssl
+from collections.abc import Callable
 
 from psfleet.errors import PsfleetError
 from psfleet.wire.certificates import ends
@@ -66,8 +67,9 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=credentials.ca.decode())
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
+    tls = _Spoken(plain, context)
     try:
-        tls = context.wrap_socket(plain, server_hostname=SERVER_NAME)
+        tls.take(tls.end.do_handshake)
     except ssl.SSLCertVerificationError as error:
         why = _NOT_VALID.get(error.verify_code, error.verify_message)
         return f"the server's certificate is not good here: {why}"
@@ -75,12 +77,35 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
         if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return "the server speaks no TLS; it was started with --insecure, or it is no server"
         return ""
-    with tls:
-        try:
-            tls.sendall(_HELLO)
-            return "" if tls.recv(1) else _turned_down(credentials)
-        except (ssl.SSLError, ConnectionError):
-            return _turned_down(credentials)
+    try:
+        tls.end.write(_HELLO)
+        return "" if tls.take(lambda: tls.end.read(1)) else _turned_down(credentials)
+    except (ssl.SSLError, ConnectionError):
+        return _turned_down(credentials)
+
+
+class _Spoken:
+    """TLS over a socket that somebody else closes. (One of `ssl` is left open if its server hangs up.)"""
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+        self._plain = plain
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.end = context.wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
+
+    def take(self, step: Callable[[], object]) -> object:
+        """Take a step of `end`, with all that has to travel for it."""
+        while True:
+            try:
+                result = step()
+            except ssl.SSLWantReadError:
+                self._plain.sendall(self._outgoing.read())
+                if got := self._plain.recv(1 << 16):
+                    self._incoming.write(got)
+                else:
+                    self._incoming.write_eof()
+            else:
+                self._plain.sendall(self._outgoing.read())
+                return result
 
 
 def _turned_down(credentials: Credentials) -> str:
