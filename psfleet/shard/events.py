@@ -142,6 +142,7 @@ class State:
         step: Updates of the table so far.
         touched, scores: Sparse: as psfleet.tables.content.Rows has them. None: not known; the rows count
             as pushed by the last update, and as never shown.
+        start: Dense: of this server's values the first one here.
     """
 
     table: int
@@ -150,6 +151,7 @@ class State:
     ids: NDArray[np.int64] | None = None
     touched: NDArray[np.int64] | None = None
     scores: NDArray[np.float32] | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

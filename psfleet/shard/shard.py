@@ -413,16 +413,13 @@ class Shard:
                 f"a state says that its table has had {state.step} updates; 2^62 is most"
             )
         table = self.table(state.table)
-        if isinstance(table, DenseTable) and state.values.shape[1] != table.count:
-            raise ShapeError(
-                f"table {table.spec.name!r}: this server holds {table.count} values, "
-                f"the state has {state.values.shape[1]}"
-            )
+        if isinstance(table, DenseTable):
+            table.check_part(state.start, [state.values.shape[1]] * len(state.values))
 
     def _restore(self, state: State) -> None:
         table = self.table(state.table)
         if isinstance(table, DenseTable):
-            table.restore(state.step, list(state.values))
+            table.restore(state.step, list(state.values), state.start)
         else:
             assert state.ids is not None
             table.restore_step(state.step)

@@ -108,20 +108,34 @@ class DenseTable:
             )
             return self.step, np.stack([self._weights[start:end], *slots])
 
-    def restore(self, step: int, values: Sequence[Floats]) -> None:
-        """Set weights, state and step from what `state` gave."""
-        shapes = [value.shape for value in values]
-        if shapes != [self._weights.shape] * (1 + len(self._slots)):
-            raise ShapeError(
-                f"table {self.spec.name!r}: its state is {1 + len(self._slots)} arrays of "
-                f"{self._weights.shape}, not {shapes}"
-            )
+    def restore(self, step: int, values: Sequence[Floats], start: int = 0) -> None:
+        """Set weights, state and step from what `state` gave, or from `start` on what `part` gave.
+
+        Parts are for rules that update each weight by itself.
+        """
+        self.check_part(start, [len(value) for value in values])
+        end = start + len(values[0])
         with self._lock:
             self._keep()
             self.step = step
-            self._weights[:] = values[0]
+            self._weights[start:end] = values[0]
             for slot, value in zip(self._slots, values[1:], strict=True):
-                slot[:] = value[:: self.count // max(len(slot), 1) or 1]
+                if len(slot) == self.count:
+                    slot[start:end] = value
+                else:
+                    slot[:] = value[:: self.count // max(len(slot), 1) or 1]
+
+    def check_part(self, start: int, lengths: Sequence[int]) -> None:
+        """Refuse planes of these lengths that `restore` cannot set from `start` on."""
+        count = lengths[0] if lengths else -1
+        whole = (start, count) == (0, self.count)
+        in_parts = all(len(slot) == self.count for slot in self._slots)
+        fits = 0 <= start <= self.count - count and (whole or in_parts)
+        if list(lengths) != [count] * (1 + len(self._slots)) or not fits:
+            raise ShapeError(
+                f"table {self.spec.name!r}: its state is {1 + len(self._slots)} arrays of "
+                f"{self.count} values, not of {list(lengths)} from {start} on"
+            )
 
     def freeze(self) -> FrozenSlice:
         """The slice as it is now, to be read while the table goes on; see psfleet.tables.freezing."""

@@ -130,7 +130,12 @@ def write_state(state: State) -> Piece:
         if state.touched is not None and state.scores is not None:
             arrays = (state.ids, state.touched, state.values, state.scores)
     segment = Segment(
-        table=state.table, content=STATE, count=count, step=state.step, touched=len(arrays) > 2
+        table=state.table,
+        content=STATE,
+        count=count,
+        step=state.step,
+        touched=len(arrays) > 2,
+        start=state.start,
     )
     return Piece(segment, arrays)
 
@@ -201,7 +206,9 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[St
             touched = cursor.ids(segment.count) if segment.touched else None
             values = cursor.floats(segment.count, spec.dim * planes)
             scores = cursor.floats(segment.count, spec.scores) if segment.touched else None
-        states.append(State(segment.table, segment.step, values, ids, touched, scores))
+        states.append(
+            State(segment.table, segment.step, values, ids, touched, scores, segment.start)
+        )
     return states
 
 

@@ -388,10 +388,14 @@ class ClusterRuntime:
         """Pages of the state, each as one piece for every server."""
         if spec.kind == "dense":
             planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
-            yield [
-                segments.write_state(State(spec.key, state.step, planes[:, low:high]))
-                for low, high in dense_ranges(spec, self.server_num)
-            ]
+            ranges = dense_ranges(spec, self.server_num)
+            most = max(high - low for low, high in ranges)
+            length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else most
+            for start in range(0, max(most, 1), max(length, 1)):
+                yield [
+                    _dense_page(spec, state.step, planes[:, low:high], start, length)
+                    for low, high in ranges
+                ]
             return
         ids = check_ids(spec, state.ids)
         rows = np.concatenate(state.values, axis=1, dtype=np.float32)
@@ -526,6 +530,13 @@ class ClusterRuntime:
 
     def _seconds(self, timeout: float | None) -> float:
         return self._fleet.patience.wait if timeout is None else timeout
+
+
+def _dense_page(spec: TableSpec, step: int, planes: Floats, start: int, page: int) -> Piece:
+    """Values from `start` on of one server's part; none where that has ended."""
+    start = min(start, planes.shape[1])
+    part = planes[:, start : start + page]
+    return segments.write_state(State(spec.key, step, part, start=start))
 
 
 def _stats(status: Any) -> dict[str, Any]:

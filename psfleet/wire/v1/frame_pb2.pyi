@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 ad3951279ec61a11b1442e4222b6b51ce644e166a6c777480093ec60150b1280
+# From protos/psfleet/v1/frame.proto, SHA-256 cdceb7fc8dcd3d185b2d69b3f2e28b5c4cbd5c84ab8792d83ba0e0763de892d3
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -97,7 +97,7 @@ class Lane(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale", "touched")
+    __slots__ = ("table", "content", "count", "learning_rate", "step", "offset", "answer", "precision", "scale", "touched", "start")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Segment(_message.Message):
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     TOUCHED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     table: int
     content: Content
     count: int
@@ -118,4 +119,5 @@ class Segment(_message.Message):
     precision: Precision
     scale: float
     touched: bool
-    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ..., touched: bool = ...) -> None: ...
+    start: int
+    def __init__(self, table: _Optional[int] = ..., content: _Optional[_Union[Content, str]] = ..., count: _Optional[int] = ..., learning_rate: _Optional[float] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., answer: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., scale: _Optional[float] = ..., touched: bool = ..., start: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,58 @@
+"""The state of a dense table is read and written in parts, whatever its size."""
+
+import numpy as np
+import pytest
+
+from psfleet.errors import ShapeError
+from psfleet.rules import make_rule
+from psfleet.shard.events import Answer, Refuse, State, Write
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+
+SPEC = TableSpec("d", "dense", (10,), make_rule("adam", {}))
+ROWS = TableSpec("r", "dense", (5, 2), make_rule("rowwise_adagrad", {}))
+
+
+def table(shard: Shard, spec: TableSpec) -> DenseTable:
+    """The table, made if it is not there."""
+    shard.create(spec, np.zeros(10, np.float32))
+    found = shard.table(spec.key)
+    assert isinstance(found, DenseTable)
+    return found
+
+
+def test_parts_make_the_whole() -> None:
+    """Pages of 4 of 10 values, with their state, in any order."""
+    one, other = Shard(), Shard()
+    source, target = table(one, SPEC), table(other, SPEC)
+    for seed in range(3):
+        source.push(np.random.default_rng(seed).standard_normal(10, np.float32), 0.1)
+    for start in (8, 0, 4):
+        step, values = source.part(start, start + 4)
+        state = State(SPEC.key, step, values, start=start)
+        assert isinstance(other.handle(Write((state,)), "call")[0], Answer)
+    assert target.step == 3
+    for ours, theirs in zip(source.state(), target.state(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("start", "length"), [(8, 4), (11, 0), (2**63, 1), (0, 11)])
+def test_parts_beyond_the_end_are_refused(start: int, length: int) -> None:
+    """Nothing is changed."""
+    shard = Shard()
+    table(shard, SPEC)
+    state = State(SPEC.key, 1, np.ones((3, length), np.float32), start=start)
+    [refused] = shard.handle(Write((state,)), "call")
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, ShapeError)
+    assert table(shard, SPEC).step == 0
+
+
+def test_rows_that_share_a_value_stay_together() -> None:
+    """A rule with one state value for a row takes the whole state only."""
+    shard = Shard()
+    rows = table(shard, ROWS)
+    rows.restore(1, list(np.ones((2, 10), np.float32)))
+    with pytest.raises(ShapeError):
+        rows.restore(1, list(np.ones((2, 4), np.float32)), 2)
