@@ -119,6 +119,7 @@ class Crashes:
             Of a snapshot: cut, page, written (of a server's file), turned (the log goes on in a new
             file), unnamed and complete (server 0, before and after the snapshot has its name),
             shortened (files of the log are being removed); replay: before a record is taken again.
+            Of a change of the members (server 0): freeze, install: before a server is told.
         count: At which time, from 1.
     """
 

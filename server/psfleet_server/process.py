@@ -109,7 +109,6 @@ class Server:
             raise
         self._deadlines.start()
         self._ticker.start()
-        self._join_fleet()
         self.host.lanes.start()
         if self._lead is not None and self.environment.snapshot_every:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
@@ -117,6 +116,7 @@ class Server:
             self._timetable.start()
         server.start()
         self._server = server
+        self._join_fleet()  # not before: see above
         return self
 
     def _begin(self) -> None:
@@ -135,6 +135,10 @@ class Server:
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
         self._shard.frozen = True  # until it hears who is in the fleet
+        if self.host.coordinator is not None:
+            with self.host.changing():
+                self.host.coordinator.rebooted(0, self.host.boot)
+                self.host.coordinator.start()
         if self._lead is not None and self.environment.resume:
             self._lead.restored = read_manifest(self.environment.resume).workers
 
@@ -157,9 +161,6 @@ class Server:
             self.beats.start()
             return
         self.host.poke, self.host.find = self.views.poke, self.views.aim
-        with self.host.changing():
-            self.host.coordinator.rebooted(0, self.host.boot)
-            self.host.coordinator.start()
         self.views.aim(self.environment.servers)
         self.views.start()
 
