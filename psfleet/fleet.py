@@ -361,7 +361,13 @@ class Fleet:
             raise ConfigError("fleet.dataset does not go with a pipeline's stages; use fleet.shard")
         merge = self._settings(self._strategy).gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        return batches(source, batch_size, epochs, shuffle_seed, merged)
+        return self._stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
+
+    def _stepping(self, found: Iterable[T]) -> Iterator[T]:
+        """The same batches; what is remembered is taken after each."""
+        for batch in found:
+            yield batch
+            self.step_done()
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
