@@ -596,7 +596,10 @@ class Shard:
     def _take_view(self, event: Install) -> None:
         self.view = self.promised = event.view
         self.refused = set()
+        rested = bool(self.rounds.resting)
         self.rounds.install(event.seats, self.lives)
+        if rested and not self.rounds.resting:  # those that are left have met
+            self.clocks.restart()
         now = {seat: seated.life for seat, seated in event.seats.items()}
         for worker in [*self.lives]:
             if worker not in self.rounds.seats:
