@@ -1,10 +1,13 @@
 """A small job whose place in its data, random state and learning rate go with its snapshots.
 
-Arguments: batches of each of two epochs, seconds to rest after each step, a folder for the model.
+Arguments: batches of each of two epochs, seconds to rest after each step, a folder for the model, and
+"dataset" if the fleet deals the samples, which are then shuffled.
 """
 
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +15,16 @@ import psfleet as ps
 from psfleet import fleet, layers, optimizer
 
 
-def main(batches: int, rest: float, folder: str) -> None:
+def parts(batches: int, dealt: bool) -> Iterator[Any]:
+    """The samples of each step of this worker."""
+    if dealt:
+        yield from fleet.dataset(20 * batches, batch_size=20, epochs=2, shuffle_seed=3)
+        return
+    for _ in range(2):
+        yield from (slice(20 * k, 20 * k + 20) for k in fleet.shard(range(batches)))
+
+
+def main(batches: int, rest: float, folder: str, dealt: bool) -> None:
     """Train in sync mode and save."""
     fleet.init()
     dice = np.random.default_rng(1)
@@ -32,17 +44,15 @@ def main(batches: int, rest: float, folder: str) -> None:
     fleet.distributed_optimizer(optimizer.Adam(rate), strategy).minimize(loss)
     executor = ps.Executor()
     steps = 0
-    for _ in range(2):
-        for k in fleet.shard(range(batches)):
-            part = slice(20 * k, 20 * k + 20)
-            noisy = inputs[part] + noise.standard_normal((20, 4), np.float32) / 10
-            executor.run(feed={"a": ids[part], "x": noisy, "y": wanted[part]}, fetch_list=[loss])
-            rate.step()
-            steps += 1
-            time.sleep(rest)
+    for part in parts(batches, dealt):
+        noisy = inputs[part] + noise.standard_normal((20, 4), np.float32) / 10
+        executor.run(feed={"a": ids[part], "x": noisy, "y": wanted[part]}, fetch_list=[loss])
+        rate.step()
+        steps += 1
+        time.sleep(rest)
     fleet.save_persistables(folder)
     print(f"steps {steps}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], "dataset" in sys.argv)

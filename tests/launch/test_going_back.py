@@ -17,31 +17,39 @@ def equal(first: Path, second: Path) -> bool:
     return all(difference.is_equal for difference in compare(str(first), str(second)))
 
 
-def test_a_killed_server_takes_the_job_back(launch: Launch, tmp_path: Path) -> None:
-    """The whole job starts again from the last snapshot, says so, and gives the bits of a plain run.
-
-    A job of another number of servers that resumes from the last snapshot does too.
-    """
+def killed(launch: Launch, tmp_path: Path, *arguments: str) -> None:
+    """Run the script plainly, and with a server that is killed: the models are equal."""
     options = ("--servers", "2", "--workers", "2", "--no-progress")
-    plain = launch(*options, SCRIPT, "30", "0", "plain")
-    killed = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "30", "0.1", "killed")
+    plain = launch(*options, SCRIPT, "30", "0", "plain", *arguments)
+    launcher = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "30", "0.1", "killed", *arguments)
     second = tmp_path / "psfleet-logs/j/snapshots/snapshot-000002/manifest.json"
-    killed.until(second.exists, "second snapshot")
-    os.kill(killed.pid_of("server", 1), signal.SIGKILL)
-    code, out, err = killed.ends()
+    launcher.until(second.exists, "second snapshot")
+    os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
+    code, out, err = launcher.ends()
     assert code == 0, err
     assert re.search(r"generation 1 starts from .*snapshot-00000", err), err
     assert int(out.split()[-1]) < 30  # steps of worker 0 since
     assert plain.ends()[0] == 0
     assert equal(tmp_path / "plain", tmp_path / "killed")
 
-    resumed = launch("--servers", "3", "--workers", "2", "--no-progress", "--resume",
-                     "psfleet-logs/j", SCRIPT, "30", "0", "resumed")  # fmt: skip
-    code, out, err = resumed.ends()
+
+def test_a_killed_server_takes_the_job_back(launch: Launch, tmp_path: Path) -> None:
+    """The whole job starts again from the last snapshot, says so, and gives the bits of a plain run.
+
+    A job of another number of servers that resumes from the last snapshot does too.
+    """
+    killed(launch, tmp_path)
+    options = ("--servers", "3", "--workers", "2", "--no-progress", "--resume", "psfleet-logs/j")
+    code, out, err = launch(*options, SCRIPT, "30", "0", "resumed").ends()
     assert code == 0, err
     assert int(out.split()[-1]) < 30
     assert len(read_manifest(tmp_path / "resumed").files) == 3
     assert equal(tmp_path / "plain", tmp_path / "resumed")
+
+
+def test_samples_that_the_fleet_deals_are_dealt_again(launch: Launch, tmp_path: Path) -> None:
+    """The same with fleet.dataset, whose plan is in the snapshot."""
+    killed(launch, tmp_path, "dataset")
 
 
 def test_resuming_from_nothing_is_a_sentence(launch: Launch) -> None:
