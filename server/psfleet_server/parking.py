@@ -27,7 +27,7 @@ from psfleet.wire.channel import GRACE
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
 
-__all__ = ["Deadlines", "Reply", "immediate", "parkable"]
+__all__ = ["Deadlines", "Reply", "immediate", "parkable", "prompt"]
 
 LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
@@ -78,6 +78,14 @@ class Reply:
         if first and self._parked is not None:
             self._parked.forget(self)
         return first
+
+
+class _Prompt(Reply):
+    """A call that must be answered before its handler returns."""
+
+    def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
+        """See Reply.park; its deadline is now."""
+        expire()
 
 
 class Deadlines:
@@ -158,6 +166,25 @@ def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler
 
     handle.experimental_non_blocking = True  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def prompt(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
+    """As `parkable`, for calls that have nothing to wait for: one that would wait is refused at once.
+
+    A streaming reply leaves in two batches, the message and the end of the call, and the thread
+    waits for the first to be sent; this one is sent whole. It saves a tenth of a millisecond of CPU.
+    """
+
+    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+        sent: list[bytes | None] = []
+        reply = _Prompt(context, sent.append)
+        try:
+            behavior(request, reply)
+        except Exception as error:
+            reply.fail(as_psfleet_error(error))
+        return sent[0] or b""
+
+    return grpc.unary_unary_rpc_method_handler(handle)
 
 
 def immediate(behavior: Callable[[bytes], bytes]) -> "grpc.RpcMethodHandler[Any, Any]":

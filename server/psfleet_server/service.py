@@ -41,18 +41,20 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
 from psfleet_server.coordinator import DTYPES, Arrival, Beat
 from psfleet_server.host import OUTCOMES, Host
-from psfleet_server.parking import Reply, immediate, parkable
+from psfleet_server.parking import Reply, immediate, parkable, prompt
 from psfleet_server.supply import Order
 
 __all__ = ["handlers"]
 
+_UNWAITING = ("async", "geo", "half-async")
 _PAGE = 256 << 20  # bytes of an answer to ReadState
 
 
 def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers."""
     shard, coordinator = _Shard(host), _Coordinator(host)
-    found = [
+    found: list[grpc.GenericRpcHandler[Any, Any]] = [
+        _Unwaiting(host, shard),
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Shard",
             {
@@ -70,7 +72,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "Shrink": immediate(shard.shrink),
                 "Status": immediate(shard.status),
             },
-        )
+        ),
     ]
     members = _Membership(host)
     found.append(
@@ -93,6 +95,28 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
             )
         )
     return found
+
+
+class _Unwaiting(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """Pulls and exchanges in the modes in which they never wait; in others it knows no method.
+
+    The mode of a call is that of its lookup: it changes only while no call is under way.
+    """
+
+    def __init__(self, host: Host, shard: "_Shard") -> None:
+        self._host = host
+        self._methods = {
+            "/psfleet.v1.Shard/Pull": prompt(shard.pull),
+            "/psfleet.v1.Shard/Exchange": prompt(shard.exchange),
+        }
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """The handler of a call, if it is one of these."""
+        if self._host.shard.mode not in _UNWAITING:
+            return None
+        return self._methods.get(handler_call_details.method)
 
 
 class _Shard:

@@ -96,7 +96,7 @@ class Ground:
         self.host = Host(self.shard, self.coordinator, self.deadlines, limits)
         self._services = handlers(self.host)
         self.methods = sorted(
-            path for service in self._services for path in cast("Any", service)._method_handlers
+            path for service in self._services for path in getattr(service, "_method_handlers", ())
         )
         self.mode = mode
         self.life = register(self.coordinator, 0, 5, 2)
