@@ -60,18 +60,16 @@ def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
     return (access or Access()).channel(endpoint, _CHANNEL_OPTIONS)
 
 
-def await_connection(channel: grpc.Channel, seconds: float) -> None:
+def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> None:
     """Wait until the channel is connected, at most so long.
 
-    gRPC moves a connection on only while somebody waits for it. A call on a channel that was just
+    gRPC moves a connection on only while a call waits for it. A call on a channel that was just
     refused fails at once, so calls that are made again after a sleep never see a TLS handshake,
-    which takes several messages, come to its end.
+    which takes several messages, come to its end. This makes a call that waits.
     """
-    with contextlib.suppress(ValueError):  # the channel was closed meanwhile
-        ready = grpc.channel_ready_future(channel)
-        with contextlib.suppress(grpc.FutureTimeoutError):
-            ready.result(seconds)
-        ready.cancel()
+    status = channel.unary_unary("/psfleet.v1.Shard/Status", None, None)
+    with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed meanwhile
+        status(b"", timeout=seconds, wait_for_ready=True, metadata=access.metadata)
 
 
 def server_options(limits: Limits) -> list[tuple[str, Any]]:

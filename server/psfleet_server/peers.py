@@ -40,7 +40,7 @@ class Peer:
         except grpc.RpcError as error:
             found = error_of(error, self.name)
             if isinstance(found, ServerUnavailable):
-                await_connection(self._channel, min(seconds, _MOMENT))
+                await_connection(self._channel, self._access, min(seconds, _MOMENT))
             raise found from None
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None

@@ -275,7 +275,7 @@ class Client:
         if isinstance(error, NotReady):
             self._closing.wait(seconds)
         else:
-            await_connection(self._channel, seconds)
+            await_connection(self._channel, self._access, seconds)
 
     def _check_access(self, error: PsfleetError) -> None:
         """A server that does not know this process is not asked again."""
