@@ -18,19 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from psfleet.kernels.initial import address_of
 from psfleet.wire.shared import Blocks, Offer, SharedMemory
 
-__all__ = ["Attach", "Held", "Lane", "Lent", "Memories"]
+__all__ = ["LEND_FROM", "Attach", "Held", "Lane", "Lent", "Memories"]
 
 Attach = Callable[[int, Offer], bool]
 """Offers memory under a generation to the server; whether it is shared now."""
 
 Floats = NDArray[np.float32]
 
+LEND_FROM = 1 << 16
+"""Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
+
 _FIRST_SIZE = 8 << 20
 _LARGEST = 4 << 30
 _SPARE = 4  # times what was missing: several calls may be under way
-_LEND_FROM = 1 << 16  # bytes; a shorter array is copied for less than its lending costs
 _LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
 
 
@@ -73,7 +76,7 @@ class Held:
     def lend(self, count: int) -> "Lent | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
         size = 4 * count
-        if size < _LEND_FROM or size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
+        if size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
             return None
         taken = self.take((count,), np.float32)
         if taken is None:
@@ -96,13 +99,14 @@ class Lent:
 
     Attributes:
         held: The memory.
-        offset: Of the array in it.
+        offset, address: Of the array, in it and in this process.
         array: float32 [count].
     """
 
     def __init__(self, held: Held, array: Floats, offset: int) -> None:
         self.held = held
         self.offset = offset
+        self.address = address_of(array)
         self.array: Floats = np.asarray(_Place(held, array, offset))
 
 

@@ -16,7 +16,7 @@ from psfleet.shard.layout import deal_elements, dense_ranges
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import segments
 from psfleet.wire.v1.frame_pb2 import Content, Segment
-from psfleet_worker.lane import Lent
+from psfleet_worker.lane import LEND_FROM, Lent
 from psfleet_worker.parcel import Parcel
 
 __all__ = ["DenseRead", "Plans", "SparseRead", "add_gradient", "deal_read"]
@@ -82,17 +82,22 @@ class DenseRead:
 
     def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
-        parts = [
-            (parcel, low, high)
-            for parcel, (low, high) in zip(parcels, self._ranges, strict=True)
-            if high > low
-        ]
-        held = parts[0][0].held if parts else None
-        if held is not None and all(parcel.held is held for parcel, _, _ in parts):
-            self._lent = held.lend(self._spec.size)
-        for parcel, low, high in parts:
-            parcel.read_values(self._spec, low, high, self._lent)
+        if 4 * self._spec.size >= LEND_FROM:
+            self._lent = self._borrow(parcels)
+        for parcel, (low, high) in zip(parcels, self._ranges, strict=True):
+            if high > low:
+                parcel.read_values(self._spec, low, high, self._lent)
         return [high > low for low, high in self._ranges]
+
+    def _borrow(self, parcels: Sequence[Parcel]) -> Lent | None:
+        """The whole array, if all servers that have a part share the memory that it is in."""
+        parts = [
+            parcel for parcel, (low, high) in zip(parcels, self._ranges, strict=True) if high > low
+        ]
+        held = parts[0].held
+        if held is None or any(parcel.held is not held for parcel in parts):
+            return None
+        return held.lend(self._spec.size)
 
     def join(self, values: Sequence[Floats | None]) -> Floats:
         """The array, from what each server gave."""
