@@ -260,16 +260,16 @@ def test_tables_that_cannot_be(victim: Victim) -> None:
 
 
 def test_states_that_lie(victim: Victim) -> None:
-    """A state of another length is refused, and the good one beside it is not written either."""
+    """A state that does not fit is refused, and the good one beside it is not written either."""
     header = Header(
         segments=[
             Segment(table=victim.rows, content=CONTENT_STATE, count=1, step=5),
-            Segment(table=victim.whole, content=CONTENT_STATE, count=2, step=5),
+            Segment(table=victim.whole, content=CONTENT_STATE, count=2, start=3, step=5),
         ]
     )
     payload = struct.pack("<q3fi", 5, 1, 1, 1, 0) + struct.pack("<2f", 1, 1)
     message = frame.encode(header, [payload])
-    victim.refuses("Shard/WriteState", message, "holds 4 values, the state has 2")
+    victim.refuses("Shard/WriteState", message, r"arrays of 4 values, not of \[2\] from 3 on")
 
 
 def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 cdceb7fc8dcd3d185b2d69b3f2e28b5c4cbd5c84ab8792d83ba0e0763de892d3
+# From protos/psfleet/v1/frame.proto, SHA-256 58e366a57026a73559a8039304e208fd6225230a6adb8b7edbc49e6dec71684f
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
