@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import LogError
+from psfleet.testing.chaos import FullDisk
 from psfleet.testing.faults import Crashes
 
 __all__ = ["Log", "Part", "chained", "files_of", "read_header", "records"]
@@ -70,6 +71,7 @@ class Log:
         self._header = dict(header)
         self._fsync = fsync
         self._crashes = crashes
+        self._full = FullDisk.wanted(header.get("server", 0))
         if not files_of(path):
             _create(path, header)
         for file in self.files.values():
@@ -170,6 +172,8 @@ class Log:
         self.reach("append")
         self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
         try:
+            if self._full is not None:
+                self._full.check()
             _write([head, *views], self._file)
         except OSError as error:
             os.ftruncate(self._file, self._end)

@@ -19,6 +19,7 @@ from psfleet.errors import ConfigError
 from psfleet.intervals import Interval
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.shard.shard import Shard
+from psfleet.testing.chaos import say_what_is_held
 from psfleet.testing.faults import Crashes
 from psfleet.wire.channel import server_options
 from psfleet.wire.security import Access
@@ -190,6 +191,7 @@ class Server:
         self.host.lanes.stop()
         self.host.parts.stop()
         self._pool.shutdown()
+        say_what_is_held(self._shard)
         if self._log is not None:
             self._log.close()
         listening.release(self.endpoint)

@@ -18,6 +18,7 @@ from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
+from psfleet.testing.chaos import Audit, Meddler
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import read_mode, write_mode, write_spec
@@ -76,6 +77,7 @@ class ClusterRuntime:
                 f"the role is {environment.role!r}; a cluster's runtime is for "
                 "workers (PSFLEET_ROLE=worker)"
             )
+        meddle = meddle or Meddler.wanted(environment.rank)
         self._fleet = Connection(
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
@@ -96,6 +98,7 @@ class ClusterRuntime:
         except BaseException:
             self._fleet.close()
             raise
+        self._audit = Audit.wanted(self.worker_index, self._fleet.incarnation, self.server_num)
         if mode == "sync":  # of a life that follows another, the round before its first
             self._open = self._fleet.sequence
 
@@ -215,6 +218,8 @@ class ClusterRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PushTicket:
         """See Runtime.push."""
+        if self._audit is not None:
+            gradients = [*gradients, self._audited(self._audit)]
         tables = [gradient.table for gradient in gradients]
         if len(set(tables)) != len(tables):
             raise UsageError("a push names a table twice; sum its gradients first")
@@ -245,6 +250,12 @@ class ClusterRuntime:
         self._fleet.sequence, self._fleet.clock = sequence, clock
         self._open = sequence if self._mode == "sync" else 0
         return ticket
+
+    def _audited(self, audit: Audit) -> Gradient:
+        """Under `psfleet-launch --chaos`: what counts this push on every server."""
+        if audit.spec.key not in self._specs:
+            self.create(audit.spec)
+        return audit.gradient(self._mode)
 
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
