@@ -379,11 +379,10 @@ class Coordinator:
         if len(change.reports) < self.servers:
             return []
         self._change = None
-        self._view(change)
-        return self._complete()
+        return [*self._view(change), *self._complete()]
 
-    def _view(self, change: Change) -> None:
-        """Decide: first kept in the journal, then in force."""
+    def _view(self, change: Change) -> list[Outcome]:
+        """Decide: first kept in the journal, then in force; who waits in an ended life is told."""
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
         members, supply = copy.deepcopy((self.members, self.supply))
         members.decide(change, self.meetings.met)
@@ -396,9 +395,12 @@ class Coordinator:
             supply.give_back(worker, before[worker], change.reports)
         supply.change(members.closed, members.present(), members.counts_in)
         self._decide(Viewed(members, supply))
-        for worker in over:
-            self.meetings.drop(worker)
         self._uninstalled = set(range(self.servers))
+        return [
+            refusal
+            for worker in over
+            for refusal in self.meetings.drop(worker, self._fenced(worker, before[worker]))
+        ]
 
     def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
         """A server has installed the view; after the last one its new workers may begin."""
@@ -433,10 +435,13 @@ class Coordinator:
         if seat is None or incarnation > self.members.lives or incarnation == 0:
             raise NotReady(f"life {incarnation} of worker {worker} has not registered")
         if incarnation != seat.incarnation:
-            now = seat.incarnation
-            then = f"life {now} has begun" if now else "its seat is removed"
-            raise Fenced(f"life {incarnation} of worker {worker} is over; {then}")
+            raise self._fenced(worker, incarnation)
         return seat
+
+    def _fenced(self, worker: int, incarnation: int) -> Fenced:
+        now = self.members.seats[worker].incarnation
+        then = f"life {now} has begun" if now else "its seat is removed"
+        return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
 
     def _complete(self) -> list[Outcome]:
         met = self.meetings.complete(self.members.present())

@@ -122,9 +122,10 @@ class Meetings:
         self._waiting.clear()
         return [Release(call, met.value) for calls in waiting for call in calls]
 
-    def drop(self, worker: int) -> None:
+    def drop(self, worker: int, error: PsfleetError) -> list[Refuse]:
         """The life of the worker is over; its arrival is void."""
-        self._waiting.pop(worker, None)
+        _, calls = self._waiting.pop(worker, (None, []))
+        return [Refuse(call, error) for call in calls]
 
     def expire(self, call: Call, awaited: Collection[int]) -> list[Release | Refuse]:
         """The deadline of a waiting call has passed. Its worker stays arrived."""

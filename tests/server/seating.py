@@ -24,7 +24,8 @@ def settled(coordinator: Coordinator, report: Report | None = None) -> list[Outc
 def register(coordinator: Coordinator, worker: int, boot: int, workers: int) -> int:
     """The life that a process gets once all servers know of it."""
     outcomes = coordinator.register(worker, boot, workers, "register")
-    [outcome] = [*outcomes, *settled(coordinator)]
+    every = [*outcomes, *settled(coordinator)]
+    [outcome] = [one for one in every if one.call == "register"]
     if isinstance(outcome, Refuse):
         raise outcome.error
     assert isinstance(outcome, Seating)

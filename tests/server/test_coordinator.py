@@ -17,8 +17,8 @@ from psfleet.errors import (
     UsageError,
 )
 from psfleet.shard.events import Refuse
-from psfleet_server.coordinator import Arrival, Beat, Coordinator, Outcome, Release
-from tests.server.seating import register
+from psfleet_server.coordinator import Arrival, Beat, Coordinator, Outcome, Release, Seating
+from tests.server.seating import register, settled
 
 
 def registered(workers: int) -> Coordinator:
@@ -100,10 +100,14 @@ def test_what_does_not_belong_together_is_refused() -> None:
 
 
 def test_only_the_present_life_may_come() -> None:
-    """A life that is over is fenced, one that has not begun is not ready; an old arrival is void."""
+    """A life that is over is fenced, one that has not begun is not ready; an old arrival is refused."""
     coordinator = registered(2)
     coordinator.arrive(barrier(0), "old")
-    life = register(coordinator, 0, 999, 2)
+    coordinator.register(0, 999, 2, "new process")
+    old, new = settled(coordinator)
+    assert isinstance(error_of([old]), Fenced)
+    assert isinstance(new, Seating)
+    life = new.incarnation
     assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
     assert isinstance(error_of(coordinator.arrive(Arrival(0, life + 1, 1), "c")), NotReady)
     assert coordinator.arrive(barrier(1), "c1") == []
