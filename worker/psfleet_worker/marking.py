@@ -12,6 +12,7 @@ from collections.abc import Callable
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet_worker.client import wait_all
 from psfleet_worker.connection import Connection
 
 __all__ = ["Marks"]
@@ -61,7 +62,13 @@ class Marks:
             keeps=keeps,
         )
         self._keeps = keeps
-        answer = self._call(0, "SnapshotLead/Kept", asked)
+        patience = self._fleet.patience
+        call = self._fleet.clients[0].start(
+            "SnapshotLead/Kept",
+            asked.SerializeToString(),
+            outage=max(patience.start, patience.outage),
+        )
+        [answer] = wait_all([call])
         return snapshot_pb2.KeptReply.FromString(answer).state
 
     def say_goodbye(self) -> None:
