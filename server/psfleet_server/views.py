@@ -16,6 +16,7 @@ from psfleet.wire.v1 import membership_pb2
 from psfleet_server.coordinator import Coordinator, Due, Outcome, torn_words
 from psfleet_server.host import Host
 from psfleet_server.peers import Peer
+from psfleet_server.supply import Torn
 
 __all__ = ["Views"]
 
@@ -111,16 +112,16 @@ class Views:
                 step = self._send(each)
             except PsfleetError:
                 continue  # it is due again
-            torn = len(self._supply_torn())
+            before = self._torn()
             self._host.meet(step)
-            for line in torn_words(self._supply_torn()[torn:]):
+            for line in torn_words(self._torn()[len(before) :]):
                 print(line, flush=True)
             answered = True
         return answered
 
-    def _supply_torn(self) -> list:  # type: ignore[type-arg]
+    def _torn(self) -> list[Torn]:
         assert self._host.coordinator is not None
-        return self._host.coordinator.supply.torn
+        return list(self._host.coordinator.supply.torn)
 
     def _send(self, due: Due) -> Callable[[Coordinator], Sequence[Outcome]]:
         """Make the call; how the coordinator takes the answer."""
