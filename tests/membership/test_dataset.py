@@ -1,0 +1,80 @@
+"""fleet.dataset in one process, and the plans by which a fleet deals samples."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from psfleet import runtime as runtimes
+from psfleet.dealing import LOOKAHEAD, Entry, Plan, length
+from psfleet.errors import ConfigError, UsageError
+from psfleet.fleet import Fleet
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """Of this process alone."""
+    runtimes.use(None)
+    return Fleet()
+
+
+def test_alone_all_batches_come_in_order(fleet: Fleet) -> None:
+    """Indices, rows of an array or elements of a list; an epoch's last batch is shorter."""
+    assert [b.tolist() for b in fleet.dataset(5, 2, 2)] == [[0, 1], [2, 3], [4]] * 2
+    rows = np.arange(10).reshape(5, 2)
+    assert np.concatenate([*fleet.dataset(rows, 3)]).tolist() == rows.tolist()
+    assert [*fleet.dataset(["a", "b", "c"], 2)] == [["a", "b"], ["c"]]
+
+
+def test_each_epoch_has_an_order_of_its_own(fleet: Fleet) -> None:
+    """The order follows from the seed; every epoch has every sample once."""
+    first, again, other = (
+        np.concatenate([*fleet.dataset(50, 7, 2, shuffle_seed=seed)]) for seed in (3, 3, 4)
+    )
+    assert first.tolist() == again.tolist() != other.tolist()
+    assert first[:50].tolist() != first[50:].tolist()
+    assert sorted(first[:50]) == sorted(first[50:]) == [*range(50)]
+
+
+def test_nonsense_is_refused(fleet: Fleet) -> None:
+    """Sizes below one, and a runtime whose steps the fleet does not count."""
+    for source, batch, epochs in ((0, 1, 1), (5, 0, 1), (5, 2, 0), ([], 2, 1)):
+        with pytest.raises(UsageError, match="at least 1"):
+            next(fleet.dataset(source, batch, epochs))
+    runtimes.use(object())  # type: ignore[arg-type]  # it has no shares
+    with pytest.raises(ConfigError, match="localsgd"):
+        next(fleet.dataset(5, 2))
+    runtimes.use(None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_sample_is_dealt_once(seed: int) -> None:
+    """Seats go and come between rounds, several times at the same round; every sample has one round."""
+    dice = random.Random(seed)
+    size, epochs, seats = dice.randint(1, 60), dice.randint(1, 3), {0: 1, 1: 1, 2: 1}
+    stream = tuple((epoch * size, (epoch + 1) * size) for epoch in range(epochs))
+    plan = Plan(size, dice.randint(1, 5), (Entry(1, (0, 1, 2), stream),))
+    last: dict[int, list[range]] = {}  # rounds in which a seat was there, before it was removed
+    used: Counter[int] = Counter()
+    closed = 0
+    while closed < plan.last():
+
+        def counts_in(seat: int, number: int) -> bool:
+            was = any(number in rounds for rounds in last.get(seat, []))
+            return was or (seat in seats and seats[seat] <= number)
+
+        for _ in range(dice.choice([0, 0, 0, 1, 2])):
+            seat = dice.randrange(4)
+            if seat in seats and len(seats) > 1:
+                last.setdefault(seat, []).append(range(seats.pop(seat), closed + 1))
+            elif seat not in seats:
+                seats[seat] = closed + LOOKAHEAD + 1
+            plan = plan.changed(closed + LOOKAHEAD + 1, sorted(seats), closed, counts_in)
+        closed += 1
+        for seat in range(4):
+            if counts_in(seat, closed):
+                for low, high in plan.share(seat, closed):
+                    used.update(range(low, high))
+                assert length(plan.share(seat, closed)) <= plan.batch
+    assert used == Counter(range(size * epochs))
