@@ -20,15 +20,26 @@ from psfleet.modes.changing import change
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
 from psfleet.routing import as_ids
-from psfleet.runtime import Gradient, Read, Runtime, Ticket
+from psfleet.runtime import Awaited, Gradient, Read, Runtime, Ticket, pull_ahead
 from psfleet.shard.events import Mode
 from psfleet.strategy import Settings, resolve
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 
-__all__ = ["Client", "DenseTable", "SparseTable", "connect"]
+__all__ = ["Client", "DenseTable", "RowsAhead", "SparseTable", "connect"]
 
 Floats = NDArray[np.float32]
+
+
+class RowsAhead:
+    """Rows on their way, see `SparseTable.pull_ahead`."""
+
+    def __init__(self, awaited: Awaited) -> None:
+        self._awaited = awaited
+
+    def wait(self) -> Floats:
+        """The rows: float32 [*ids.shape, dim]."""
+        return self._awaited.wait()[0]
 
 
 class SparseTable:
@@ -48,6 +59,16 @@ class SparseTable:
         """
         checked = as_ids(ids, f"table {self.spec.name!r}")
         return self._runtime.pull([Read(self.spec.key, checked)])[0]
+
+    def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
+        """Begin to pull the rows of a batch to come, while this one is worked on.
+
+        Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
+        for rows before the push whose turn it is; that push then travels with the next question. In the
+        other modes and embedded it is a plain pull, made at once.
+        """
+        checked = as_ids(ids, f"table {self.spec.name!r}")
+        return RowsAhead(pull_ahead(self._runtime, [Read(self.spec.key, checked)]))
 
     def push(
         self,

@@ -7,7 +7,7 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 import importlib.metadata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,12 @@ from psfleet.errors import ConfigError
 from psfleet.tables.spec import TableSpec
 
 __all__ = [
+    "Awaited",
     "Gradient",
     "Precision",
+    "Pulled",
     "Read",
+    "ReadsAhead",
     "Runtime",
     "TableState",
     "Ticket",
@@ -27,6 +30,7 @@ __all__ = [
     "is_trained",
     "load_runtime",
     "provide",
+    "pull_ahead",
     "use",
 ]
 
@@ -106,6 +110,42 @@ class Ticket(Protocol):
         Raises:
             DeadlineExceeded: Not acknowledged within `timeout` seconds (None: the runtime's own).
         """
+
+
+class Awaited(Protocol):
+    """A pull under way."""
+
+    def wait(self) -> list[Floats]:
+        """The values, as `Runtime.pull` gives them; the same each time it is asked."""
+
+
+class Pulled:
+    """A pull that is over."""
+
+    def __init__(self, values: list[Floats]) -> None:
+        self._values = values
+
+    def wait(self) -> list[Floats]:
+        """See Awaited.wait."""
+        return self._values
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A runtime that can read while its worker computes."""
+
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """As `Runtime.pull`, but it only begins: every push before it is in the values, none after it.
+
+        One at a time: the next one, and whatever else waits for the servers, first waits for this.
+        """
+
+
+def pull_ahead(runtime: "Runtime", reads: Sequence[Read]) -> Awaited:
+    """Begin a pull; where the runtime cannot read ahead, it is over at once."""
+    if isinstance(runtime, ReadsAhead):
+        return runtime.pull_ahead(reads)
+    return Pulled(runtime.pull(reads))
 
 
 class Runtime(Protocol):

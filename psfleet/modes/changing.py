@@ -10,7 +10,7 @@ from psfleet import runtime as runtimes
 from psfleet.environment import Environment
 from psfleet.modes.geo import GeoRuntime
 from psfleet.modes.merging import MergingRuntime
-from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime import Awaited, Gradient, Read, Runtime, TableState, Ticket, pull_ahead
 from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency
 from psfleet.tables.spec import TableSpec
@@ -86,6 +86,10 @@ class ChangingRuntime:
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
         return self._inner.pull(reads)
+
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead."""
+        return pull_ahead(self._inner, reads)
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import read_specs
 from psfleet.dealing import Range
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, PsfleetError, UnknownTable, UsageError
+from psfleet.errors import ConfigError, UnknownTable, UsageError
 from psfleet.kernels.dedup import owned_by
 from psfleet.pipeline.links import Place
 from psfleet.routing import check_gradient, check_ids, check_spec_value
-from psfleet.runtime import Gradient, Read, TableState
+from psfleet.runtime import Awaited, Gradient, Pulled, Read, TableState
 from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
@@ -29,6 +29,7 @@ from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
 from psfleet_worker.marking import Marks
 from psfleet_worker.parcel import Parcel
+from psfleet_worker.pulls import PullTicket
 from psfleet_worker.pushes import Pushes, PushTicket
 from psfleet_worker.routing import Plans, add_gradient, deal_read
 from psfleet_worker.saving import save
@@ -87,6 +88,8 @@ class ClusterRuntime:
         self._marks = Marks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
         self._open = 0  # sync mode: the round that is pushed and not committed
+        self._ahead: PullTicket | None = None  # a pull that may be under way
+        self._overtaken = False  # and a push has been made after it
         self._writes = 0  # WriteState calls of this life
         self._closed = False
         self._links: StageLinks | None = None
@@ -156,9 +159,33 @@ class ClusterRuntime:
         """See Runtime.pull. One call to each server that has a part in it."""
         return self._pull(reads, None)
 
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead. In modes whose pulls wait for other workers it is a plain pull."""
+        if self._mode != "async":
+            return Pulled(self.pull(reads))
+        self._arrive()
+        self._ahead, self._overtaken = self._ask(reads, None), False
+        return self._ahead
+
+    def _arrive(self) -> None:
+        """Let what was read ahead be here: what follows may use its places in memory anew."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.wait()
+            self._fleet.view = max(self._fleet.view, ahead.view)
+
     def _pull(self, reads: Sequence[Read], timeout: float | None) -> list[Floats]:
+        self._arrive()
         if self._mode == "sync":  # a pull commits what every server holds
             self._pushes.settle()
+        ticket = self._ask(reads, timeout)
+        joined = ticket.wait()
+        self._fleet.view = max(self._fleet.view, ticket.view)
+        self._open = 0
+        self._pushes.settle()
+        return joined
+
+    def _ask(self, reads: Sequence[Read], timeout: float | None) -> PullTicket:
         dealt = [deal_read(self._spec(read.table), read, self._plans) for read in reads]
         with self._pushes.lock:
             ticket = self._pushes.take()
@@ -171,13 +198,7 @@ class ClusterRuntime:
             }
             if ticket:
                 self._pushes.sent(ticket, list(calls.values()))
-        found = self._answers(calls, parcels, reads, asked)
-        self._open = 0
-        joined = [deal.join(values) for deal, values in zip(dealt, found, strict=True)]
-        for parcel in parcels:
-            parcel.close()
-        self._pushes.settle()
-        return joined
+        return PullTicket(calls, parcels, dealt, asked, self._spec)
 
     def _parcels(self, **fields: Any) -> list[Parcel]:
         """An empty parcel for each server, with a header of these fields."""
@@ -192,28 +213,6 @@ class ClusterRuntime:
             method, parcel.request(), cargo=parcel, seconds=self._seconds(timeout)
         )
 
-    def _answers(
-        self,
-        calls: dict[int, Call],
-        parcels: Sequence[Parcel],
-        reads: Sequence[Read],
-        asked: Sequence[Sequence[bool]],
-    ) -> list[list[Floats | None]]:
-        """Of each read what each server gave; `asked`: of each read which servers have a part."""
-        try:
-            answers = wait_all(list(calls.values()))
-        except PsfleetError:
-            for parcel in parcels:
-                parcel.lose()
-            raise
-        values: list[list[Floats | None]] = [[None] * self.server_num for _ in reads]
-        for server, answer in zip(calls, answers, strict=True):
-            found = iter(parcels[server].answer(answer, self._spec))
-            self._fleet.view = max(self._fleet.view, parcels[server].view)
-            for of_read, has_part in zip(values, asked, strict=True):
-                of_read[server] = next(found) if has_part[server] else None
-        return values
-
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PushTicket:
@@ -225,6 +224,9 @@ class ClusterRuntime:
             raise UsageError("a push names a table twice; sum its gradients first")
         if self._open:
             self.flush()
+        if self._overtaken:
+            self._arrive()
+        self._overtaken = self._ahead is not None
         self._pushes.settle(_WINDOW - 1)
         specs = [self._spec(table) for table in tables]
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
@@ -259,6 +261,7 @@ class ClusterRuntime:
 
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
+        self._arrive()
         self._pushes.send()
         self._pushes.settle(timeout=timeout)
         if self._open:

@@ -1,0 +1,118 @@
+"""Rows read ahead lack exactly the push that overtook them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet import rules
+from psfleet.environment import Environment
+from psfleet.errors import ServerUnavailable
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import Mode
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.process import Server
+from psfleet_worker.client import Patience
+from psfleet_worker.runtime import ClusterRuntime
+
+ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())
+WHOLE = TableSpec("whole", "dense", (300, 100), rules.SGD())
+IDS = np.arange(50, dtype=np.int64)
+READS = [Read(ROWS.key, IDS), Read(WHOLE.key)]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """A server in this process."""
+    with Server(Environment("server", 0, (f"unix:{tmp_path}/socket",), 1)) as server:
+        yield server.endpoint
+
+
+def connect(endpoint: str, mode: Mode = "async", lane: str = "auto") -> ClusterRuntime:
+    """A worker with a table of each kind."""
+    runtime = ClusterRuntime(Environment("worker", 0, (endpoint,), 1, lane=lane), mode)
+    runtime.create(ROWS)
+    runtime.create(WHOLE, np.zeros(WHOLE.shape, np.float32))
+    return runtime
+
+
+def push(runtime: ClusterRuntime) -> None:
+    """Take 1 from every value."""
+    rows, whole = np.ones((50, 8), np.float32), np.ones(WHOLE.shape, np.float32)
+    runtime.push([Gradient(ROWS.key, rows, IDS, 1.0), Gradient(WHOLE.key, whole, None, 1.0)])
+
+
+@pytest.mark.parametrize("lane", ["auto", "inline"])
+def test_one_push_behind(endpoint: str, lane: str) -> None:
+    """What is read ahead in each step lacks the push of that step and no other."""
+    runtime = connect(endpoint, lane=lane)
+    push(runtime)
+    first = runtime.pull([READS[0]])[0]
+    ahead = runtime.pull_ahead(READS)
+    for step in range(1, 8):
+        rows, whole = ahead.wait()
+        np.testing.assert_array_equal(whole, -max(step - 1, 1))
+        np.testing.assert_allclose(rows, first + 1 - max(step - 1, 1), rtol=1e-6)
+        ahead = runtime.pull_ahead(READS)
+        push(runtime)
+    np.testing.assert_array_equal(runtime.pull(READS)[1], -8)
+    runtime.close()
+
+
+@pytest.mark.parametrize("lane", ["auto", "inline"])
+def test_nobody_waits_for_it(endpoint: str, lane: str) -> None:
+    """Values read ahead are those of their moment, however many pushes and pulls come before `wait`."""
+    runtime = connect(endpoint, lane=lane)
+    push(runtime)
+    ahead = runtime.pull_ahead(READS)
+    for _ in range(9):
+        push(runtime)
+    np.testing.assert_array_equal(runtime.pull(READS)[1], -10)
+    runtime.flush()
+    rows, whole = ahead.wait()
+    np.testing.assert_array_equal(whole, -1)
+    assert ahead.wait()[0] is rows
+    runtime.close()
+
+
+def test_the_rounds_of_sync_mode(endpoint: str) -> None:
+    """In sync mode it is a pull: it commits the round before it."""
+    runtime = connect(endpoint, "sync")
+    push(runtime)
+    np.testing.assert_array_equal(runtime.pull_ahead(READS).wait()[1], -1)
+    runtime.close()
+
+
+def test_a_client_reads_ahead(endpoint: str) -> None:
+    """A table of a client, on a server and embedded: the same call, there one push behind."""
+    for ps, behind in (
+        (psfleet.connect(Environment("worker", 0, (endpoint,), 1)), 1),
+        (psfleet.connect(Environment(None, 0, (), 1)), 1),
+    ):
+        with ps:
+            table = ps.sparse_table("rows", 8, psfleet.optimizer.SGD(1.0))
+            before = table.pull(IDS)
+            ahead = table.pull_ahead(IDS)
+            table.push(IDS, np.full((50, 8), behind, np.float32)).wait()
+            np.testing.assert_array_equal(ahead.wait(), before)
+            np.testing.assert_allclose(table.pull(IDS), before - behind)
+
+
+def test_a_server_that_is_killed() -> None:
+    """A pull whose server dies ends with its error, for whoever waits for it and for what follows."""
+    with LocalFleet(1, 1) as fleet:
+        patience = Patience(outage=0.5, start=30.0, leave=0.2)
+        runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience)
+        runtime.create(ROWS)
+        runtime.pull([READS[0]])
+        fleet.kill(0)
+        ahead = runtime.pull_ahead([READS[0]])
+        for _ in range(2):
+            with pytest.raises(ServerUnavailable, match="server 0"):
+                ahead.wait()
+        with pytest.raises(ServerUnavailable, match="server 0"):
+            runtime.pull([READS[0]])
+        runtime.close()
