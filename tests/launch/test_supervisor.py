@@ -14,6 +14,7 @@ from psfleet_launch.supervisor import (
     Exited,
     Finish,
     Limits,
+    Lost,
     Phase,
     Ready,
     Send,
@@ -209,3 +210,26 @@ def test_a_server_with_a_log_is_started_again() -> None:
     early.begin(at=0)
     told(early, Exited(S0, 1))
     assert early.failure is not None
+
+
+def test_a_worker_is_started_again() -> None:
+    """So often as it may be; then its death is the job's failure."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1))
+    assert told(job, Exited(W1, -9)) == [Start((W1,))]
+    assert told(job, Exited(W1, 1)) == [Send((W0,), signal.SIGTERM)]
+    assert job.failure is not None
+    assert job.failure.member == W1
+
+
+def test_a_job_goes_on_without_a_worker() -> None:
+    """As long as another one trains."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, spares_workers=True)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1))
+    assert told(job, Exited(W1, -9)) == [Lost(W1, -9)]
+    assert job.failure is None
+    assert told(job, Exited(W0, 1)) == [Send((S0, S1), signal.SIGTERM)]
+    assert job.failure is not None
+    assert job.failure.member == W0
