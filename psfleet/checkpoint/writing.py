@@ -48,14 +48,19 @@ def begin_save(path: str) -> str:
     """Make the temporary folder that servers write into, beside `path`.
 
     Raises:
-        CheckpointError: There is something else at `path`.
+        CheckpointError: There is something else at `path`, or the folder cannot be made.
     """
     target = Path(path)
-    if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
-        raise CheckpointError(f"{path!r} exists and is not a checkpoint; choose another folder")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    try:
+        if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
+            raise CheckpointError(f"{path!r} exists and is not a checkpoint; choose another folder")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"a snapshot cannot be written to {path!r}: {error.strerror}; choose another folder"
+        ) from None
     return str(temporary)
 
 

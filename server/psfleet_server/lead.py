@@ -4,6 +4,7 @@ Rules R11 and R12 of the protocol. What goes wrong on the way ends this snapshot
 next one has another number. Complete is what has its name on the disk: the manifest is the decision.
 """
 
+import contextlib
 import json
 import shutil
 import threading
@@ -144,11 +145,13 @@ class Lead:
             CheckpointError: It could not be taken; what was there is untouched.
             DeadlineExceeded: A worker or a server did not do its part in time.
         """
-        with self._turn:
+        with self._turn, contextlib.ExitStack() as opened:
             number = self._next_number()
             path = Path(wanted.path) if wanted.path else self._own_path(number)
-            folder = begin_save(str(path))
             peers = self._peers()
+            for peer in peers:
+                opened.callback(peer.close)
+            folder = begin_save(str(path))
             try:
                 base = self._last_base if wanted.delta else None
                 parts = self._parts(peers, number, folder, wanted, base)
@@ -165,8 +168,6 @@ class Lead:
                 self._last_base = (number, path.absolute())
             # Only what the job keeps itself will be there for a log to begin with.
             self._settle(peers, number, complete=not wanted.path)
-            for peer in peers:
-                peer.close()
             if not wanted.path:
                 self._drop_old()
             return number, str(path)
@@ -365,7 +366,6 @@ class Lead:
     def _own_path(self, number: int) -> Path:
         if self._folder is None:
             raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
-        self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.glob(".snapshot-*.partial"):  # of a process that died
             shutil.rmtree(left, ignore_errors=True)
         return self._folder / own_name(number)

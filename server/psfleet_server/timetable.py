@@ -63,7 +63,7 @@ class Timetable:
                 continue
             try:
                 self._lead.take(Wanted())
-            except PsfleetError as error:
+            except (PsfleetError, OSError) as error:
                 failures += 1
                 if not self._over.is_set():
                     print(f"{error} ({failures} in a row)", file=sys.stderr, flush=True)
