@@ -134,6 +134,10 @@ class Pulled:
 class ReadsAhead(Protocol):
     """A runtime that can read while its worker computes."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it does in the mode that it is in; else `pull_ahead` is a plain pull."""
+
     def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
         """As `Runtime.pull`, but it only begins: every push before it is in the values, none after it.
 

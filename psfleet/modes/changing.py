@@ -10,7 +10,16 @@ from psfleet import runtime as runtimes
 from psfleet.environment import Environment
 from psfleet.modes.geo import GeoRuntime
 from psfleet.modes.merging import MergingRuntime
-from psfleet.runtime import Awaited, Gradient, Read, Runtime, TableState, Ticket, pull_ahead
+from psfleet.runtime import (
+    Awaited,
+    Gradient,
+    Read,
+    ReadsAhead,
+    Runtime,
+    TableState,
+    Ticket,
+    pull_ahead,
+)
 from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency
 from psfleet.tables.spec import TableSpec
@@ -86,6 +95,11 @@ class ChangingRuntime:
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
         return self._inner.pull(reads)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """See ReadsAhead."""
+        return isinstance(self._inner, ReadsAhead) and self._inner.reads_ahead
 
     def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
         """See ReadsAhead.pull_ahead."""

@@ -16,7 +16,7 @@ from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.pipeline.links import here
 from psfleet.rules.base import Rule
-from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
+from psfleet.runtime import Awaited, Gradient, Read, ReadsAhead, Runtime, TableState, is_trained
 from psfleet.tables.spec import Decay, TableSpec
 
 __all__ = ["Owner", "Seat", "Tables", "Watcher", "as_gradient", "invalidate", "tables", "watch"]
@@ -86,6 +86,7 @@ class Tables:
         self._owned: dict[tuple[int, int], Seat] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[Seat] = []
+        self._ahead: tuple[list[Read], Awaited] | None = None
 
     # -- Binding -------------------------------------------------------------------------------
 
@@ -133,11 +134,35 @@ class Tables:
         rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
         self._pull([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
 
+    def read_ahead(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]
+    ) -> None:
+        """Begin to bring what the step after the one that runs needs: its push overtakes that.
+
+        Nothing is read ahead in modes in which a step must see the push before it.
+        """
+        if not isinstance(self.runtime, ReadsAhead) or not self.runtime.reads_ahead:
+            return
+        seats = [self._seats[id(parameter)] for parameter in dense]
+        rows = [(self._seats[id(parameter)], ids) for parameter, ids in sparse]
+        if all(seat.spec.kind == "dense" for seat in seats) and all(
+            seat.spec.kind == "sparse" for seat, _ in rows
+        ):
+            reads = _reads(seats, [(seat, np.array(ids)) for seat, ids in rows])
+            self._ahead = reads, self.runtime.pull_ahead(reads)
+
+    def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
+        """The values of these reads, if they were read ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not _alike(ahead[0], reads):
+            return None
+        return ahead[1].wait()
+
     def _pull(self, dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> None:
-        reads = [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
+        reads = _reads(dense, sparse)
         if not reads:
             return
-        arrays = self.runtime.pull(reads)
+        arrays = self._arrived(reads) or self.runtime.pull(reads)
         for array in arrays:
             array.flags.writeable = False
         for seat, array in zip(dense, arrays, strict=False):
@@ -284,6 +309,7 @@ class Tables:
 
     def forget(self) -> None:
         """Every table may have changed."""
+        self._ahead = None
         for seat in self._seats.values():
             seat.forget()
 
@@ -300,6 +326,14 @@ def tables(runtime: Runtime | None = None) -> Tables:
     return _known[0]
 
 
+def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    """Begin to bring what the next step needs, see `Tables.read_ahead`, if one runtime has it all."""
+    bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
+    binding = next(iter(bindings.values()), None)
+    if len(bindings) == 1 and isinstance(binding, Tables):
+        binding.read_ahead(dense, sparse)
+
+
 def watch(watcher: Watcher) -> None:
     """Tell it, for as long as it lives, of each `invalidate`."""
     _watchers.add(watcher)
@@ -309,6 +343,19 @@ def invalidate() -> None:
     """Forget the values seen: the tables were changed by more than this worker's pushes."""
     for known in (*_known, *_watchers):
         known.forget()
+
+
+def _reads(dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> list[Read]:
+    return [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
+
+
+def _alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
+    """Whether they ask for the same."""
+    return [read.table for read in some] == [read.table for read in others] and all(
+        one.ids is other.ids is None
+        or (one.ids is not None and other.ids is not None and np.array_equal(one.ids, other.ids))
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def as_gradient(seat: Seat, grad: Grad | Elements, rate: float) -> Gradient:

@@ -2,7 +2,7 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from psfleet.environment import plan_file
 from psfleet.errors import UsageError
-from psfleet.optimizer.binding import invalidate
+from psfleet.optimizer.binding import invalidate, read_ahead
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
@@ -90,6 +90,17 @@ class Executor:
             IdError: Ids are fractional, NaN or outside a table.
             UsageError: A feed is missing or unknown, or a fetch is unknown.
         """
+        return self._run(program, feed, fetch_list, None, return_numpy)
+
+    def _run(
+        self,
+        program: Program | None,
+        feed: Mapping[str, Any] | None,
+        fetch_list: Sequence[Variable | str] | Variable | str | None,
+        following: Mapping[str, Any] | None,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """See `run`. While it computes, what the step with the feed `following` needs is read."""
         program = program or default_main_program()
         fetches = [_named(program, entry) for entry in _entries(fetch_list)]
         plan = self._plan(program, fetches)
@@ -101,7 +112,7 @@ class Executor:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
         else:
             _check_whole(program)
-            run = self._step(program, plan, arrays)
+            run = self._step(program, plan, arrays, following)
         results = [run.result(variable) for variable in fetches]
         self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
         if return_numpy:
@@ -117,17 +128,24 @@ class Executor:
         self._plans.move_to_end(key)
         return self._plans[key]
 
-    def _step(self, program: Program, plan: Plan, feeds: dict[Variable, Array]) -> Run:
+    def _step(
+        self,
+        program: Program,
+        plan: Plan,
+        feeds: dict[Variable, Array],
+        following: Mapping[str, Any] | None,
+    ) -> Run:
         kind = RecomputingRun if plan.recomputes else Run
         run = kind(program, plan, feeds, self.meter)
         if not program.records:
             return run
         run.forward(plan.early)
-        fetch(
-            [v.parameter for v in plan.dense if v.parameter],
-            [(parameter, run.values[ids]) for parameter, ids in plan.lookups],
-        )
+        dense = [v.parameter for v in plan.dense if v.parameter]
+        fetch(dense, [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
         run.take_parameters()
+        if following is not None and all(ids in feeds for _, ids in plan.lookups):
+            coming = check_feed(program, plan.feeds, following)
+            read_ahead(dense, [(parameter, coming[ids]) for parameter, ids in plan.lookups])
         run.main()
         run.backward()
         run.forward(plan.late)
@@ -164,6 +182,7 @@ class Executor:
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
         fetch_handler: Callable[[list[Any]], Any] | None = None,
+        read_ahead: bool = False,
     ) -> int:
         """Run the program once for each batch of a dataset.
 
@@ -173,6 +192,10 @@ class Executor:
             scope, thread, debug: Accepted for the reference's sake.
             fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
             fetch_handler: Called with the fetched values in place of printing.
+            read_ahead: Async mode: read what the next batch needs while this one is computed. Each step
+                then sees values that lack this worker's last push, and that one only, and the dataset
+                is one batch ahead of the training. Ids that the program computes from its feeds, and
+                the other modes, are read when it is their turn.
 
         Returns:
             The number of batches.
@@ -181,9 +204,10 @@ class Executor:
             raise UsageError("train_from_dataset needs a dataset")
         texts = list(fetch_info or [v if isinstance(v, str) else v.name for v in fetch_list or ()])
         done = 0
-        for done, feed in enumerate(dataset, 1):
+        feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
+        for done, (feed, following) in enumerate(feeds, 1):
             shown = fetch_list if done % max(print_period, 1) == 0 else None
-            values = self.run(program, feed, shown)
+            values = self._run(program, feed, shown, following)
             if shown and fetch_handler is not None:
                 fetch_handler(values)
             elif shown:
@@ -204,6 +228,19 @@ class Executor:
     def close(self) -> None:
         """Let go of the plans."""
         self._plans.clear()
+
+
+def _with_next(
+    feeds: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Each feed with the one after it."""
+    before: Mapping[str, Any] | None = None
+    for feed in feeds:
+        if before is not None:
+            yield before, feed
+        before = feed
+    if before is not None:
+        yield before, None
 
 
 def _check_whole(program: Program) -> None:

@@ -159,9 +159,14 @@ class ClusterRuntime:
         """See Runtime.pull. One call to each server that has a part in it."""
         return self._pull(reads, None)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
+        return self._mode == "async"
+
     def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
-        """See ReadsAhead.pull_ahead. In modes whose pulls wait for other workers it is a plain pull."""
-        if self._mode != "async":
+        """See ReadsAhead.pull_ahead."""
+        if not self.reads_ahead:
             return Pulled(self.pull(reads))
         self._arrive()
         self._ahead, self._overtaken = self._ask(reads, None), False

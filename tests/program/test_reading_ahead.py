@@ -1,0 +1,67 @@
+"""train_from_dataset(read_ahead=True): steps see values that lack their worker's last push."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet as ps
+from psfleet import layers, optimizer, runtime
+from psfleet.runtime import Read
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_worker.runtime import ClusterRuntime
+
+IDS = np.arange(6, dtype=np.int64).reshape(3, 2)
+STEPS = 6
+
+
+@pytest.mark.parametrize(("mode", "behind"), [("async", 1), ("sync", 0)])
+def test_one_push_behind(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of each step is that of the step before it in async mode, its own in sync mode."""
+    with LocalFleet(2, 1) as servers:
+        cluster = ClusterRuntime(servers.environment(0), mode)
+        before = runtime.use(cluster)
+        try:
+            plain = losses("plain", False)
+            asked = count_asked(cluster, monkeypatch)
+            ahead = losses("ahead", True)
+        finally:
+            runtime.use(before)
+            cluster.close()
+    steps = [max(step - behind, 0) for step in range(STEPS)]
+    np.testing.assert_allclose(ahead, [plain[step] for step in steps], rtol=1e-5)
+    assert len(asked) == (STEPS - 1) * behind
+
+
+def losses(name: str, read_ahead: bool) -> list[float]:
+    """Of a few steps that each move weights of both kinds by the same amount."""
+    program = ps.Program()
+    with ps.program_guard(program):
+        ids = layers.data("ids", [None, 2], dtype="int64")
+        rows = layers.embedding(ids, size=[100, 4], is_distributed=True, name=f"{name}.rows")
+        value = layers.fc(layers.reshape(rows * 0.0 + 1.0, [-1, 8]), 1, name=f"{name}.fc")
+        loss = layers.mean(value) + layers.mean(rows)
+        optimizer.SGD(0.1).minimize(loss)
+    found: list[float] = []
+    ps.Executor().train_from_dataset(
+        program,
+        [{"ids": IDS}] * STEPS,
+        fetch_list=[loss],
+        fetch_handler=lambda values: found.append(float(values[0].item())),
+        print_period=1,
+        read_ahead=read_ahead,
+    )
+    return [value - found[0] for value in found]
+
+
+def count_asked(cluster: ClusterRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is read ahead from now on."""
+    asked: list[Any] = []
+    inner = cluster.pull_ahead
+
+    def pull_ahead(reads: list[Read]) -> Any:
+        asked.append(reads)
+        return inner(reads)
+
+    monkeypatch.setattr(cluster, "pull_ahead", pull_ahead)
+    return asked
