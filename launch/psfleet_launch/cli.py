@@ -6,7 +6,9 @@ import re
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,9 +17,11 @@ import click
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch import security, snapshots
+from psfleet_launch.chaos import Trouble
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
+from psfleet_launch.promises import Left, Run, findings, show
 from psfleet_launch.screen import Screen
 from psfleet_launch.supervisor import Limits, Supervisor
 
@@ -25,6 +29,7 @@ __all__ = ["main", "merged"]
 
 _USAGE_EXIT = 2
 _RESTARTS = 5  # of each server in one job
+_RESTARTS_IN_CHAOS = 1000
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -131,6 +136,19 @@ _RESTARTS = 5  # of each server in one job
     metavar="SIZE",
     help="What each server may take, as in 8G; pushes that would take more are refused.",
 )
+@click.option(
+    "--chaos",
+    type=int,
+    metavar="SEED",
+    help="Kill, pause and disturb the job as this seed says, then report which promises it kept.",
+)
+@click.option(
+    "--chaos-pace",
+    type=click.FloatRange(0.5),
+    default=4.0,
+    show_default=True,
+    help="Seconds between two such faults, on average.",
+)
 @click.version_option(package_name="psfleet", prog_name="psfleet-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -159,6 +177,8 @@ def launch(
     restart_workers: int,
     dead_after: str,
     server_memory: str,
+    chaos: int | None,
+    chaos_pace: float,
     script: str,
     arguments: tuple[str, ...],
 ) -> int:
@@ -190,14 +210,54 @@ def launch(
         _seconds("--dead-after", dead_after),
     )
     name = name or job_name(request)
-    logs = _log_folder(log_dir, name)
+    place = _Place(log_dir, Limits(start=start_timeout), not no_progress)
+    if chaos is not None:
+        return _under_chaos(chaos, chaos_pace, request, name, place)
+    return _place(request, name, place).code
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where jobs of this command write, how long they may take, and whether progress is shown."""
+
+    log_dir: Path
+    limits: Limits
+    progress: bool
+
+
+def _place(request: Request, name: str, place: _Place, trouble: Trouble | None = None) -> Run:
+    """Give a request its folders and ports, and run it."""
+    before = Left.now()
+    logs = _log_folder(place.log_dir, name)
     snapshots.clear(logs, request.resume)
     with private_folder() as folder:
-        needs_credentials = request.port is not None and not insecure
+        needs_credentials = request.port is not None and not request.insecure
         credentials = security.make(folder / "tls") if needs_credentials else {}
-        job = Job(request, name, secrets.token_hex(16), folder, logs, credentials)
+        variables = {} if trouble is None else trouble.variables
+        token = secrets.token_hex(16)
+        job = Job(request, name, token, folder, logs, credentials, variables)
         _check_ports(requested_endpoints(job))
-        return _run(job, Limits(start=start_timeout), Screen(not no_progress))
+        code = _run(job, place.limits, Screen(place.progress), trouble)
+    notes = logs if trouble is None else trouble.folder
+    return Run(code, token, notes, logs, folder, before)
+
+
+def _under_chaos(seed: int, pace: float, request: Request, name: str, place: _Place) -> int:
+    """Run the job under faults, in sync mode once more without; 0 if every promise is kept."""
+    with tempfile.TemporaryDirectory(prefix="psfleet-chaos-") as parent:
+        trouble, calm = (
+            Trouble(seed, request, Path(parent, kind), is_calm=kind == "calm", pace=pace)
+            for kind in ("trouble", "calm")
+        )
+        for one in (trouble, calm):
+            one.folder.mkdir()
+        run = _place(request, name, place, trouble)
+        plain = None
+        if {held["mode"] for held in run.held.values()} == {"sync"}:
+            plain = _place(request, f"{name}-plain", place, calm)
+        found = findings(run, plain, request.servers)
+        kept = show(found, trouble.said(), run.logs / "chaos.json", seed)
+    return 0 if kept else run.code or 1
 
 
 def _seconds(option: str, text: str) -> float:
@@ -228,9 +288,10 @@ def merged(
     return parts
 
 
-def _run(job: Job, limits: Limits, screen: Screen) -> int:
+def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = None) -> int:
     durability = job.request.durability
-    restarts = _RESTARTS if durability in ("log", "log+fsync") else 0
+    often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
+    restarts = often if durability in ("log", "log+fsync") else 0
     rollbacks = _RESTARTS if durability == "snapshot" else 0
     supervisor = Supervisor(
         tuple(job.servers),
@@ -241,7 +302,7 @@ def _run(job: Job, limits: Limits, screen: Screen) -> int:
         job.request.worker_restarts,
         spares_workers=job.request.dead_after > 0,
     )
-    engine = LocalEngine(job, supervisor, screen)
+    engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()
     screen.end(code)

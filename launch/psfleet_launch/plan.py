@@ -154,6 +154,7 @@ class Job:
         folder: Private (mode 0700): sockets and ready files. Removed at the end.
         logs: The folder of the logs.
         credentials: The folder of each role's credentials; empty: none are needed.
+        variables: What its processes are told beside.
     """
 
     request: Request
@@ -162,6 +163,7 @@ class Job:
     folder: Path
     logs: Path
     credentials: Mapping[str, Path] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def servers(self) -> list[Member]:
@@ -246,6 +248,7 @@ def child_environment(
     """
     settled = {
         **marker(job),
+        **job.variables,
         "PSFLEET_ROLE": member.role,
         "PSFLEET_RANK": str(member.rank),
         "PSFLEET_SERVERS": ",".join(endpoints),

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import LogError
-from psfleet.testing.chaos import FullDisk
 from psfleet.testing.faults import Crashes
+from psfleet.testing.notes import FullDisk
 
 __all__ = ["Log", "Part", "chained", "files_of", "read_header", "records"]
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO, Any
 
 from psfleet_launch import guard, snapshots
+from psfleet_launch.chaos import Trouble
 from psfleet_launch.engines.spawn import open_log, send, spawn
 from psfleet_launch.plan import Job, Member, child_environment, command, requested_endpoints
 from psfleet_launch.screen import Screen
@@ -61,11 +62,14 @@ def private_folder() -> Iterator[Path]:
 class LocalEngine:
     """Runs one job. The calling thread must be the main thread: it takes the signals."""
 
-    def __init__(self, job: Job, supervisor: Supervisor, screen: Screen) -> None:
+    def __init__(
+        self, job: Job, supervisor: Supervisor, screen: Screen, trouble: Trouble | None = None
+    ) -> None:
         self.ended_at: dict[Member, datetime] = {}
         self._job = job
         self._supervisor = supervisor
         self._screen = screen
+        self._trouble = trouble
         self._endpoints = requested_endpoints(job)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._logs: dict[Member, IO[bytes]] = {}
@@ -93,6 +97,8 @@ class LocalEngine:
         self._wait()
         for event in [*self._happened(), Tick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
+        if self._trouble is not None:
+            self._make(self._trouble)
         if self._supervisor.phase is Phase.TRAINING:
             self._screen.refresh()
 
@@ -177,6 +183,16 @@ class LocalEngine:
                 key.fileobj.close()  # type: ignore[union-attr]  # a pipe
         return bool(ready)
 
+    def _make(self, trouble: Trouble) -> None:
+        """Do what chaos wants now; processes are stopped and killed from here alone."""
+        trains = self._supervisor.phase is Phase.TRAINING
+        living = set(self._supervisor.alive)
+        for strike in trouble.due(time.monotonic(), living, trains=trains):
+            if strike.text:
+                self._screen.say(f"chaos: {strike.text}")
+            if strike.signal:
+                send(self._processes[strike.member], strike.signal)
+
     # -- what is done ----------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
@@ -207,6 +223,8 @@ class LocalEngine:
     def _go_back(self) -> None:
         """Everything has ended; the job starts from its last snapshot."""
         self._generation = self._supervisor.generation
+        if self._trouble is not None:
+            self._trouble.went_back()
         self.ended_at.clear()
         self._processes.clear()
         for member in self._job.servers:

@@ -1,0 +1,122 @@
+"""What the launcher of a job under chaos tells its processes, and what they note for it.
+
+PSFLEET_CHAOS says what is wanted and names a folder. There each worker notes what it has pushed and what
+was acknowledged. Loads nothing: the launcher imports it.
+"""
+
+import errno
+import json
+import os
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["ChaosSettings", "FullDisk", "Notes", "Pushed", "read_pushed"]
+
+_SLOT = struct.Struct("<6Q")  # server, worker, life, first, last and acknowledged push
+
+
+@dataclass(frozen=True)
+class ChaosSettings:
+    """What PSFLEET_CHAOS says, as JSON.
+
+    Attributes:
+        folder: For notes; a file `full.<server>` in it means that the disk of that server is full.
+        seed: Of the faults of the network.
+        drop, duplicate, delay: Shares of a worker's calls whose answer is lost, that come with a repeat,
+            that wait up to 50 ms.
+    """
+
+    folder: str
+    seed: int = 0
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.0
+
+    @classmethod
+    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
+        """Those of the environment; None: this is no such job."""
+        said = variables.get("PSFLEET_CHAOS", "")
+        return cls(**json.loads(said)) if said else None
+
+    def text(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+
+class FullDisk:
+    """Says that the disk of one server is full while the launcher wants that."""
+
+    def __init__(self, settings: ChaosSettings, server: int) -> None:
+        self._mark = Path(settings.folder) / f"full.{server}"
+
+    @classmethod
+    def wanted(cls, server: int) -> "FullDisk | None":
+        """One if the environment asks for it."""
+        settings = ChaosSettings.wanted()
+        return None if settings is None else cls(settings, server)
+
+    def check(self) -> None:
+        """Raise the OSError of a write to a disk that is full, if it is."""
+        if self._mark.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@dataclass
+class Pushed:
+    """Pushes of one life to one server: numbers of the first, the last and the last acknowledged."""
+
+    first: int = 0
+    last: int = 0
+    acknowledged: int = 0
+
+
+class Notes:
+    """A file that says at every moment what was pushed, also when the process is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        name = f"pushed.{os.getpid()}.{os.urandom(4).hex()}"
+        self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._slots: dict[tuple[int, int, int], tuple[int, Pushed]] = {}
+        self._lock = threading.Lock()
+
+    def sent(self, server: int, worker: int, life: int, number: int) -> None:
+        """A push is about to leave."""
+        with self._lock:
+            slot, pushed = self._slot(server, worker, life)
+            pushed.first = pushed.first or number
+            pushed.last = max(pushed.last, number)
+            self._write(slot, (server, worker, life), pushed)
+
+    def acknowledged(self, server: int, worker: int, life: int, number: int) -> None:
+        """A push is acknowledged."""
+        with self._lock:
+            slot, pushed = self._slot(server, worker, life)
+            if pushed.first:
+                pushed.acknowledged = max(pushed.acknowledged, number)
+                self._write(slot, (server, worker, life), pushed)
+
+    def _slot(self, *key: int) -> tuple[int, Pushed]:
+        server, worker, life = key
+        return self._slots.setdefault((server, worker, life), (len(self._slots), Pushed()))
+
+    def _write(self, slot: int, key: tuple[int, int, int], pushed: Pushed) -> None:
+        packed = _SLOT.pack(*key, pushed.first, pushed.last, pushed.acknowledged)
+        os.pwrite(self._file, packed, slot * _SLOT.size)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+def read_pushed(folder: Path) -> dict[tuple[int, int, int], Pushed]:
+    """What all workers have noted, by server, worker and life."""
+    found: dict[tuple[int, int, int], Pushed] = {}
+    for path in folder.glob("pushed.*"):
+        whole = path.read_bytes()
+        for server, worker, life, *pushed in _SLOT.iter_unpack(
+            whole[: len(whole) // _SLOT.size * _SLOT.size]
+        ):
+            found[server, worker, life] = Pushed(*pushed)
+    return found

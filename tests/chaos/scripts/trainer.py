@@ -1,0 +1,46 @@
+"""Trains on fleet.dataset in the mode and with the number of epochs that it is told.
+
+python trainer.py MODE EPOCHS
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from psfleet import fleet, runtime
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.strategy import DistributedStrategy
+from psfleet.tables.spec import Initializer, TableSpec
+
+SAMPLES = 200
+WEIGHTS = TableSpec("weights", "dense", (5000,), make_rule("adam", {}))
+ROWS = TableSpec(
+    "rows", "sparse", (4,), make_rule("adagrad", {}), initializer=Initializer("uniform", -0.1, 0.1)
+)
+
+
+def main(mode: str, epochs: int) -> None:
+    """One worker."""
+    strategy = DistributedStrategy()
+    strategy.a_sync = mode == "async"
+    fleet.init(strategy=strategy)
+    active = runtime.active()
+    active.create(WEIGHTS, np.linspace(-1, 1, 5000, dtype=np.float32))
+    active.create(ROWS)
+    for chosen in fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3):
+        weights, rows = active.pull([Read(WEIGHTS.key), Read(ROWS.key, chosen)])
+        noise = np.random.default_rng(chosen).standard_normal(5000, np.float32)
+        active.push(
+            [
+                Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05),
+                Gradient(ROWS.key, rows + np.float32(0.1), chosen, 0.05),
+            ],
+            samples=len(chosen),
+        )
+        time.sleep(0.01)
+    fleet.barrier_worker()
+
+
+main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,67 @@
+"""Jobs under chaos keep what they promise, and one that does not is told so.
+
+The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = str(Path(__file__).with_name("scripts") / "trainer.py")
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+
+
+def chaos(
+    folder: Path, seed: int, mode: str, epochs: int, *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the report and the messages of a job of two servers and two workers."""
+    command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
+    command += ["--chaos", str(seed), "--no-progress", "--job", "job", "--log-dir", str(folder)]
+    done = subprocess.run(
+        [*command, *options, SCRIPT, mode, str(epochs)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    report = json.loads((folder / "job" / "chaos.json").read_text())
+    return done.returncode, report, done.stderr
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, str]:
+    """By the number of the promise."""
+    return {promise["promise"][0]: promise["verdict"] for promise in report["promises"]}
+
+
+@pytest.mark.parametrize("seed", range(1, 2 + MORE))
+def test_sync(tmp_path: Path, seed: int) -> None:
+    """Servers and workers are killed and paused, answers lost: the bits are those without faults."""
+    options = ("--durability", "log", "--restart-workers", "1", "--chaos-pace", "2")
+    code, report, errors = chaos(tmp_path, seed, "sync", 2, *options)
+    assert verdicts(report) == {
+        "1": "kept",
+        "2": "kept",
+        "3": "kept",
+        "4": "not tried",
+        "5": "not tried",
+        "6": "not tried",
+        "7": "kept",
+    }, errors
+    assert code == 0
+    assert report["faults"]
+
+
+@pytest.mark.parametrize("seed", range(1, 2 + MORE))
+def test_async(tmp_path: Path, seed: int) -> None:
+    """While snapshots are taken: every acknowledged push is counted once on every server."""
+    options = ("--durability", "log", "--snapshot-every", "1s", "--chaos-pace", "2")
+    code, report, errors = chaos(tmp_path, seed, "async", 6, *options)
+    found = verdicts(report)
+    assert (found["2"], found["3"], found["7"]) == ("kept", "kept", "kept"), errors
+    assert "BROKEN" not in found.values()
+    assert code == 0
