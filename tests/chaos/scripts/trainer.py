@@ -1,8 +1,11 @@
 """Trains on fleet.dataset in the mode and with the number of epochs that it is told.
 
 python trainer.py MODE EPOCHS
+
+With SOAK_UNTIL (seconds since 1970) it stops then, which sync mode does not allow.
 """
 
+import os
 import sys
 import time
 
@@ -15,6 +18,7 @@ from psfleet.strategy import DistributedStrategy
 from psfleet.tables.spec import Initializer, TableSpec
 
 SAMPLES = 200
+UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))
 WEIGHTS = TableSpec("weights", "dense", (5000,), make_rule("adam", {}))
 ROWS = TableSpec(
     "rows", "sparse", (4,), make_rule("adagrad", {}), initializer=Initializer("uniform", -0.1, 0.1)
@@ -40,6 +44,8 @@ def main(mode: str, epochs: int) -> None:
             samples=len(chosen),
         )
         time.sleep(0.01)
+        if time.time() > UNTIL:
+            break
     fleet.barrier_worker()
 
 
