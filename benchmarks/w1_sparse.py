@@ -21,8 +21,8 @@ BATCHES = 40
 INLINE = {"PSFLEET_LANE": "inline"}
 
 
-def work(rank: int, rows: int) -> None:
-    """A worker of psfleet."""
+def work(rank: int, rows: int, ahead: bool) -> None:
+    """A worker of psfleet; `ahead`: it reads the rows of the next batch while it works on this one."""
     import psfleet
 
     with psfleet.connect() as ps:
@@ -36,7 +36,14 @@ def work(rank: int, rows: int) -> None:
             table.pull(ids)
             table.push(ids, gradient)
 
-        obey(step, ps.flush)
+        coming = [table.pull_ahead(batches[0])] if ahead else []
+
+        def step_ahead(number: int) -> None:
+            coming.pop().wait()
+            coming.append(table.pull_ahead(batches[(number + 1) % BATCHES]))
+            table.push(batches[number % BATCHES], gradient)
+
+        obey(step_ahead if ahead else step, ps.flush)
 
 
 def fill(ps: Any, table: Any, rank: int, rows: int) -> None:
@@ -73,6 +80,9 @@ def main() -> None:
             program = [__file__, "--worker", str(rows)]
             crews = [
                 stack.enter_context(psfleet_crew("psfleet", program, workers=workers)),
+                stack.enter_context(
+                    psfleet_crew("psfleet, one push behind", [*program, "ahead"], workers=workers)
+                ),
                 stack.enter_context(
                     psfleet_crew(
                         "psfleet over TCP, no shared memory",
@@ -121,6 +131,6 @@ if __name__ == "__main__":
     if "--worker" in sys.argv:
         from psfleet.environment import read_environment
 
-        work(read_environment().rank, int(sys.argv[-1]))
+        work(read_environment().rank, int(sys.argv[2]), sys.argv[-1] == "ahead")
     else:
         main()
