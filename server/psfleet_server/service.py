@@ -1,6 +1,5 @@
 """The gRPC methods of a server: bytes in, checked; bytes out."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from psfleet.checkpoint import Snapshot, write_frozen
+from psfleet.checkpoint import Snapshot
 from psfleet.dealing import Plan
 from psfleet.errors import (
     CheckpointError,
@@ -35,7 +34,7 @@ from psfleet.wire.membership import (
     write_report,
 )
 from psfleet.wire.shared import Offer, SharedMemory
-from psfleet.wire.specs import read_mode, read_spec, write_spec
+from psfleet.wire.specs import read_mode, read_spec
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
@@ -67,7 +66,6 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "CreateTable": immediate(shard.create_table),
                 "ReadState": immediate(shard.read_state),
                 "WriteState": immediate(shard.write_state),
-                "Save": immediate(shard.save),
                 "Load": immediate(shard.load),
                 "Shrink": immediate(shard.shrink),
                 "Status": immediate(shard.status),
@@ -266,33 +264,6 @@ class _Shard:
         states = segments.read_states(header, payload, self._spec_of)
         self._host.ask(Write(tuple(states), header.worker, header.incarnation, header.sequence))
         return frame.encode(Header())
-
-    def save(self, request: bytes) -> bytes:
-        asked = _parse(shard_pb2.SaveRequest, request)
-        folder = _path(asked.path)
-        with self._host.lock:
-            frozen = self._host.shard.freeze()
-        with contextlib.closing(frozen):
-            try:
-                file = write_frozen(folder, frozen)
-            except OSError as error:
-                raise CheckpointError(
-                    f"server {self._host.shard.index} cannot write to {asked.path!r}: {error}"
-                ) from None
-        tables = []
-        for table in frozen.tables:
-            low, high = file.ranges.get(table.spec.name, (0, 0))
-            tables.append(
-                shard_pb2.SavedTable(
-                    spec=write_spec(table.spec),
-                    low=low,
-                    high=high,
-                    step=file.steps[table.spec.name],
-                )
-            )
-        return _bytes(
-            shard_pb2.SaveReply(file=file.file, sha256=file.sha256, bytes=file.bytes, tables=tables)
-        )
 
     def load(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LoadRequest, request)

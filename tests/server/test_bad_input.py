@@ -273,7 +273,7 @@ def test_states_that_lie(victim: Victim) -> None:
 
 
 def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:
-    """Join, Leave, Register, AllReduce, Save, Load and ReadState with things that are not."""
+    """Join, Leave, Register, AllReduce, Load and ReadState with things that are not."""
     reduce, join = coordinator_pb2.AllReduceRequest, cast("Any", shard_pb2.JoinRequest)
     for method, request, text in [
         ("Shard/Join", join(incarnation=2), "mode 0 is unknown"),
@@ -295,7 +295,6 @@ def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:
             "announces 4611686018427387904 bytes and brings 0",
         ),
         ("Shard/ReadState", shard_pb2.StateRequest(table=3), "table 0x3 is unknown"),
-        ("Shard/Save", shard_pb2.SaveRequest(path=f"{tmp_path}/none"), "none"),
         ("Shard/Load", shard_pb2.LoadRequest(path=f"{tmp_path}/none"), "holds no manifest"),
     ]:
         victim.refuses(method, request.SerializeToString(), text)

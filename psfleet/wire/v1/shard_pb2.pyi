@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 699ce0ed0c60e24b0f74b01846843bba6e1d7bb707254e5d305b10f17d97e6ac
+# From protos/psfleet/v1/shard.proto, SHA-256 72ef276a5d8020685393c9817a4a15d4aeebc131ad8ffc1626d30480ad4dac9b
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -170,36 +170,6 @@ class StateRequest(_message.Message):
     offset: int
     limit: int
     def __init__(self, table: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
-
-class SaveRequest(_message.Message):
-    __slots__ = ("path",)
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
-
-class SaveReply(_message.Message):
-    __slots__ = ("file", "sha256", "bytes", "tables")
-    FILE_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
-    file: str
-    sha256: str
-    bytes: int
-    tables: _containers.RepeatedCompositeFieldContainer[SavedTable]
-    def __init__(self, file: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ...) -> None: ...
-
-class SavedTable(_message.Message):
-    __slots__ = ("spec", "step", "low", "high")
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    LOW_FIELD_NUMBER: _ClassVar[int]
-    HIGH_FIELD_NUMBER: _ClassVar[int]
-    spec: TableSpec
-    step: int
-    low: int
-    high: int
-    def __init__(self, spec: _Optional[_Union[TableSpec, _Mapping]] = ..., step: _Optional[int] = ..., low: _Optional[int] = ..., high: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("path",)
