@@ -43,6 +43,9 @@ class DenseTable:
         constant = self._width if spec.rule.unit == "row" and self._width <= MAX_DIM else 0
         self._kernels = dense_kernels(spec.rule, bool(spec.decay.l1), bool(spec.decay.l2), constant)
         self._scratch = scratch_for(spec.rule)
+        # They never move, and asking NumPy where an array lies costs as much as a short update.
+        self._scratch_place = address_of(self._scratch)
+        self._weights_place, *self._slot_places = map(address_of, (self._weights, *self._slots))
         self._views: list[FrozenDense] = []
         self._lock = threading.Lock()
 
@@ -84,7 +87,7 @@ class DenseTable:
                 self._width,
                 address_of(scalars),
                 address_of(gradient),
-                address_of(self._scratch),
+                self._scratch_place,
                 *self._places(),
             )
 
@@ -171,11 +174,11 @@ class DenseTable:
 
     def _places(self) -> list[int]:
         """Addresses of the weights and of the slots that this step's update uses."""
-        turns, slots = self.spec.rule.turns, self._slots
+        turns, places = self.spec.rule.turns, self._slot_places
         if turns:
-            fixed = len(slots) - turns
-            slots = [*slots[:fixed], slots[fixed + (self.step - 1) % turns]]
-        return [address_of(array) for array in (self._weights, *slots)]
+            fixed = len(places) - turns
+            places = [*places[:fixed], places[fixed + (self.step - 1) % turns]]
+        return [self._weights_place, *places]
 
     def _spread(self, slot: Floats) -> Floats:
         return slot.copy() if len(slot) == self.count else np.repeat(slot, self._width)
