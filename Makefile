@@ -10,14 +10,16 @@ JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench bench-kernels torture fuzz fuzz-atheris test-engines docs clean
+.PHONY: help train test check bench bench-kernels torture repeat soak fuzz fuzz-atheris test-engines docs clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
 	@echo "make test           all tests (ARGS=... for pytest)"
 	@echo "make check          ruff, mypy, generated stubs"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
-	@echo "make torture        the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
+	@echo "make torture        model, machines, kills and chaos with SEEDS=$(SEEDS) more seeds"
+	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
+	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
 	@echo "make docs           check what the documents name and link to"
@@ -44,8 +46,18 @@ bench: $(VENV)/.has-test
 bench-kernels: $(VENV)/.has-test
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
 
-TESTS ?= tests/launch tests/cluster
+SEEDS ?= 50
 torture: $(VENV)/.has-test
+	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
+	    tests/protocol tests/recovery tests/chaos $(ARGS)
+
+MINUTES ?= 20
+SEED ?= 1
+soak: $(VENV)/.has-test
+	$(VENV)/bin/python tools/soak.py $(MINUTES) $(SEED)
+
+TESTS ?= tests/launch tests/cluster
+repeat: $(VENV)/.has-test
 	for run in $$(seq $(TIMES)); do \
 	    echo "run $$run of $(TIMES)"; \
 	    $(VENV)/bin/python -m pytest -q -x -m "not docker" $(TESTS) $(ARGS) || exit 1; \

@@ -128,7 +128,8 @@ class Trouble:
         """What is to be done at time `at`.
 
         Args:
-            living: Processes that run.
+            living: Processes that run; of servers those that answer, else one that is killed again
+                and again before it is back would never be. (Tests kill servers while they recover.)
             trains: All of them do, and none is being started or stopped by somebody else.
         """
         if self.is_calm:

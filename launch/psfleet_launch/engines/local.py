@@ -186,12 +186,22 @@ class LocalEngine:
     def _make(self, trouble: Trouble) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
         trains = self._supervisor.phase is Phase.TRAINING
-        living = set(self._supervisor.alive)
+        living = {member for member in self._supervisor.alive if self._has_started(member)}
         for strike in trouble.due(time.monotonic(), living, trains=trains):
             if strike.text:
                 self._screen.say(f"chaos: {strike.text}")
             if strike.signal:
                 send(self._processes[strike.member], strike.signal)
+
+    def _has_started(self, member: Member) -> bool:
+        """Whether a server has said that it is ready: this process, not one before it."""
+        if member.role == "worker":
+            return True
+        try:
+            said = json.loads(self._job.ready_file(member).read_bytes())
+        except FileNotFoundError:
+            return False
+        return bool(said["pid"] == self._processes[member].pid)
 
     # -- what is done ----------------------------------------------------------------------------
 
