@@ -83,7 +83,7 @@ class SharedMemory:
             raise FrameError(
                 f"{size} bytes at {offset} lie outside of the {len(self)} bytes of shared memory"
             )
-        return self._bytes[offset : offset + size].view(dtype).reshape(tuple(shape))
+        return np.ndarray(tuple(shape), dtype, self._bytes, offset)
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, Offer] | None":
