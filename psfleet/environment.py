@@ -21,6 +21,8 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_SNAPSHOTS | | where server 0 keeps the job's snapshots; empty: `snapshots` beside the logs |
 | PSFLEET_SNAPSHOT_EVERY | | how often one is taken: 60s, 5min or 1000 rounds; empty: when asked for |
 | PSFLEET_RESUME | | the snapshot from which the fleet starts |
+| PSFLEET_REPLICAS | | 1: every server has a standby, which follows it and can take its place |
+| PSFLEET_STANDBY | | of a standby: the how-manieth of its server it is, from 1 |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
 | PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
@@ -73,6 +75,8 @@ class Environment:
     snapshot_every: str = ""
     resume: str = ""
     dead_after: float = 0.0
+    replicas: int = 0
+    standby: int = 0
     tls: str = ""
     insecure: bool = False
     memory: int = 0
@@ -99,6 +103,8 @@ class Environment:
             raise ConfigError(
                 f"PSFLEET_DEAD_AFTER is {self.dead_after}; it must be seconds, or 0 to wait for ever"
             )
+        if self.replicas not in (0, 1):
+            raise ConfigError(f"PSFLEET_REPLICAS is {self.replicas}; it must be 0 or 1")
         if self.role == "worker":
             self._check_stages()
         seats = len(self.servers) if self.role == "server" else self.workers
@@ -212,6 +218,8 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         resume=variables.get("PSFLEET_RESUME", ""),
         memory=memory_of(variables.get("PSFLEET_MEMORY", "")),
         dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
+        replicas=_number(variables, "PSFLEET_REPLICAS", "", 0),
+        standby=_number(variables, "PSFLEET_STANDBY", "", 0),
         tls=variables.get("PSFLEET_TLS", ""),
         insecure=_switch(variables, "PSFLEET_INSECURE"),
         limits=Limits.read(variables.get("PSFLEET_LIMITS", "")),

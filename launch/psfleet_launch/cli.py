@@ -24,6 +24,7 @@ from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
 from psfleet_launch.promises import Left, Run, findings, show
 from psfleet_launch.screen import Screen
 from psfleet_launch.supervisor import Limits, Supervisor
+from psfleet_launch.takeover import Standbys
 
 __all__ = ["main", "merged"]
 
@@ -131,6 +132,13 @@ _RESTARTS_IN_CHAOS = 1000
     help="Go on without a worker that was silent for so long; by default its death ends the job.",
 )
 @click.option(
+    "--replicas",
+    type=int,
+    default=0,
+    show_default=True,
+    help="1: every server has a standby, which takes over at once when it dies.",
+)
+@click.option(
     "--server-memory",
     default="",
     metavar="SIZE",
@@ -176,6 +184,7 @@ def launch(
     resume: str,
     restart_workers: int,
     dead_after: str,
+    replicas: int,
     server_memory: str,
     chaos: int | None,
     chaos_pace: float,
@@ -208,6 +217,7 @@ def launch(
         snapshots.check_snapshot(resume) if resume else "",
         restart_workers,
         _seconds("--dead-after", dead_after),
+        replicas,
     )
     name = name or job_name(request)
     place = _Place(log_dir, Limits(start=start_timeout), not no_progress)
@@ -301,6 +311,7 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
         rollbacks,
         job.request.worker_restarts,
         spares_workers=job.request.dead_after > 0,
+        standbys=Standbys() if job.request.replicas else None,
     )
     engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))
@@ -324,6 +335,7 @@ def _log_folder(parent: Path, name: str) -> Path:
             *folder.glob("serverlog.*"),
             *folder.glob("workerlog.*"),
             *folder.glob("server.*.log"),
+            *folder.glob("standby.*/server.*.log"),
         ):
             old.unlink()
     except OSError as error:

@@ -32,7 +32,7 @@ __all__ = [
 
 Role = Literal["server", "worker"]
 
-_OWN = ("PSFLEET_READY_FILE", "PSFLEET_TLS", "PSFLEET_INSECURE")
+_OWN = ("PSFLEET_READY_FILE", "PSFLEET_STANDBY", "PSFLEET_TLS", "PSFLEET_INSECURE")
 """Variables that a job sets for its members or not at all."""
 
 
@@ -42,7 +42,8 @@ class Member:
 
     Attributes:
         stage: Of a worker that is cut into stages; -1: it is not.
-        copy: Of a stage that has several processes; -1: it has one.
+        copy: Of a stage that has several processes, -1: it has one; of a server's standby: the
+            how-manieth of its server it is, from 1, also when it has taken over.
     """
 
     role: Role
@@ -79,6 +80,7 @@ class Request:
         snapshot_every: How often a snapshot is taken: 60s, 1000 rounds; empty: when asked for.
         resume: The snapshot from which the job starts; empty: from nothing.
         worker_restarts: How often a worker that dies is started again.
+        replicas: 1: every server has a standby.
         dead_after: Seconds of silence after which the job goes on without a worker; 0: it fails.
     """
 
@@ -96,6 +98,7 @@ class Request:
     resume: str = ""
     worker_restarts: int = 0
     dead_after: float = 0.0
+    replicas: int = 0
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -112,6 +115,10 @@ class Request:
         if self.snapshot_every:
             Interval.parse(self.snapshot_every, "--snapshot-every")
         self._check_deaths()
+        if self.replicas not in (0, 1):
+            raise ConfigError(f"--replicas is {self.replicas}; a server has 1 standby, or 0")
+        if self.replicas and self.server_script:
+            raise ConfigError("--replicas does not go with --server-script; leave one of them out")
         _at_least_one("--servers", self.servers)
         _at_least_one("--workers", self.workers)
         if not Path(self.script).is_file():
@@ -200,7 +207,13 @@ class Job:
 
     def ready_file(self, member: Member) -> Path:
         """Where a server says that it is ready, and at which endpoint."""
-        return self.folder / f"ready.{member.rank}"
+        copy = f".{member.copy}" if member.copy >= 0 else ""
+        return self.folder / f"ready.{member.rank}{copy}"
+
+    def log_folder(self, member: Member) -> Path:
+        """Where a server keeps its log: each standby in a folder of its own."""
+        logs = self.logs.absolute()
+        return logs / f"standby.{member.rank}.{member.copy}" if member.copy >= 0 else logs
 
 
 def job_name(request: Request) -> str:
@@ -237,6 +250,7 @@ def child_environment(
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
     resume: str = "",
+    follows: bool = False,
 ) -> dict[str, str]:
     """The whole environment of a member: the user's, and the contract of psfleet/environment.py.
 
@@ -245,6 +259,7 @@ def child_environment(
         base: The launcher's own environment.
         cores: Cores that the job may use; None: as the launcher's affinity allows.
         resume: The snapshot from which the member starts.
+        follows: It is a standby.
     """
     settled = {
         **marker(job),
@@ -272,6 +287,7 @@ def child_environment(
         "PSFLEET_DURABILITY": job.request.durability,
         "PSFLEET_JOB": job.name,
         "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
+        "PSFLEET_REPLICAS": str(job.request.replicas),
     }
     if job.request.dead_after:
         settled["PSFLEET_DEAD_AFTER"] = str(job.request.dead_after)
@@ -281,6 +297,11 @@ def child_environment(
         settled["PSFLEET_RESUME"] = resume
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
+        if member.copy >= 0:
+            settled["PSFLEET_LOG_FOLDER"] = str(job.log_folder(member))
+            settled["PSFLEET_SNAPSHOTS"] = str(job.logs.absolute() / "snapshots")
+        if follows:
+            settled["PSFLEET_STANDBY"] = str(member.copy)
         if job.request.server_memory:
             settled["PSFLEET_MEMORY"] = job.request.server_memory
     inherited = {name: value for name, value in base.items() if name not in _OWN}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from psfleet_launch.plan import Member, listed
+from psfleet_launch.takeover import Promote, Release, Standbys
 
 __all__ = [
     "Action",
@@ -108,7 +109,7 @@ class Finish:
     exit_code: int
 
 
-Action = Start | Send | Lost | Finish
+Action = Start | Send | Lost | Promote | Release | Finish
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Supervisor:
         spares_workers: A worker that dies for good does not end the job while others train.
         rollbacks: How often the whole job goes back to its last snapshot when a server dies.
         generation: How often that has happened.
+        standbys: Who follows each server and takes over when it dies; None: nobody.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
     """
 
@@ -166,6 +168,7 @@ class Supervisor:
     rollbacks: int = 0
     worker_restarts: int = 0
     spares_workers: bool = False
+    standbys: Standbys | None = None
     generation: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
@@ -209,14 +212,22 @@ class Supervisor:
 
     def _start(self, members: tuple[Member, ...]) -> list[Action]:
         self.alive |= set(members)
-        return [Start(members)]
+        return [Start(members)] if members else []
 
     def _ready(self, member: Member) -> list[Action]:
         self.awaited.discard(member)
+        if self.standbys is not None:
+            self.standbys.is_ready(member)
         if self.phase is not Phase.STARTING or self.awaited:
             return []
         self.phase, self.deadline = Phase.TRAINING, float("inf")
-        return self._start(self.workers)
+        following = [] if self.standbys is None else self.standbys.begin(self.servers)
+        return [*self._start(tuple(following)), *self._start(self.workers)]
+
+    @property
+    def unready(self) -> set[Member]:
+        """Whose ready files are looked for."""
+        return self.awaited | (self.standbys.awaited if self.standbys else set())
 
     def _exited(self, member: Member, code: int, at: float) -> list[Action]:
         self.alive.discard(member)
@@ -226,6 +237,10 @@ class Supervisor:
             return self._stopping_goes_on(at)
         if self.phase is Phase.GOING_BACK:
             return self._going_back(at)
+        if self.phase is Phase.LEAVING and self._follows(member):
+            code = 0  # it is not needed any more
+        if code and (found := self._taken_over(member)):
+            return found
         if code and self._may_go_back(member):
             self.generation += 1
             self.phase, self.failure = Phase.GOING_BACK, None
@@ -241,6 +256,21 @@ class Supervisor:
             return self._fail(Failure(member, code, why), at)
         if not self._living("worker"):
             return self._leave(at)
+        return []
+
+    def _follows(self, member: Member) -> bool:
+        return self.standbys is not None and self.standbys.follows(member)
+
+    def _taken_over(self, member: Member) -> list[Action]:
+        """What is done if a standby has died, or a server that has one; empty: nothing helps."""
+        if self.standbys is None or self.phase is not Phase.TRAINING:
+            return []
+        if self.standbys.follows(member):
+            release, following = self.standbys.replace(member)
+            return [release, *self._start(following)]
+        if turn := self.standbys.take_over(member):
+            promote, following = turn
+            return [promote, *self._start(following)]
         return []
 
     def _may_go_back(self, member: Member) -> bool:
@@ -273,6 +303,9 @@ class Supervisor:
         """The workers are done; servers that know it end by themselves."""
         if self.phase is Phase.TRAINING:
             self.phase, self.deadline = Phase.LEAVING, at + self.limits.leave
+            late = self.standbys.awaited & self.alive if self.standbys else set()
+            if late:  # nobody tells them that all is over
+                return [Send(tuple(sorted(late)), signal.SIGTERM)]
         return [] if self.alive else self._finish()
 
     def _finish(self) -> list[Action]:

@@ -47,6 +47,7 @@ class LocalFleet:
         limits: What a server takes at most, as PSFLEET_LIMITS says it.
         snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.
         resume: A snapshot that the servers start from.
+        replicas: Servers are made for standbys, which a test starts with `spawn`.
 
     Attributes:
         endpoints: Of the servers, once entered.
@@ -67,6 +68,7 @@ class LocalFleet:
         limits: str = "",
         snapshot_every: str = "",
         resume: str = "",
+        replicas: int = 0,
     ) -> None:
         self.servers = servers
         self.workers = workers
@@ -79,6 +81,7 @@ class LocalFleet:
         self.limits = limits
         self.snapshot_every = snapshot_every
         self.resume = resume
+        self.replicas = replicas
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -90,7 +93,7 @@ class LocalFleet:
             self.credentials = make_credentials(self._folder / "tls")
         try:
             for index in range(self.servers):
-                self.processes.append(self._spawn(index))
+                self.processes.append(self.spawn(index))
             self.endpoints = tuple(self._endpoint(index) for index in range(self.servers))
         except BaseException:
             self.close()
@@ -126,6 +129,7 @@ class LocalFleet:
             self.workers,
             durability=self.durability,
             dead_after=self.dead_after,
+            replicas=self.replicas,
             tls=str(self.credentials.get("worker", "")),
             insecure=self.transport == "plain tcp",
         )
@@ -155,7 +159,7 @@ class LocalFleet:
             while not over.wait(_LOOK):
                 for index, process in enumerate(self.processes):
                     if process.poll() == -signal.SIGKILL:
-                        self.processes[index] = self._spawn(index)
+                        self.processes[index] = self.spawn(index)
                         self.restarts += 1
 
         thread = threading.Thread(target=revive, name="reviving")
@@ -179,7 +183,8 @@ class LocalFleet:
         """What one server has printed."""
         return (self._folder / f"serverlog.{server}").read_text()
 
-    def _spawn(self, index: int) -> "subprocess.Popen[bytes]":
+    def spawn(self, index: int, standby: int = 0) -> "subprocess.Popen[bytes]":
+        """Start a process of a server; `standby`: its how-manieth standby this is, 0: none."""
         asked = self.endpoints or [
             f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
             for number in range(self.servers)
@@ -195,7 +200,7 @@ class LocalFleet:
             "--workers",
             str(self.workers),
             "--ready-file",
-            str(self._ready_file(index)),
+            str(self.ready_file(index, standby)),
         ]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         # What this process has settled for its own gRPC is not for the servers.
@@ -204,7 +209,10 @@ class LocalFleet:
             "PYTHONPATH": path,
             "PSFLEET_DURABILITY": self.durability,
             "PSFLEET_DEAD_AFTER": str(self.dead_after),
-            "PSFLEET_LOG_FOLDER": str(self._folder),
+            "PSFLEET_LOG_FOLDER": str(self._log_folder(index, standby)),
+            "PSFLEET_SNAPSHOTS": str(self._folder / "snapshots"),
+            "PSFLEET_REPLICAS": str(self.replicas),
+            "PSFLEET_STANDBY": str(standby),
             "PSFLEET_TLS": str(self.credentials.get("server", "")),
             "PSFLEET_INSECURE": "1" if self.transport == "plain tcp" else "",
             "PSFLEET_LIMITS": self.limits,
@@ -216,7 +224,8 @@ class LocalFleet:
         with (self._folder / f"serverlog.{index}").open("ab") as log:
             return subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self.replicas else subprocess.DEVNULL,
+                bufsize=0,
                 stdout=log,
                 stderr=log,
                 env={**inherited, **settled},
@@ -225,7 +234,7 @@ class LocalFleet:
     def _endpoint(self, index: int) -> str:
         """Where the server listens, once it says so."""
         deadline = time.monotonic() + self.start_within
-        while not self._ready_file(index).exists():
+        while not self.ready_file(index).exists():
             if self.processes[index].poll() is not None:
                 raise ServerUnavailable(
                     f"server {index} ended with code "
@@ -237,8 +246,14 @@ class LocalFleet:
                     f"seconds: {self.log(index)}"
                 )
             time.sleep(_LOOK)
-        endpoint: str = json.loads(self._ready_file(index).read_text())["endpoint"]
+        endpoint: str = json.loads(self.ready_file(index).read_text())["endpoint"]
         return endpoint
 
-    def _ready_file(self, index: int) -> Path:
-        return self._folder / f"ready.{index}"
+    def ready_file(self, index: int, standby: int = 0) -> Path:
+        """What a process of a server writes when it is ready."""
+        return self._folder / (f"ready.{index}.{standby}" if standby else f"ready.{index}")
+
+    def _log_folder(self, index: int, standby: int) -> Path:
+        folder = self._folder / f"standby.{index}.{standby}" if standby else self._folder
+        folder.mkdir(exist_ok=True)
+        return folder

@@ -34,6 +34,7 @@ from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.answers import Places, lay_out
 from psfleet_server.coordinator import Coordinator, Outcome, Release, Seating
+from psfleet_server.feed import Feed
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
 from psfleet_server.parts import Parts, joined_core
@@ -51,6 +52,7 @@ class Host:
 
     Attributes:
         keeper: Keeps what changes in the log; None: nothing is kept.
+        feed: Brings what changes to the standby, if there is one.
         parts: Of snapshots.
         boot: Number of this process's start.
         poke: Called when the coordinator may have something for the servers.
@@ -74,6 +76,7 @@ class Host:
         self.bytes_out = 0
         self.lanes = Lanes()
         self.keeper: Keeper | None = None
+        self.feed = Feed(Crashes.wanted())
         self.parts = Parts(Crashes.wanted())
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
         self.poke: Callable[[], None] = lambda: None
@@ -83,19 +86,23 @@ class Host:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """The lock; after it, what has changed meanwhile is durable and may be answered."""
+        """The lock; after it, what has changed meanwhile is durable and may be answered.
+
+        With a standby that is: the standby has it too, and it can be answered whoever lives on.
+        """
         with self.lock:
             yield
             log = None if self.keeper is None else self.keeper.log
-            if log is None:
-                return
-            end = log.end
-        log.reach("applied")
-        log.settle(end)
-        log.reach("settled")
+            end = 0 if log is None else log.end
+            fed = self.feed.end
+        if log is not None:
+            log.reach("applied")
+            log.settle(end)
+            log.reach("settled")
+        self.feed.settle(fed)
 
     def _take(self, event: Event, call: Call) -> list[Instruction]:
-        if self.keeper is None:
+        if self.keeper is None and not self.feed.attached:
             with self.lock:
                 return self._handle(event, call)
         with self.changing():
@@ -193,7 +200,12 @@ class Host:
         self.bytes_out += len(message)
         if places is not None:
             self.bytes_out += sum(values.nbytes for values in out)
+        self.settle_read()
         return message
+
+    def settle_read(self) -> None:
+        """Return when what was read may be told: it may be newer than what the call waited for."""
+        self.feed.settle(self.feed.end)
 
     def meet(
         self, step: Callable[[Coordinator], Sequence[Outcome]], reply: Reply | None = None

@@ -32,10 +32,13 @@ from psfleet_server.host import Host
 from psfleet_server.lead import Lead
 from psfleet_server.log import Log
 from psfleet_server.memory import table_limit
+from psfleet_server.orders import Orders
 from psfleet_server.parking import Deadlines
 from psfleet_server.recovery import Keeper, go_on_from, open_log
+from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
 from psfleet_server.snapshots import snapshot_handlers
+from psfleet_server.standby import Standby
 from psfleet_server.ticking import Ticker
 from psfleet_server.timetable import Timetable
 from psfleet_server.views import Views
@@ -52,6 +55,7 @@ class Server:
     Attributes:
         endpoint: Where it listens, once entered.
         recovered: Records of the log that it took when it was entered.
+        term: With which it has taken over from another process; 0: it has not.
     """
 
     def __init__(self, environment: Environment, load_path: str | None = None) -> None:
@@ -63,6 +67,7 @@ class Server:
         self.environment = environment
         self.endpoint = environment.servers[environment.rank]
         self.recovered = 0
+        self.term = 0
         self._access = Access.of(environment)
         self._load_path = load_path
         self._log: Log | None = None
@@ -81,8 +86,31 @@ class Server:
         self.beats = Beats(self._beat, environment.beat, self._access)
         self.views = Views(self.host, self._access, environment.beat)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
-        self._pool = ThreadPoolExecutor(environment.workers + 2, thread_name_prefix="rpc")
+        # A standby that follows holds one.
+        threads = environment.workers + 2 + environment.replicas
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self.standby: Standby | None = None
         self._server: grpc.Server | None = None
+
+    def follow(self) -> bool:
+        """Be the standby of the server that now has this place; whether it is to take that place.
+
+        Raises:
+            ServerUnavailable: The primary is gone, and there was no order to take over.
+        """
+        self._prepare()
+        self.standby = Standby(self.host, self.environment, self._access)
+        self.standby.start()
+        while (news := self.standby.wait()) == "required":
+            _announce(self, f"standby {self.environment.standby} of server {self._shard.index}")
+        if news != "promoted":
+            self.standby.close()
+            return False
+        if self.host.keeper is not None:
+            self.host.keeper.lead()
+        if self.endpoint.startswith("unix:"):  # of the process that had this place
+            listening.release(self.endpoint)
+        return True
 
     def __enter__(self) -> "Server":
         if self.environment.ready_file:  # an earlier process of this place may have left it
@@ -92,7 +120,7 @@ class Server:
             options=server_options(self.environment.limits),
             interceptors=gates(self._access, self.endpoint),
         )
-        keeps_log = self.environment.keeps_log
+        keeps_log = self.environment.keeps_log or self.standby is not None
         if keeps_log:
             # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
             # connection that is made after `bind` and before `start`, so little comes between them.
@@ -101,6 +129,8 @@ class Server:
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
             server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._lead))
+            if self.environment.replicas:
+                server.add_generic_rpc_handlers([replica_handler(self.host)])
             if self._lead is not None:
                 self._lead.learn((self.endpoint, *self.environment.servers[1:]))
             if not keeps_log:
@@ -121,13 +151,33 @@ class Server:
         return self
 
     def _begin(self) -> None:
-        """Become ready: from the log, from a checkpoint or empty."""
+        """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
+        if self.standby is not None:
+            self.term = self.standby.term
+            self._lingers = self._shard.rounds.is_over()
+        else:
+            self._recover()
+        self._shard.frozen = True  # until it hears who is in the fleet
+        if self.environment.replicas:
+            feeds_standby(self.host)
+        if self.host.coordinator is not None:
+            with self.host.changing():
+                self.host.coordinator.rebooted(0, self.host.boot)
+                self.host.coordinator.start()
+        if self._lead is not None and self.environment.resume:
+            self._lead.restored = read_manifest(self.environment.resume).workers
+
+    def _prepare(self) -> None:
         warm_up()
         self._shard.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment)
         if self._log is not None:
             folder = Path(self.environment.snapshot_folder)
             self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator, folder)
+
+    def _recover(self) -> None:
+        self._prepare()
+        if self.host.keeper is not None:
             self.recovered = self.host.keeper.start(self._load_path, self.environment.resume)
             # It may have died before the last worker heard that it may go.
             self._lingers = self._shard.rounds.is_over()
@@ -135,13 +185,6 @@ class Server:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
-        self._shard.frozen = True  # until it hears who is in the fleet
-        if self.host.coordinator is not None:
-            with self.host.changing():
-                self.host.coordinator.rebooted(0, self.host.boot)
-                self.host.coordinator.start()
-        if self._lead is not None and self.environment.resume:
-            self._lead.restored = read_manifest(self.environment.resume).workers
 
     def _make_lead(self) -> Lead:
         folder = self.environment.snapshot_folder
@@ -176,6 +219,8 @@ class Server:
     def stop(self) -> None:
         """Let `wait` return."""
         self.host.ended.set()
+        if self.standby is not None:
+            self.standby.stop()
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
@@ -186,6 +231,9 @@ class Server:
             self._timetable.stop()
         self._ticker.stop()
         self.views.stop()
+        self.host.feed.close()
+        if self.standby is not None:
+            self.standby.close()
         self._server.stop(_GRACE).wait()
         self._deadlines.stop()
         self.host.lanes.stop()
@@ -204,8 +252,15 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         ConfigError: The environment is not a server's, or its endpoint cannot be had.
         CheckpointError: `load_path` is not a checkpoint.
     """
-    with Server(environment, load_path) as server, _stops_on_signals(server):
-        _announce(server)
+    server = Server(environment, load_path)
+    if environment.replicas:
+        Orders(server.host.feed, lambda: server.standby).start()
+    if environment.standby:
+        with _stops_on_signals(server):
+            if not server.follow():
+                return
+    with server, _stops_on_signals(server):
+        _announce(server, f"server {environment.rank} of {len(environment.servers)}")
         server.wait()
 
 
@@ -215,13 +270,13 @@ def warm_up() -> None:
     merge_pushes([(ids, np.zeros((2, 1), np.float32))], 0.5)
 
 
-def _announce(server: Server) -> None:
+def _announce(server: Server, who: str) -> None:
     """Say that the server is ready: one line, and the ready file, which appears whole."""
     environment = server.environment
     print(
-        f"server {environment.rank} of {len(environment.servers)} ready at {server.endpoint} "
-        f"(process {os.getpid()})"
-        + (f", back after {server.recovered} records of its log" if server.recovered else ""),
+        f"{who} ready at {server.endpoint} (process {os.getpid()})"
+        + (f", back after {server.recovered} records of its log" if server.recovered else "")
+        + (f", took over with term {server.term}" if server.term else ""),
         flush=True,
     )
     if environment.ready_file:

@@ -51,12 +51,22 @@ from psfleet_server.log import Log, Part, chained, files_of, records
 from psfleet_server.meetings import Meetings
 from psfleet_server.parts import coordinator_becomes
 
-__all__ = ["KINDS", "Keeper", "go_on_from", "open_log", "restored"]
+__all__ = [
+    "KINDS",
+    "Keeper",
+    "copied",
+    "encode",
+    "encode_change",
+    "go_on_from",
+    "open_log",
+    "restored",
+    "take",
+]
 
 _CREATE, _JOIN, _LEAVE, _PUSH, _WRITE, _CLOSE, _DECISION, _VIEW, _, _READY, _FILL, _CUT = range(
     1, 13
 )
-_SHRINK, _TICK, _EVICT, _CORE = range(13, 17)
+_SHRINK, _TICK, _EVICT, _CORE, _COPIED = range(13, 18)
 KINDS = {
     _CREATE: "create",
     _JOIN: "join",
@@ -73,9 +83,11 @@ KINDS = {
     _TICK: "tick",
     _EVICT: "evict",
     _CORE: "core",
+    _COPIED: "copied",
 }
 """Of records: what `psfleet log` calls them."""
 _PLAIN: dict[int, Callable[..., Record]] = {_SHRINK: Shrink, _TICK: Tick}
+_SEEN = "replica.view"  # the field of a copied core that says in which view the shard was
 _LENGTH = struct.Struct("<Q")
 SpecOf = Callable[[int], TableSpec]
 
@@ -108,6 +120,7 @@ class Keeper:
         self, log: Log, shard: Shard, coordinator: Coordinator | None, snapshots: Path | None = None
     ) -> None:
         self.log = log
+        self._follows = False
         self._snapshots = snapshots
         self._shard = shard
         self._coordinator = coordinator
@@ -143,6 +156,28 @@ class Keeper:
         self.log.settle(self.log.end)
         return count
 
+    def follow(self, kind: int, body: bytes) -> None:
+        """Keep a record of the primary, whose standby this process is; the first one begins the log.
+
+        Raises:
+            LogError: It could not be written.
+        """
+        if not self._follows:
+            self._follows = True
+            self.log.forget()
+        self.log.append(kind, [body])
+        if kind == _CUT:
+            self.log.turn(json.loads(body)["number"])
+        self.log.settle(self.log.end)
+
+    def lead(self) -> None:
+        """Keep what this process does itself from now on, for it is the primary."""
+        self._shard.journal = self._keep
+        if self._coordinator is not None:
+            self._coordinator.journal = self._keep_decision
+        self.log.append(_READY, [])
+        self.log.settle(self.log.end)
+
     def shorten(self, number: int) -> None:
         """A snapshot is complete: what the log says before it is not needed any more."""
         self.log.shorten(number)
@@ -163,7 +198,7 @@ class Keeper:
             self.log.turn(record.number)
 
     def _keep_decision(self, decision: Decision) -> None:
-        self.log.append(_DECISION, encode_decision(decision))
+        self.log.append(*encode_change(decision))
 
 
 def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
@@ -221,10 +256,8 @@ def _take_all(
     for kind, body in found:
         count += 1
         try:
-            _take(kind, body, shard, coordinator)
+            take(kind, body, shard, coordinator)
         except Exception as error:  # there is no end to what a record can hold
-            if isinstance(error, UsageError) and kind in (_PUSH, _CLOSE):
-                continue  # a table was full; the worker was told
             raise LogError(
                 f"record {count} of log {str(path)!r} cannot be taken: "
                 f"{error}; start the job anew from a checkpoint"
@@ -267,6 +300,18 @@ def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
     shard.become(core)
     if coordinator is not None:
         coordinator_becomes(coordinator, core)
+
+
+def copied(shard: Shard, core: Core) -> tuple[int, list[Part]]:
+    """The record that ends the copy of a shard: what it is beside its tables, in its view."""
+    return _COPIED, _encode_core(Core({**core.fields, _SEEN: shard.view}, core.arrays))
+
+
+def _be_copy(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    _become(core, shard, coordinator)
+    shard.rounds.committed.clear()  # no record says these; workers commit again
+    shard.cuts.give_up()
+    shard.view = shard.promised = core.fields[_SEEN]
 
 
 def encode(record: Record) -> tuple[int, list[Part]]:
@@ -335,10 +380,26 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             return _CLOSE, [_json(round=number, members=members)]
 
 
+def encode_change(decision: Decision) -> tuple[int, list[Part]]:
+    """The kind and the body of a record of a coordinator."""
+    return _DECISION, encode_decision(decision)
+
+
+def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
+    """Let a record take effect: of the log, or of the primary that a standby follows."""
+    try:
+        _take(kind, body, shard, coordinator)
+    except UsageError:
+        if kind not in (_PUSH, _CLOSE):
+            raise
+        # A table was full; the worker was told.
+
+
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Let a record of the log take effect."""
     if kind == _CORE:
         _resume(_decode_core(body), shard, coordinator)
+    elif kind == _COPIED:
+        _be_copy(_decode_core(body), shard, coordinator)
     elif kind == _DECISION:
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")

@@ -257,6 +257,7 @@ class _Shard:
         else:
             step, rows = table.step, table.page(asked.offset, limit)
             state = State(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
+        self._host.settle_read()
         return segments.message(Header(), [segments.write_state(state)])
 
     def write_state(self, request: bytes) -> bytes:

@@ -36,6 +36,7 @@ from psfleet_launch.supervisor import (
     Tick,
     causes_first,
 )
+from psfleet_launch.takeover import Promote, Release
 
 __all__ = ["LocalEngine", "private_folder"]
 
@@ -106,6 +107,8 @@ class LocalEngine:
         guard.sweep(self._job.token)
         for process in self._processes.values():
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
         while self._take_output(0):
             pass
         for stream in [key.fileobj for key in self._selector.get_map().values()]:
@@ -161,7 +164,7 @@ class LocalEngine:
 
     def _now_ready(self) -> list[Ready]:
         ready = []
-        for member in sorted(self._supervisor.awaited):
+        for member in sorted(self._supervisor.unready):
             if endpoint := _read_endpoint(self._job.ready_file(member)):
                 self._endpoints[member.rank] = endpoint
                 ready.append(Ready(member))
@@ -217,6 +220,10 @@ class LocalEngine:
                     self._screen.say(
                         f"{member} ended with {_words(code)}; the job goes on without it"
                     )
+                case Promote():
+                    self._promote(action)
+                case Release(member, attach):
+                    self._order(member, f"release {attach}")
                 case Finish(code):
                     self._exit_code = code
 
@@ -229,6 +236,18 @@ class LocalEngine:
             self._processes[member] = self._spawn(member)
         if members == self._supervisor.workers:
             self._screen.servers_ready(self._endpoints)
+
+    def _promote(self, promote: Promote) -> None:
+        self._order(promote.member, f"promote {promote.term}")
+        code = self._processes[promote.before].returncode
+        self._screen.say(f"{promote.before} ended with {_words(code)}; {promote.member} takes over")
+
+    def _order(self, member: Member, order: str) -> None:
+        """Tell a server; one that has died does not hear it."""
+        stdin = self._processes[member].stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(f"{order}\n".encode())
 
     def _go_back(self) -> None:
         """Everything has ended; the job starts from its last snapshot."""
@@ -257,13 +276,28 @@ class LocalEngine:
 
     def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
         piped = member == self._job.shown
-        log = self._logs[member]
-        environment = child_environment(self._job, member, self._endpoints, resume=self._resume)
-        process = spawn(command(self._job, member), environment, log, piped)
+        log = self._log(member)
+        standbys = self._supervisor.standbys
+        environment = child_environment(
+            self._job,
+            member,
+            self._endpoints,
+            resume=self._resume,
+            follows=standbys is not None and standbys.follows(member),
+        )
+        ordered = standbys is not None and member.role == "server"
+        process = spawn(command(self._job, member), environment, log, piped, ordered)
         if piped:
             self._pass_on(process.stdout, (log, False))
             self._pass_on(process.stderr, (log, True))
         return process
+
+    def _log(self, member: Member) -> IO[bytes]:
+        if member not in self._logs:  # a standby's
+            if self._job.request.durability in ("log", "log+fsync"):
+                self._job.log_folder(member).mkdir(exist_ok=True)
+            self._logs[member] = open_log(self._job.log(member))
+        return self._logs[member]
 
     def _pass_on(self, stream: IO[bytes] | None, data: Any) -> None:
         assert stream is not None

@@ -32,19 +32,24 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], piped: bool
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[bytes],
+    piped: bool,
+    ordered: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; call from the main thread.
 
     Args:
         log: Takes its standard output and errors.
         piped: Leave both to the caller, as `process.stdout` and `process.stderr`.
+        ordered: It takes orders on its standard input, `process.stdin`.
     """
     launcher = os.getpid()
     return subprocess.Popen(
         command,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if ordered else subprocess.DEVNULL,
         bufsize=0,
         stdout=subprocess.PIPE if piped else log,
         stderr=subprocess.PIPE if piped else log,

@@ -1,0 +1,34 @@
+# From protos/psfleet/v1/replica.proto, SHA-256 b2adfcf28a9140e42b9f79b205120c761db92f1bf70947befc05a04ac510eccd
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FollowRequest(_message.Message):
+    __slots__ = ("server", "attach", "taken", "term")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    attach: int
+    taken: int
+    term: int
+    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("number", "kind", "body", "more", "required", "over")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: int
+    body: bytes
+    more: bool
+    required: bool
+    over: bool
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ...) -> None: ...

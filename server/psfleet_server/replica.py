@@ -1,0 +1,161 @@
+"""The service that a standby follows: a copy of all that the server holds, then its records."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from psfleet.errors import FrameError, ProtocolError
+from psfleet.shard.events import Create, Fill, Record
+from psfleet.shard.frozen import FrozenShard
+from psfleet.tables.frozen import FrozenTable
+from psfleet.wire import status
+from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet_server.coordinator import Decision
+from psfleet_server.feed import Fed, Feed, joined
+from psfleet_server.host import Host
+from psfleet_server.parking import as_psfleet_error
+from psfleet_server.parts import joined_core
+from psfleet_server.recovery import copied, encode, encode_change
+
+__all__ = ["feeds_standby", "replica_handler"]
+
+_PIECE = 4 << 20  # bytes of a body in one message
+
+
+def feeds_standby(host: Host) -> None:
+    """From now on what changes the host goes to its standby too, after it is in the log."""
+    feed, shard, coordinator = host.feed, host.shard, host.coordinator
+    keep = shard.journal
+
+    def record(record: Record) -> None:
+        if keep is not None:
+            keep(record)
+        if feed.attached:
+            feed.append(*encode(record))
+
+    shard.journal = record
+    if coordinator is None:
+        return
+    keep_decision = coordinator.journal
+
+    def decide(decision: Decision) -> None:
+        if keep_decision is not None:
+            keep_decision(decision)
+        if feed.attached:
+            feed.append(*encode_change(decision))
+
+    coordinator.journal = decide
+
+
+def replica_handler(host: Host) -> "grpc.GenericRpcHandler[Any, Any]":
+    """What a server answers to its standby."""
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Replica",
+        {"Follow": grpc.stream_stream_rpc_method_handler(_Replica(host).follow)},
+    )
+
+
+class _Replica:
+    """Methods of the service Replica."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._follow(requests, context)
+        except Exception as error:
+            status.failure(context, as_psfleet_error(error))
+
+    def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        host, feed = self._host, self._host.feed
+        asked = _read(next(requests))
+        if asked.server != host.shard.index:
+            raise ProtocolError(
+                f"a standby of server {asked.server} has come to server {host.shard.index}"
+            )
+        with host.lock:
+            last = feed.attach(asked.attach)
+            frozen = host.shard.freeze()
+            kind, core = copied(host.shard, joined_core(frozen.core, host.coordinator))
+        if not context.add_callback(lambda: feed.lose(asked.attach)):
+            feed.lose(asked.attach)
+        threading.Thread(
+            target=_listen, args=(feed, asked.attach, requests), name="standby", daemon=True
+        ).start()
+        with contextlib.closing(frozen):
+            for record in _copy(frozen):
+                yield from _messages(Fed(0, *_encoded(record)))
+        yield from _messages(Fed(last, kind, joined(core)))
+        for fed in feed.records(asked.attach):
+            yield from _messages(fed)
+        yield _bytes(FollowReply(over=True))
+
+
+def _listen(feed: Feed, attach: int, requests: Iterator[bytes]) -> None:
+    """What the standby says, until its stream ends."""
+    with contextlib.suppress(Exception):  # a bare one is how gRPC says that the call has ended
+        for request in requests:
+            said = _read(request)
+            if said.term:
+                feed.depose(said.term)
+            feed.took(attach, said.taken)
+    feed.lose(attach)
+
+
+def _copy(frozen: FrozenShard) -> Iterator[Record]:
+    """Records that make an empty shard hold these tables."""
+    for table in frozen.tables:
+        count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
+        yield Create(table.spec, np.zeros(count, np.float32))
+        for columns in _pages(table):
+            yield Fill(table.spec.key, table.clock, columns)
+
+
+def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
+    """Columns that fit together: of a dense table all, of a sparse one as they come."""
+    if table.spec.kind == "dense":
+        yield {name: values for page in table.pages() for name, values in page.items()}
+        return
+    for page in table.pages():
+        yield dict(page)
+    yield {}  # the clock, also of a table without rows
+
+
+def _encoded(record: Record) -> tuple[int, bytes]:
+    kind, parts = encode(record)
+    return kind, joined(parts)
+
+
+def _messages(fed: Fed) -> Iterator[bytes]:
+    """A record in messages of a size that gRPC likes."""
+    if not fed.kind:
+        yield _bytes(FollowReply(required=True))
+        return
+    body = memoryview(fed.body)
+    for start in range(0, max(len(body), 1), _PIECE):
+        end = start + _PIECE
+        yield _bytes(
+            FollowReply(
+                number=fed.number,
+                kind=fed.kind,
+                body=bytes(body[start:end]) if len(body) > _PIECE else fed.body,
+                more=end < len(body),
+            )
+        )
+
+
+def _read(request: bytes) -> FollowRequest:
+    try:
+        return FollowRequest.FromString(request)
+    except Exception:
+        raise FrameError(f"a request of {len(request)} bytes is no FollowRequest") from None
+
+
+def _bytes(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,152 @@
+"""A fleet whose servers have standbys, and the launcher's decisions about them, made by a thread."""
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_launch.plan import Member
+from psfleet_launch.takeover import Promote, Standbys
+
+LOOK = 0.005  # seconds between looks at processes and ready files
+LONGEST = 60.0  # seconds until a standby must be ready
+
+
+class Pairs(LocalFleet):
+    """Servers and their standbys.
+
+    Args:
+        crashes: As LocalFleet's; of each server first its own, then those of its standbys; "": none.
+
+    Attributes:
+        takeovers, lost: How often a standby took over, or was replaced.
+    """
+
+    def __init__(
+        self,
+        servers: int = 2,
+        workers: int = 2,
+        transport: str = "unix",
+        durability: str = "none",
+        crashes: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(
+            servers,
+            workers,
+            transport,  # type: ignore[arg-type]  # one of its literals
+            durability=durability,
+            crashes=crashes,
+            replicas=1,
+        )
+        self.places = Standbys()
+        self.takeovers = 0
+        self.lost = 0
+        self._members: dict[Member, subprocess.Popen[bytes]] = {}
+        self._ended: set[Member] = set()
+
+    def __enter__(self) -> "Pairs":
+        super().__enter__()
+        primaries = [Member("server", index) for index in range(self.servers)]
+        self._members = dict(zip(primaries, self.processes, strict=True))
+        self._start(self.places.begin(primaries))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.processes = [*self._members.values()]
+        self.close()
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def process(self, index: int) -> "subprocess.Popen[bytes]":
+        """That of the primary."""
+        return self._members[self.places.primary[index]]
+
+    def follower(self, index: int) -> "subprocess.Popen[bytes]":
+        """That of the standby."""
+        return self._members[self.places.standby[index]]
+
+    def await_standbys(self) -> None:
+        """Return when every server waits for its standby."""
+        deadline = time.monotonic() + LONGEST
+        while self._look():
+            assert time.monotonic() < deadline, (
+                f"{self.places.awaited} are not ready: {self.logs()}"
+            )
+            time.sleep(LOOK)
+
+    def logs(self) -> str:
+        """What all servers have printed."""
+        return "\n".join(self.log(index) for index in range(self.servers))
+
+    def promote(self, index: int) -> None:
+        """Let the standby take over, whatever the primary does."""
+        turn = self.places.take_over(self.places.primary[index])
+        assert turn is not None
+        self._promote(*turn)
+
+    def _promote(self, promote: Promote, following: Sequence[Member]) -> None:
+        self._order(promote.member, f"promote {promote.term}")
+        self.takeovers += 1
+        self._start(following)
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Within, standbys take over from servers that die, and are replaced, as a launcher would."""
+        over = threading.Event()
+
+        def decide() -> None:
+            while not over.wait(LOOK):
+                self._look()
+                for member, process in [*self._members.items()]:
+                    if process.poll() is not None and member not in self._ended:
+                        self._ended.add(member)
+                        if process.returncode:
+                            self._decide(member)
+
+        thread = threading.Thread(target=decide, name="deciding")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def await_end(self, timeout: float = 20.0) -> None:
+        """Return when all have ended by themselves but standbys that were not ready in time."""
+        living = {*self.places.primary.values(), *self.places.ready}
+        codes = {member: self._members[member].wait(timeout) for member in living}
+        assert not any(codes.values()), f"{codes}: {self.logs()}"
+
+    def _decide(self, member: Member) -> None:
+        if self.places.follows(member):
+            release, following = self.places.replace(member)
+            self._order(release.member, f"release {release.attach}")
+            self.lost += 1
+            self._start(following)
+        elif (turn := self.places.take_over(member)) is not None:
+            self._promote(*turn)
+
+    def _look(self) -> set[Member]:
+        for member in self.places.awaited:
+            if self.ready_file(member.rank, member.copy).exists():
+                self.places.is_ready(member)
+        return self.places.awaited
+
+    def _start(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._members[member] = self.spawn(member.rank, member.copy)
+
+    def _order(self, member: Member, order: str) -> None:
+        stdin = self._members[member].stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(f"{order}\n".encode())

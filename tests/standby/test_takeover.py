@@ -1,0 +1,197 @@
+"""Servers that die beside a standby: it takes over, and nothing that was acknowledged is lost.
+
+Processes die at named points or by SIGKILL at seeded steps; whoever decides about takeovers is the
+launcher's own code (psfleet_launch.takeover).
+"""
+
+import random
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import PsfleetError
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, TableState
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_server.feed import DEPOSED
+from psfleet_worker.client import Patience
+from psfleet_worker.runtime import ClusterRuntime
+from tests.standby.pairs import Pairs
+
+TRAINING = Training()
+COUNTS = TableSpec(
+    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
+PUSHES = 60
+
+
+class Watched(ClusterRuntime):
+    """A runtime that does something before some of its pushes."""
+
+    hooks: Mapping[int, Callable[[], None]]
+
+    def push(self, *arguments: Any, **named: Any) -> Any:
+        """The same, with what is to be done before it."""
+        self.count = getattr(self, "count", 0) + 1
+        if self.count in self.hooks:
+            self.hooks[self.count]()
+        return super().push(*arguments, **named)
+
+
+def train(fleet: Pairs, hooks: Mapping[int, Callable[[], None]] | None = None) -> list[TableState]:
+    """Sync training by every worker, with what worker 0 does between; the tables that it reads."""
+    result: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = Watched(fleet.environment(worker), "sync")
+        runtime.hooks = hooks or {} if worker == 0 else {}
+        TRAINING.run(runtime)
+        runtime.barrier()
+        if worker == 0:
+            result.extend(TRAINING.result(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    fleet.await_standbys()
+    with fleet.deciding():
+        in_threads([partial(work, worker) for worker in range(fleet.workers)])
+        fleet.await_end()
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[TableState]:
+    """The result of one worker without any server."""
+    runtime = EmbeddedRuntime()
+    TRAINING.run(runtime)
+    return TRAINING.result(runtime)
+
+
+@pytest.mark.parametrize("point", ["feed", "fed", "waiting", "followed"])
+def test_a_primary_dies_at_every_point(alone: list[TableState], point: str) -> None:
+    """Before and after a record goes to the standby, and before and after its answer: no bit changes."""
+    with Pairs(1, 1, crashes={0: [f"{point}:30"]}) as fleet:
+        same_bits(train(fleet), alone)
+        assert fleet.takeovers == 1
+
+
+@pytest.mark.parametrize("point", ["receive", "took"])
+def test_a_standby_dies_at_every_point(alone: list[TableState], point: str) -> None:
+    """Before and after it takes a record: its primary goes on, with another standby."""
+    with Pairs(1, 1, crashes={0: ["", f"{point}:30"]}) as fleet:
+        same_bits(train(fleet), alone)
+        assert (fleet.takeovers, fleet.lost) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_all_die_in_turn(seed: int) -> None:
+    """Two servers and two workers: the coordinator's server, the other, and who took over from them."""
+    dice = random.Random(seed)
+    victims = [0, 1, 0]
+
+    def kill(server: int, standby: bool) -> None:
+        fleet.await_standbys()
+        (fleet.follower if standby else fleet.process)(server).send_signal(signal.SIGKILL)
+
+    steps = sorted(dice.sample(range(2, 38), len(victims) + 1))
+    with Pairs(2, 2) as calm:
+        expected = train(calm)
+    with Pairs(2, 2) as fleet:
+        hooks = {step: partial(kill, s, False) for step, s in zip(steps, victims, strict=False)}
+        hooks[steps[-1]] = partial(kill, 1, True)
+        same_bits(train(fleet, hooks), expected)
+        assert (fleet.takeovers, fleet.lost) == (3, 1)
+
+
+def test_every_push_is_counted_once() -> None:
+    """Async mode: tables that count pushes count each one once, whichever primaries die."""
+    states: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "async")
+        runtime.create(COUNTS)
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        dice = np.random.default_rng(worker)
+        for _ in range(PUSHES):
+            ids = dice.integers(0, 50, 20)
+            runtime.push(
+                [
+                    Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
+                    Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0),
+                ]
+            )
+        runtime.barrier()
+        if worker == 0:
+            states.extend(runtime.read_table(spec.key) for spec in (COUNTS, TOTAL))
+        runtime.barrier()
+        runtime.close()
+
+    with Pairs(2, 2, "tcp", crashes={0: ["waiting:40"], 1: ["followed:60"]}) as fleet:
+        fleet.await_standbys()
+        with fleet.deciding():
+            in_threads([partial(work, worker) for worker in range(2)])
+            fleet.await_end()
+        assert fleet.takeovers == 2
+    wanted = sum(
+        np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]), minlength=50)
+        for dice in map(np.random.default_rng, range(2))
+    )
+    np.testing.assert_array_equal(states[0].values[0][:, 0], wanted)
+    np.testing.assert_array_equal(states[1].values[0], np.full(9000, 2 * PUSHES))
+
+
+def test_a_deposed_primary_answers_nobody() -> None:
+    """It is stopped, its standby takes over, and it goes on: it ends, the push is counted once."""
+    with Pairs(1, 1) as fleet:
+        fleet.await_standbys()
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        gradient = Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)
+        runtime.push([gradient])
+        runtime.flush()
+        deposed = fleet.process(0)
+        deposed.send_signal(signal.SIGSTOP)
+        runtime.push([gradient])  # waits at the one that is stopped
+        fleet.promote(0)
+        fleet.await_standbys()
+        assert deposed.poll() is None
+        deposed.send_signal(signal.SIGCONT)
+        assert deposed.wait(20) == DEPOSED
+        runtime.flush()
+        np.testing.assert_array_equal(runtime.pull([Read(TOTAL.key)])[0], np.full(9000, 2.0))
+        runtime.close()
+
+
+def test_a_primary_without_its_standby_answers_nobody() -> None:
+    """The standby is stopped: a push waits, until the launcher says that it will never take over."""
+    with Pairs(1, 1) as fleet:
+        fleet.await_standbys()
+        patience = Patience(answer=1.0, outage=1.0)
+        runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience)
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        follower = fleet.follower(0)
+        follower.send_signal(signal.SIGSTOP)
+        runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+        with pytest.raises(PsfleetError):
+            runtime.flush()
+        runtime.close()
+        follower.send_signal(signal.SIGKILL)
+
+
+def test_both_die_with_a_log(alone: list[TableState]) -> None:
+    """With a log too: who took over has one of its own, from which it goes on when it dies alone."""
+
+    def kill_both() -> None:
+        fleet.await_standbys()
+        fleet.process(0).send_signal(signal.SIGKILL)
+
+    with Pairs(1, 1, durability="log") as fleet:
+        same_bits(train(fleet, {20: kill_both}), alone)
+        assert fleet.takeovers == 1
