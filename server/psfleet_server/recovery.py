@@ -382,7 +382,7 @@ def encode(record: Record) -> tuple[int, list[Part]]:
 
 def encode_change(decision: Decision) -> tuple[int, list[Part]]:
     """The kind and the body of a record of a coordinator."""
-    return _DECISION, encode_decision(decision)
+    return _DECISION, [*encode_decision(decision)]
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:

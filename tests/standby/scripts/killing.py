@@ -1,0 +1,59 @@
+"""Trains in sync mode; worker 0 kills server 0 once its standby is ready, and then who took over.
+
+python killing.py KILLS
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from psfleet import fleet, runtime
+from psfleet.environment import read_environment
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.strategy import DistributedStrategy
+from psfleet.tables.spec import TableSpec
+
+STEPS = 30
+WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
+
+
+def pid(ready: str) -> int:
+    """The process that wrote this file, once it has."""
+    endpoint = read_environment(os.environ).servers[0].removeprefix("unix:")
+    file = Path(endpoint).with_name(ready)
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} does not come"
+        time.sleep(0.01)
+    found: int = json.loads(file.read_text())["pid"]
+    return found
+
+
+def main(kills: int) -> None:
+    """One worker."""
+    strategy = DistributedStrategy()
+    strategy.a_sync = False
+    fleet.init(strategy=strategy)
+    active, me = runtime.active(), fleet.worker_index()
+    active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
+    for step in range(STEPS):
+        if me == 0 and step in (5, 20)[:kills]:
+            names = ["ready.0", "ready.0.1", "ready.0.2"]
+            first = (5, 20).index(step)
+            pid(names[first + 1])
+            os.kill(pid(names[first]), signal.SIGKILL)
+        weights = active.pull([Read(WEIGHTS.key)])[0]
+        noise = np.random.default_rng((me, step)).standard_normal(9000, np.float32)
+        active.push([Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05)])
+    fleet.barrier_worker()
+    if me == 0:
+        print("weights", active.pull([Read(WEIGHTS.key)])[0].tobytes().hex())
+
+
+main(int(sys.argv[1]))
