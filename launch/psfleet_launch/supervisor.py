@@ -216,8 +216,8 @@ class Supervisor:
 
     def _ready(self, member: Member) -> list[Action]:
         self.awaited.discard(member)
-        if self.standbys is not None:
-            self.standbys.is_ready(member)
+        if self.phase is Phase.TRAINING and self.standbys is not None:
+            return self._start(self.standbys.is_ready(member))
         if self.phase is not Phase.STARTING or self.awaited:
             return []
         self.phase, self.deadline = Phase.TRAINING, float("inf")
@@ -268,10 +268,8 @@ class Supervisor:
         if self.standbys.follows(member):
             release, following = self.standbys.replace(member)
             return [release, *self._start(following)]
-        if turn := self.standbys.take_over(member):
-            promote, following = turn
-            return [promote, *self._start(following)]
-        return []
+        promote = self.standbys.take_over(member)
+        return [] if promote is None else [promote]
 
     def _may_go_back(self, member: Member) -> bool:
         """What the processes have in memory is lost with one server; nobody needs to end in order."""
@@ -303,7 +301,11 @@ class Supervisor:
         """The workers are done; servers that know it end by themselves."""
         if self.phase is Phase.TRAINING:
             self.phase, self.deadline = Phase.LEAVING, at + self.limits.leave
-            late = self.standbys.awaited & self.alive if self.standbys else set()
+            late = (
+                set(self.standbys.standby.values()) & self.alive - self.standbys.ready
+                if self.standbys
+                else set()
+            )
             if late:  # nobody tells them that all is over
                 return [Send(tuple(sorted(late)), signal.SIGTERM)]
         return [] if self.alive else self._finish()

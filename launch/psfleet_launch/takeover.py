@@ -41,6 +41,8 @@ class Standbys:
         primary: Who has each server's place.
         standby: Who follows it; a standby that was lost for good is not there.
         ready: Standbys that may be promoted.
+        promoted: Those that take over at the moment; only then the next standby is started, for what
+            it costs to start one would make the takeover slower.
         terms: Of each server: 1, and 1 more for every takeover.
     """
 
@@ -48,32 +50,40 @@ class Standbys:
     primary: dict[int, Member] = field(default_factory=dict)
     standby: dict[int, Member] = field(default_factory=dict)
     ready: set[Member] = field(default_factory=set)
+    promoted: set[Member] = field(default_factory=set)
     terms: dict[int, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
         """The servers are ready; the standbys that are to be started."""
         self.primary = {member.rank: member for member in servers}
-        self.standby, self.ready = {}, set()
+        self.standby, self.ready, self.promoted = {}, set(), set()
         self.terms = dict.fromkeys(self.primary, 1)
         return tuple(found for rank in self.primary for found in self._next(rank))
 
     @property
     def awaited(self) -> set[Member]:
-        """Standbys that are not ready."""
-        return set(self.standby.values()) - self.ready
+        """Whose ready files are to come: standbys', and those of who takes over."""
+        return set(self.standby.values()) - self.ready | self.promoted
 
     def follows(self, member: Member) -> bool:
         """Whether this member is a standby now."""
         return self.standby.get(member.rank) == member
 
-    def is_ready(self, member: Member) -> None:
-        """The standby has all that its primary has, which waits for it from now on."""
+    def is_ready(self, member: Member) -> tuple[Member, ...]:
+        """The member has told so; the standby that is to be started."""
         if self.follows(member):
             self.ready.add(member)
+        if member not in self.promoted:
+            return ()
+        self.promoted.discard(member)
+        return self._next(member.rank)
 
-    def take_over(self, member: Member) -> tuple[Promote, tuple[Member, ...]] | None:
-        """This primary has ended: who takes over, and the next standby; None: nobody can."""
+    def take_over(self, member: Member) -> Promote | None:
+        """This primary has ended: who takes over; None: nobody can.
+
+        The ready file of who does is to be removed before it hears of that.
+        """
         rank = member.rank
         heir = self.standby.get(rank)
         if self.primary.get(rank) != member or heir is None or heir not in self.ready:
@@ -81,8 +91,10 @@ class Standbys:
         self.primary[rank] = heir
         del self.standby[rank]
         self.ready.discard(heir)
+        self.promoted.discard(member)
+        self.promoted.add(heir)
         self.terms[rank] += 1
-        return Promote(heir, member, self.terms[rank]), self._next(rank)
+        return Promote(heir, member, self.terms[rank])
 
     def replace(self, member: Member) -> tuple[Release, tuple[Member, ...]]:
         """This standby has ended: its primary must not wait for it; the next standby."""

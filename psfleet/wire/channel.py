@@ -26,10 +26,10 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_retries", 0),
     # Servers of a fleet are on its own network.
     ("grpc.enable_http_proxy", 0),
-    # A server that restarts is found again within a second; gRPC's own pauses grow to two minutes.
+    # A server that restarts, or its standby, is found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 200),
     # A host that has vanished without a word is noticed while a call waits for it.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_MS // 2),

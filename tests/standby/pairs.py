@@ -89,14 +89,14 @@ class Pairs(LocalFleet):
 
     def promote(self, index: int) -> None:
         """Let the standby take over, whatever the primary does."""
-        turn = self.places.take_over(self.places.primary[index])
-        assert turn is not None
-        self._promote(*turn)
+        promote = self.places.take_over(self.places.primary[index])
+        assert promote is not None
+        self._promote(promote)
 
-    def _promote(self, promote: Promote, following: Sequence[Member]) -> None:
+    def _promote(self, promote: Promote) -> None:
+        self.ready_file(promote.member.rank, promote.member.copy).unlink()
         self._order(promote.member, f"promote {promote.term}")
         self.takeovers += 1
-        self._start(following)
 
     @contextlib.contextmanager
     def deciding(self) -> Iterator[None]:
@@ -132,13 +132,13 @@ class Pairs(LocalFleet):
             self._order(release.member, f"release {release.attach}")
             self.lost += 1
             self._start(following)
-        elif (turn := self.places.take_over(member)) is not None:
-            self._promote(*turn)
+        elif (promote := self.places.take_over(member)) is not None:
+            self._promote(promote)
 
     def _look(self) -> set[Member]:
         for member in self.places.awaited:
             if self.ready_file(member.rank, member.copy).exists():
-                self.places.is_ready(member)
+                self._start(self.places.is_ready(member))
         return self.places.awaited
 
     def _start(self, members: Sequence[Member]) -> None:

@@ -248,7 +248,7 @@ class Client:
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""
         deadline = time.monotonic() + call.seconds
-        pause = _FIRST_PAUSE
+        pause, answered = _FIRST_PAUSE, False
         lost: float | None = None  # since when there has been no answer
         while True:
             try:
@@ -268,6 +268,8 @@ class Client:
                 lost = now if lost is None else lost
                 if self._closing.is_set() or now >= min(deadline, lost + call.outage):
                     raise type(error)(_given_up(error, self.name, now - lost)) from None
+                if isinstance(error, NotReady) and not answered:
+                    answered, pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
                 self._rest(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -238,6 +238,7 @@ class LocalEngine:
             self._screen.servers_ready(self._endpoints)
 
     def _promote(self, promote: Promote) -> None:
+        self._job.ready_file(promote.member).unlink(missing_ok=True)
         self._order(promote.member, f"promote {promote.term}")
         code = self._processes[promote.before].returncode
         self._screen.say(f"{promote.before} ended with {_words(code)}; {promote.member} takes over")

@@ -1,0 +1,105 @@
+"""How long a fleet stands still when a server is killed beside its standby.
+
+    python benchmarks/takeover.py [--kills 30]
+
+A job of 2 servers, 1 worker in async mode, --replicas 1. The worker waits until the standby of a
+server is ready, kills the primary (SIGKILL) and pushes; the seconds until that push is acknowledged
+are one measurement: the launcher's notice, the takeover, the view, the worker's way back. Servers take
+turns; server 0 also hosts the coordinator. At the end a table that counts pushes says that none is lost.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
+
+COUNTS = TableSpec("counts", "dense", (20_000,), make_rule("sgd", {}))
+PUSHES = 20  # between two kills
+
+
+def work(kills: int) -> None:
+    """The worker."""
+    from psfleet import fleet, runtime
+    from psfleet.environment import read_environment
+    from psfleet.strategy import DistributedStrategy
+
+    strategy = DistributedStrategy()
+    strategy.a_sync = True
+    fleet.init(strategy=strategy)
+    folder = Path(read_environment(os.environ).servers[0].removeprefix("unix:")).parent
+    active = runtime.active()
+    active.create(COUNTS, np.zeros(20_000, np.float32))
+    gradient = Gradient(COUNTS.key, np.full(20_000, -1, np.float32), None, 1.0)
+    taken: list[float] = []
+    for kill in range(kills):
+        for _ in range(PUSHES):
+            active.push([gradient])
+            active.flush()
+        server, before = kill % 2, kill // 2
+        _pid(folder, server, before + 1)
+        victim = _pid(folder, server, before)
+        began = time.perf_counter()
+        os.kill(victim, signal.SIGKILL)
+        active.push([gradient])
+        active.flush()
+        taken.append(time.perf_counter() - began)
+    counted = active.pull([Read(COUNTS.key)])[0]
+    exact = bool((counted == kills * (PUSHES + 1)).all())
+    print("takeover", json.dumps({"seconds": taken, "exact": exact}))
+
+
+def _pid(folder: Path, server: int, copy: int) -> int:
+    """The process that has written this ready file, once it has."""
+    file = folder / (f"ready.{server}.{copy}" if copy else f"ready.{server}")
+    while not file.exists():
+        time.sleep(0.01)
+    found: int = json.loads(file.read_text())["pid"]
+    return found
+
+
+def measure(kills: int) -> None:
+    """Run the job and say what it found."""
+    with tempfile.TemporaryDirectory() as logs:
+        command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--replicas", "1"]
+        command += ["--no-progress", "--log-dir", logs, __file__, "--kills", str(kills)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("takeover "))
+    found = json.loads(line.removeprefix("takeover "))
+    for server in (0, 1):
+        mine = found["seconds"][server::2]
+        print(f"server {server}: median {statistics.median(mine):.3f} s, worst {max(mine):.3f} s")
+    every = found["seconds"]
+    print(
+        f"{len(every)} takeovers: median {statistics.median(every):.3f} s, worst {max(every):.3f} s; "
+        f"every push counted once: {found['exact']}; load {os.getloadavg()[0]:.1f} "
+        f"on {os.cpu_count()} cores"
+    )
+
+
+def main() -> None:
+    """The job's worker where there is a job, else who starts it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    kills = parser.parse_args().kills
+    if os.environ.get("PSFLEET_ROLE") == "worker":
+        work(kills)
+    else:
+        measure(kills)
+
+
+if __name__ == "__main__":
+    main()
