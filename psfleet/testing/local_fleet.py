@@ -183,8 +183,16 @@ class LocalFleet:
         """What one server has printed."""
         return (self._folder / f"serverlog.{server}").read_text()
 
-    def spawn(self, index: int, standby: int = 0) -> "subprocess.Popen[bytes]":
-        """Start a process of a server; `standby`: its how-manieth standby this is, 0: none."""
+    def spawn(
+        self, index: int, standby: int = 0, follows: bool = True
+    ) -> "subprocess.Popen[bytes]":
+        """Start a process of a server.
+
+        Args:
+            index: The server.
+            standby: Its how-manieth standby this is; 0: none.
+            follows: False: that standby has taken over, and starts again from its log.
+        """
         asked = self.endpoints or [
             f"unix:{self._folder}/{number}.sock" if self.transport == "unix" else "127.0.0.1:0"
             for number in range(self.servers)
@@ -212,7 +220,7 @@ class LocalFleet:
             "PSFLEET_LOG_FOLDER": str(self._log_folder(index, standby)),
             "PSFLEET_SNAPSHOTS": str(self._folder / "snapshots"),
             "PSFLEET_REPLICAS": str(self.replicas),
-            "PSFLEET_STANDBY": str(standby),
+            "PSFLEET_STANDBY": str(standby if follows else 0),
             "PSFLEET_TLS": str(self.credentials.get("server", "")),
             "PSFLEET_INSECURE": "1" if self.transport == "plain tcp" else "",
             "PSFLEET_LIMITS": self.limits,

@@ -46,6 +46,7 @@ class Pairs(LocalFleet):
         self.lost = 0
         self._members: dict[Member, subprocess.Popen[bytes]] = {}
         self._ended: set[Member] = set()
+        self._looking = threading.Lock()
 
     def __enter__(self) -> "Pairs":
         super().__enter__()
@@ -134,12 +135,16 @@ class Pairs(LocalFleet):
             self._start(following)
         elif (promote := self.places.take_over(member)) is not None:
             self._promote(promote)
+        elif self.durability == "log" and self.places.primary[member.rank] == member:
+            self._members[member] = self.spawn(member.rank, member.copy, follows=False)
+            self._ended.discard(member)
 
     def _look(self) -> set[Member]:
-        for member in self.places.awaited:
-            if self.ready_file(member.rank, member.copy).exists():
-                self._start(self.places.is_ready(member))
-        return self.places.awaited
+        with self._looking:
+            for member in self.places.awaited:
+                if self.ready_file(member.rank, member.copy).exists():
+                    self._start(self.places.is_ready(member))
+            return self.places.awaited
 
     def _start(self, members: Sequence[Member]) -> None:
         for member in members:

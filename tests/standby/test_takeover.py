@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from psfleet.embedded import EmbeddedRuntime
-from psfleet.errors import PsfleetError
+from psfleet.errors import DeadlineExceeded
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.training import Training, in_threads, same_bits
 from psfleet_server.feed import DEPOSED
-from psfleet_worker.client import Patience
 from psfleet_worker.runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
 
@@ -173,25 +172,34 @@ def test_a_primary_without_its_standby_answers_nobody() -> None:
     """The standby is stopped: a push waits, until the launcher says that it will never take over."""
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
-        patience = Patience(answer=1.0, outage=1.0)
-        runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience)
+        runtime = ClusterRuntime(fleet.environment(0), "async")
         runtime.create(TOTAL, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
         follower.send_signal(signal.SIGSTOP)
         runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
-        with pytest.raises(PsfleetError):
-            runtime.flush()
-        runtime.close()
+        with pytest.raises(DeadlineExceeded):
+            runtime.flush(timeout=0.5)
         follower.send_signal(signal.SIGKILL)
+        with fleet.deciding():
+            runtime.flush()
+        assert fleet.lost == 1
+        np.testing.assert_array_equal(runtime.pull([Read(TOTAL.key)])[0], np.ones(9000))
+        runtime.close()
 
 
 def test_both_die_with_a_log(alone: list[TableState]) -> None:
     """With a log too: who took over has one of its own, from which it goes on when it dies alone."""
 
-    def kill_both() -> None:
+    def kill() -> None:
         fleet.await_standbys()
         fleet.process(0).send_signal(signal.SIGKILL)
 
+    def kill_both() -> None:
+        fleet.await_standbys()
+        fleet.follower(0).send_signal(signal.SIGKILL)
+        fleet.process(0).send_signal(signal.SIGKILL)
+
     with Pairs(1, 1, durability="log") as fleet:
-        same_bits(train(fleet, {20: kill_both}), alone)
+        same_bits(train(fleet, {10: kill, 30: kill_both}), alone)
         assert fleet.takeovers == 1
+        assert "back after" in fleet.logs()

@@ -1,0 +1,89 @@
+"""Who takes over, and what a primary waits for, without a process."""
+
+import threading
+
+import pytest
+
+from psfleet.errors import Fenced, ProtocolError
+from psfleet_launch.plan import Member
+from psfleet_launch.supervisor import Exited, Ready, Start, Supervisor
+from psfleet_launch.takeover import Promote, Release, Standbys
+from psfleet_server.feed import Feed
+
+SERVER = Member("server", 0)
+FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
+WORKER = Member("worker", 0)
+
+
+def training() -> Supervisor:
+    """A job of one server and one worker that has begun to train; a standby has been started."""
+    job = Supervisor((SERVER,), (WORKER,), standbys=Standbys())
+    job.begin(0.0)
+    assert job.handle(Ready(SERVER), 1.0) == [Start((FIRST,)), Start((WORKER,))]
+    return job
+
+
+def test_a_ready_standby_takes_over_and_gets_one_itself() -> None:
+    """The next standby is started when the takeover is over; terms rise."""
+    job = training()
+    assert job.handle(Ready(FIRST), 2.0) == []
+    assert job.handle(Exited(SERVER, -9), 3.0) == [Promote(FIRST, SERVER, 2)]
+    assert job.unready == {FIRST}
+    assert job.handle(Ready(FIRST), 3.2) == [Start((SECOND,))]
+    job.handle(Ready(SECOND), 4.0)
+    assert job.handle(Exited(FIRST, -9), 5.0) == [Promote(SECOND, FIRST, 3)]
+    job.validate()
+
+
+def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
+    """The server may have answered what that standby has not: the job fails as it would without."""
+    job = training()
+    job.handle(Exited(SERVER, -9), 3.0)
+    assert job.failure is not None
+    assert job.failure.member == SERVER
+
+
+def test_a_dead_standby_is_released_and_replaced() -> None:
+    """It is forgotten first, so that it is not promoted when its primary dies at the same moment."""
+    job = training()
+    job.handle(Ready(FIRST), 2.0)
+    assert job.handle(Exited(FIRST, -9), 3.0) == [Release(SERVER, 1), Start((SECOND,))]
+    job.handle(Exited(SERVER, -9), 3.0)
+    assert job.failure is not None
+
+
+def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
+    """From its first word on; a broken stream releases nobody, the launcher's word does."""
+    feed = Feed()
+    last = feed.attach(1)
+    feed.append(4, [b"before"])
+    feed.settle(feed.end)  # not required yet
+    feed.took(1, last)
+    feed.append(4, [b"after"])
+    done = threading.Event()
+
+    def wait() -> None:
+        feed.settle(feed.end)
+        done.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    feed.took(1, feed.end - 1)
+    feed.lose(1)
+    with pytest.raises(ProtocolError):
+        feed.attach(2)
+    assert not done.wait(0.05)
+    feed.release(1)
+    waiting.join(5)
+    assert done.is_set()
+
+
+def test_released_standbys_cannot_attach() -> None:
+    """A late one must not be waited for: nobody would promote it."""
+    feed = Feed()
+    feed.release(2)
+    with pytest.raises(Fenced):
+        feed.attach(2)
+    feed.attach(3)
+    feed.release(2)  # a late order
+    assert feed.attached
