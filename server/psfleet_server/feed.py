@@ -19,7 +19,7 @@ from psfleet.errors import Fenced, ProtocolError
 from psfleet.testing.faults import Crashes
 from psfleet_server.log import Part
 
-__all__ = ["DEPOSED", "Feed", "Fed", "joined"]
+__all__ = ["DEPOSED", "Fed", "Feed", "joined"]
 
 DEPOSED = 5
 """Exit code of a primary whose standby has taken over."""
