@@ -170,13 +170,16 @@ class Keeper:
             self.log.turn(json.loads(body)["number"])
         self.log.settle(self.log.end)
 
+    def has_copy(self) -> None:
+        """All that the primary has is in the log: a server may start from it."""
+        self.log.append(_READY, [])
+        self.log.settle(self.log.end)
+
     def lead(self) -> None:
         """Keep what this process does itself from now on, for it is the primary."""
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
-        self.log.append(_READY, [])
-        self.log.settle(self.log.end)
 
     def shorten(self, number: int) -> None:
         """A snapshot is complete: what the log says before it is not needed any more."""

@@ -16,7 +16,7 @@ import grpc
 from psfleet.environment import Environment
 from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
 from psfleet.testing.faults import Crashes
-from psfleet.wire.channel import open_channel
+from psfleet.wire.channel import await_connection, open_channel
 from psfleet.wire.security import Access
 from psfleet.wire.status import error_of
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
@@ -26,7 +26,8 @@ from psfleet_server.recovery import take
 __all__ = ["Standby"]
 
 _FIRST = 60.0  # seconds until the primary must have answered
-_PAUSE = 0.05  # between tries
+_MOMENT = 0.5  # for a connection, between tries
+_PAUSE = 0.05  # between tries while the primary has another standby
 _ORPHAN = 30.0  # seconds that a standby waits for its order when the primary is gone
 
 _News = tuple[Literal["promoted", "required", "lost", "over", "stopped"], str]
@@ -100,6 +101,7 @@ class Standby:
             self._channel.close()
 
     def _run(self) -> None:
+        assert self._channel is not None
         deadline = time.monotonic() + _FIRST
         while True:
             error = self._follow()
@@ -111,7 +113,10 @@ class Standby:
             if self._following or not _is_starting(error) or time.monotonic() > deadline:
                 self._news.put(("lost", f"{self._name} is lost: {error}"))
                 return
-            time.sleep(_PAUSE)
+            if isinstance(error, ServerUnavailable):
+                await_connection(self._channel, self._access, _MOMENT)
+            else:
+                time.sleep(_PAUSE)
 
     def _follow(self) -> PsfleetError | None:
         """Follow while the primary lives; None: it has ended in order."""
@@ -129,6 +134,9 @@ class Standby:
                 if reply.over:
                     return None
                 if reply.required:
+                    # Before anybody can promote this process, or start one from its log.
+                    if self._keeper is not None:
+                        self._keeper.has_copy()
                     self._required = True
                     self._news.put(("required", ""))
                     continue

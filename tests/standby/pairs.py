@@ -64,8 +64,7 @@ class Pairs(LocalFleet):
         self.processes = [*self._members.values()]
         self.close()
         for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
+            _close_orders(process)
 
     def process(self, index: int) -> "subprocess.Popen[bytes]":
         """That of the primary."""
@@ -136,6 +135,7 @@ class Pairs(LocalFleet):
         elif (promote := self.places.take_over(member)) is not None:
             self._promote(promote)
         elif self.durability == "log" and self.places.primary[member.rank] == member:
+            _close_orders(self._members[member])
             self._members[member] = self.spawn(member.rank, member.copy, follows=False)
             self._ended.discard(member)
 
@@ -155,3 +155,8 @@ class Pairs(LocalFleet):
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
             stdin.write(f"{order}\n".encode())
+
+
+def _close_orders(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()

@@ -107,8 +107,7 @@ class LocalEngine:
         guard.sweep(self._job.token)
         for process in self._processes.values():
             process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            _close_orders(process)
         while self._take_output(0):
             pass
         for stream in [key.fileobj for key in self._selector.get_map().values()]:
@@ -233,6 +232,8 @@ class LocalEngine:
         for member in members:
             if member in self._supervisor.restarted:
                 self._screen.say(self._restart(member))
+            if member in self._processes:  # it starts again
+                _close_orders(self._processes[member])
             self._processes[member] = self._spawn(member)
         if members == self._supervisor.workers:
             self._screen.servers_ready(self._endpoints)
@@ -307,6 +308,11 @@ class LocalEngine:
 
 def _words(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _close_orders(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _read_endpoint(path: Path) -> str:
