@@ -409,6 +409,9 @@ class _Coordinator:
                 reply.snapshot.number, reply.snapshot.view = orders.snapshot
             if orders.drain:
                 reply.drain.mode = orders.drain
+            news = asked.server and coordinator.is_busy
+        if news:  # a server that has started again waits for its view
+            self._host.poke()
         return _bytes(reply)
 
 
