@@ -42,11 +42,13 @@ class Feed:
     Attributes:
         end: Number of the last record.
         required: Answers wait for the standby.
+        enabled: There may be standbys: records come here, and answers wait here.
     """
 
     def __init__(self, crashes: Crashes | None = None) -> None:
         self.end = 0
         self.required = False
+        self.enabled = False
         self._crashes = crashes
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)  # records, or no stream to send them on

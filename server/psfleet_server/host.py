@@ -102,7 +102,7 @@ class Host:
         self.feed.settle(fed)
 
     def _take(self, event: Event, call: Call) -> list[Instruction]:
-        if self.keeper is None and not self.feed.attached:
+        if self.keeper is None and not self.feed.enabled:
             with self.lock:
                 return self._handle(event, call)
         with self.changing():

@@ -29,6 +29,7 @@ _PIECE = 4 << 20  # bytes of a body in one message
 def feeds_standby(host: Host) -> None:
     """From now on what changes the host goes to its standby too, after it is in the log."""
     feed, shard, coordinator = host.feed, host.shard, host.coordinator
+    feed.enabled = True
     keep = shard.journal
 
     def record(record: Record) -> None:
