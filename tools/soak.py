@@ -85,7 +85,9 @@ def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
             until = float("inf")
         try:
             for pid, name in members(job.pid).items():
-                lives.setdefault(pid, Life(name)).look(pid)
+                life = lives.setdefault(pid, Life(name))
+                life.name = name  # a process that has only just been forked has none
+                life.look(pid)
         except OSError:  # a process has ended meanwhile
             continue
         finally:
