@@ -120,6 +120,8 @@ class Crashes:
             file), unnamed and complete (server 0, before and after the snapshot has its name),
             shortened (files of the log are being removed); replay: before a record is taken again.
             Of a change of the members (server 0): freeze, install: before a server is told.
+            With a standby: feed, fed (a primary, before and after a record is on its way), waiting,
+            followed (before and after the standby's word); receive, took (the standby, around taking it).
         count: At which time, from 1.
     """
 
