@@ -145,6 +145,10 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
     """One more is refused at once; those that wait go on waiting, and are answered."""
     with serving(tmp_path, Limits(parked=3)) as channel:
         own = life(channel, mode=1)
+        answer = call(
+            channel, "Coordinator/Register", Cb.RegisterRequest(worker=1, boot=4, workers=2)
+        )
+        other = Cb.RegisterReply.FromString(answer).incarnation
         request = Cb.BarrierRequest(incarnation=own, number=1).SerializeToString()
         barrier: Any = channel.unary_unary("/psfleet.v1.Coordinator/Barrier", None, None)
         waiting = [barrier.future(request, timeout=30) for _ in range(3)]
@@ -153,10 +157,6 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
             barrier.future(request, timeout=0.5).details() or ""
         ):
             assert time.monotonic() < deadline
-        answer = call(
-            channel, "Coordinator/Register", Cb.RegisterRequest(worker=1, boot=4, workers=2)
-        )
-        other = Cb.RegisterReply.FromString(answer).incarnation
         leaves = Pb.LeaveRequest(worker=1, incarnation=other)
         call(channel, "Shard/Join", Pb.JoinRequest(worker=1, incarnation=other, mode=1))
         call(channel, "Shard/Leave", leaves)
