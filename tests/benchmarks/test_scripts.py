@@ -42,7 +42,7 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("script", "options", "lines"),
     [
-        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 2),
+        ("w1_sparse.py", ["--steps", "2", "--rows", "5000", "--workers", "1"], 3),
         ("w2_dense.py", ["--steps", "1"], 4),
         ("w3_ctr.py", ["--steps", "1"], 2),
     ],
