@@ -184,7 +184,7 @@ class Lead:
         asked = snapshot_pb2.BeginCutRequest(
             number=number, folder=folder, hold=True, remember=wanted.base or wanted.delta
         )
-        said = [self._begin(peer, asked) for peer in peers]
+        said = self._begin_on_all(peers, asked)
         if wanted.delta:
             if base is None or any(base[0] not in reply.remembered for reply in said):
                 raise CheckpointError(
@@ -211,10 +211,23 @@ class Lead:
             self._round = asked.round
             return
         self._round = None
-        lives = dict(said[0].lives)
-        if any(dict(reply.lives) != lives for reply in said):
-            raise CheckpointError("a worker has just come or gone; take it again")
-        asked.members.update(lives)
+        asked.members.update(said[0].lives)
+
+    def _begin_on_all(self, peers: Sequence[Peer], asked: Any) -> list[Any]:
+        """What all servers say of themselves, once they agree on who is in the fleet.
+
+        A worker that comes or goes is at one server before the other.
+        """
+        deadline = time.monotonic() + self._limits.cut
+        while True:
+            said = [self._begin(peer, asked) for peer in peers]
+            lives = dict(said[0].lives)
+            if _is_sync(said[0].mode) or all(dict(reply.lives) == lives for reply in said):
+                return said
+            with self._changed:
+                if self._closing or time.monotonic() > deadline:
+                    raise DeadlineExceeded("the servers do not agree on who is in the fleet")
+                self._changed.wait(_LOOK)
 
     def _manifest(
         self,
