@@ -141,7 +141,7 @@ class Trouble:
         strikes = self._ended(at)
         while trains and self._began + self._next.at <= at:
             fault, self._next = self._next, next(self._schedule)
-            if fault.member in living:
+            if fault.member in living and not self._has_left(fault.member):
                 self.done.append(fault)
                 strikes += self._begin(fault, at)
         return strikes
@@ -151,12 +151,16 @@ class Trouble:
         self.generations += 1
         aside = self.folder / f"generation-{self.generations}"
         aside.mkdir()
-        for path in self.folder.glob("pushed.*"):
+        for path in [*self.folder.glob("pushed.*"), *self.folder.glob("left.*")]:
             path.rename(aside / path.name)
 
     def said(self) -> list[dict[str, Any]]:
         """What was done, for a report."""
         return [{**asdict(fault), "member": str(fault.member)} for fault in self.done]
+
+    def _has_left(self, member: Member) -> bool:
+        """Whether it is a worker that is done: the fleet may end before it could come back."""
+        return member.role == "worker" and (self.folder / f"left.{member.rank}").exists()
 
     def _begin(self, fault: Fault, at: float) -> list[Strike]:
         if fault.seconds:

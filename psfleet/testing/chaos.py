@@ -24,6 +24,7 @@ from psfleet.testing.faults import Faults
 from psfleet.testing.notes import ChaosSettings, Notes
 from psfleet.wire import frame
 from psfleet.wire.v1.frame_pb2 import OUTCOME_HELD
+from psfleet.wire.v1.shard_pb2 import LeaveRequest
 
 if TYPE_CHECKING:  # workers need not load it
     from psfleet.shard.shard import Shard
@@ -49,6 +50,7 @@ class Meddler:
         self._faults = Faults(seed, settings.drop, settings.duplicate)
         self._dice = random.Random(seed)
         self._notes = Notes(Path(settings.folder))
+        self._left = Path(settings.folder) / f"left.{worker}"
 
     @classmethod
     def wanted(cls, worker: int) -> "Meddler | None":
@@ -63,6 +65,8 @@ class Meddler:
         def noted(method: str, request: bytes, seconds: float) -> bytes:
             if self._dice.random() < self._settings.delay:
                 time.sleep(self._dice.random() * _LONGEST_DELAY)
+            if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
+                self._left.touch()  # whoever dies from now on has nobody to come back to
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
                 return meddled(method, request, seconds)
             header = frame.decode(request)[0]
