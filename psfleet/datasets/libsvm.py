@@ -1,6 +1,7 @@
 """Sparse samples as libsvm, libFM and XGBoost write them: `label index:value index:value ...`."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +46,13 @@ def read_libsvm(path: str | Path) -> Samples:
         UsageError: The file cannot be read or has no sample; or a label, index or value is no number,
             an index is negative or comes twice in a line. The text names file and line.
     """
-    name = Path(path).name
+    with lines_of(path) as lines:
+        return _samples(lines, Path(path).name)
+
+
+def _samples(lines: Iterable[str], name: str) -> Samples:
     labels, starts, ids, values = array("f"), array("q", [0]), array("q"), array("f")
-    for at, line in enumerate(lines_of(path), 1):
+    for at, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

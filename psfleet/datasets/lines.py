@@ -1,5 +1,6 @@
 """Text files line by line, and what is wrong in one of them."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +10,18 @@ from psfleet.errors import UsageError
 __all__ = ["lines_of", "number", "whole"]
 
 
-def lines_of(path: str | Path) -> Iterator[str]:
+@contextlib.contextmanager
+def lines_of(path: str | Path) -> Iterator[Iterator[str]]:
     """The lines of a UTF-8 file without their ends; what is no UTF-8 becomes U+FFFD.
+
+    The file is closed at the end of the block, also when a reader stops at a bad line.
 
     Raises:
         UsageError: The file cannot be read.
     """
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
+            yield (line.rstrip("\r\n") for line in file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 

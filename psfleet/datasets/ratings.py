@@ -2,7 +2,7 @@
 
 import csv
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +42,12 @@ def read_ratings(
         UsageError: The file cannot be read, has no such column or no rating; or a line has another
             number of fields than the header, or a field is no number. The text names file and line.
     """
-    rows = csv.reader(lines_of(path), strict=True)
-    name = Path(path).name
+    with lines_of(path) as lines:
+        return _ratings(lines, columns, Path(path).name)
+
+
+def _ratings(lines: Iterable[str], columns: Sequence[str], name: str) -> Ratings:
+    rows = csv.reader(lines, strict=True)
     users, items, values = array("q"), array("q"), array("f")
     places: list[int] = []
     width = 0
