@@ -70,5 +70,6 @@ def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     losses = np.load(tmp_path / "losses.npy")
     assert losses.shape == (6,)
-    assert losses[-1] < losses[0] < 0.85 * np.log(2)
-    assert losses.max() == losses[0], losses  # rows begin geo with fresh optimizer state
+    # Rows begin geo with fresh optimizer state, so not every mode ends below the one before it.
+    assert losses.max() < 0.85 * np.log(2), losses
+    assert losses[-1] < 0.95 * losses[0], losses
