@@ -1,8 +1,8 @@
 """W4: kernels and the sparse table alone, one thread, beside torch where it is installed.
 
-    python benchmarks/kernels.py [--size 50000000] [--rows 5000000] [--repeats 7] [--json FILE]
+    python benchmarks/kernels.py [--size 50000000] [--rows 5000000] [--runs 7] [--json FILE]
 
-Times are CPU time of the process, median over the repeats; the variants of a block run in turn.
+Times are CPU time of the process, median over the runs; the variants of a block run in turn.
 `stream` is the roofline of a rule: a kernel of the same shape (the same arrays read and written in
 place) that only adds. A rule's figure is its share of that speed in GB/s, where its bytes are those
 that any program for it must move: each array read once and, but for the gradient, written once; a
@@ -10,10 +10,6 @@ value that a row shares counts once per row; a norm over the whole parameter, mo
 holds, needs the arrays behind it once more. A row is still in the cache when it is read again.
 """
 
-import argparse
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from reporting import Report, arguments, finish, torch_missing
 
 from psfleet.kernels.dedup import dedup
 from psfleet.rules import ASGD, RULES, Adam, RMSProp
@@ -29,12 +26,8 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 
-try:
-    import torch
-except ImportError:
-    torch = None  # type: ignore[assignment]
-
 Variants = dict[str, Callable[[], Any]]
+Rows = list[dict[str, Any]]
 
 
 def stream0(w, g, h):  # type: ignore[no-untyped-def]
@@ -71,10 +64,10 @@ class Stream(Rule):
         return (learning_rate,)
 
 
-def in_turn(variants: Variants, repeats: int) -> dict[str, float]:
+def in_turn(variants: Variants, runs: int) -> dict[str, float]:
     """Median CPU seconds of each variant."""
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for run in range(repeats + 1):
+    for run in range(runs + 1):
         for name, function in variants.items():
             start = time.process_time()
             function()
@@ -83,7 +76,7 @@ def in_turn(variants: Variants, repeats: int) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in times.items()}
 
 
-def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
+def bench_rules(size: int, runs: int) -> Rows:
     """Every rule against the stream of its shape. Rules by row get rows of 64."""
     rules: dict[str, Rule] = {name: rule() for name, rule in RULES.items()}
     rules |= {"rmsprop_centered": RMSProp(centered=True), "asgd": ASGD(2)}
@@ -99,7 +92,7 @@ def bench_rules(size: int, repeats: int) -> list[dict[str, Any]]:
                 name: lambda t=table: t.push(gradient, 1e-3),  # type: ignore[misc]
                 "stream": lambda t=stream: t.push(gradient, 1e-9),
             },
-            repeats,
+            runs,
         )  # type: ignore[misc]
         once = 4 * size * (3 + 2 * slots)
         shared = 8 * size // 64 * (len(kept) - slots)
@@ -125,7 +118,7 @@ def second_pass(rule: Rule) -> int:
     return 3 if rule.advance() is not None else 2
 
 
-def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
+def bench_adam(size: int, runs: int, peers: bool) -> Rows:
     """Dense Adam and Lamb beside torch's Adam on the same size."""
     gradient, adam, lamb = noise(size), dense(Adam(), size), dense(RULES["lamb"](), size)
     variants: Variants = {
@@ -134,13 +127,15 @@ def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
     }
     stream = dense(Stream(2), size)
     variants["stream 4 reads 3 writes"] = lambda: stream.push(gradient, 1e-9)
-    if torch is not None:
+    if peers:
+        import torch
+
         torch.set_num_threads(1)
         for kind, options in (("fused", {"fused": True}), ("foreach", {"foreach": True})):
             weight = torch.nn.Parameter(torch.from_numpy(noise(size)))
             weight.grad = torch.from_numpy(gradient)
             variants[f"torch Adam {kind}"] = torch.optim.Adam([weight], lr=1e-3, **options).step
-    times = in_turn(variants, repeats)
+    times = in_turn(variants, runs)
     return [
         {
             "what": name,
@@ -152,7 +147,7 @@ def bench_adam(size: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def bench_sparse(rows: int, dim: int, repeats: int) -> list[dict[str, Any]]:
+def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
     """Pull and push of 65,536 distinct ids of a table of `rows` rows, Adam."""
     random = np.random.default_rng(0)
     ids = random.permutation(rows).astype(np.int64) * 7919
@@ -172,10 +167,10 @@ def bench_sparse(rows: int, dim: int, repeats: int) -> list[dict[str, Any]]:
         "psfleet pull": lambda: table.pull_into(batch(), out),
         "psfleet push": lambda: table.push(batch(), gradients, 1e-3),
     }
-    if torch is not None:
+    if peers:
         variants |= torch_sparse(rows, dim, batches, gradients)
-    times = in_turn(variants, max(repeats, 12))
-    results: list[dict[str, Any]] = [
+    times = in_turn(variants, max(runs, 12))
+    results: Rows = [
         {"what": f"sparse {name}, {rows:,} x {dim}", "ns/row": seconds / n * 1e9}
         for name, seconds in times.items()
     ]
@@ -204,6 +199,8 @@ def torch_sparse(
     rows: int, dim: int, batches: list[NDArray[np.int64]], gradients: NDArray[np.float32]
 ) -> Variants:
     """torch's dense index (no hash) with SparseAdam."""
+    import torch
+
     weight = torch.nn.Parameter(torch.zeros(rows, dim))
     optimizer = torch.optim.SparseAdam([weight], lr=1e-3)
     places = torch.from_numpy(batches[0] // 7919)
@@ -216,7 +213,7 @@ def torch_sparse(
     }
 
 
-def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
+def bench_dedup(dim: int, runs: int, peers: bool) -> Rows:
     """Dedup, sum and expansion of a Zipf batch of 65,536 ids."""
     n, random = 65536, np.random.default_rng(0)
     uniform = random.random(n)
@@ -236,7 +233,9 @@ def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
         "expand": lambda: known.expand(rows),
         "numpy unique + add.at": numpy_twin,
     }
-    if torch is not None:
+    if peers:
+        import torch
+
         index, values = torch.from_numpy(ids), torch.from_numpy(gradients)
 
         def torch_twin() -> None:
@@ -246,7 +245,7 @@ def bench_dedup(dim: int, repeats: int) -> list[dict[str, Any]]:
         variants["torch unique + index_add"] = torch_twin
     return [
         {"what": f"{name}, Zipf 65,536 x {dim}", "ns/id": seconds / n * 1e9}
-        for name, seconds in in_turn(variants, repeats).items()
+        for name, seconds in in_turn(variants, runs).items()
     ]
 
 
@@ -262,41 +261,26 @@ def dense(rule: Rule, size: int) -> DenseTable:
     return DenseTable(TableSpec("bench", "dense", (size,), rule), noise(size))
 
 
-def show(results: list[dict[str, Any]]) -> None:
-    for row in results:
-        figures = "  ".join(f"{name} {value:9.2f}" for name, value in row.items() if name != "what")
-        print(f"{row['what']:44s} {figures}")
-    print(flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = arguments(__doc__ or "")
     parser.add_argument("--size", type=int, default=50_000_000, help="weights of dense Adam")
     parser.add_argument("--rule-size", type=int, default=8_000_000, help="weights for each rule")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", help="also write the results to this file")
+    parser.set_defaults(runs=7)
     options = parser.parse_args()
-    print(
-        f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, "
-        f"torch {torch.__version__ if torch is not None else 'not installed'}\n"
-    )
-    results: list[dict[str, Any]] = []
-    for block in (
-        lambda: bench_adam(options.size, options.repeats),
-        lambda: bench_rules(options.rule_size, options.repeats),
-        lambda: bench_sparse(options.rows, options.dim, options.repeats),
-        lambda: bench_dedup(options.dim, options.repeats),
-    ):
-        results += (part := block())
-        show(part)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"load": os.getloadavg(), "results": results}, file, indent=1)
-    sys.stdout.flush()
+    if options.short:
+        options.size = min(options.size, 8_000_000)
+        options.rows, options.runs = min(options.rows, 1_000_000), min(options.runs, 3)
+    report = Report("kernels", "W4 kernels and the sparse table alone, one thread, CPU time")
+    missing = "left out" if options.no_peers else torch_missing()
+    if missing:
+        report.skipped["torch"] = missing
+    report.rows += bench_adam(options.size, options.runs, not missing)
+    report.rows += bench_rules(options.rule_size, options.runs)
+    report.rows += bench_sparse(options.rows, options.dim, options.runs, not missing)
+    report.rows += bench_dedup(options.dim, options.runs, not missing)
+    finish(report, options.json)
 
 
 if __name__ == "__main__":

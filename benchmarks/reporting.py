@@ -1,6 +1,7 @@
 """A table for people and a file for programs."""
 
 import argparse
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ class Report:
     Attributes:
         name: Of the script.
         title: What was measured, in one line.
-        rows: One dict per line of the table, all with the same keys.
+        rows: One dict per line of the table; a line with other keys begins another table.
         skipped: Contenders that are not here, each with its reason.
     """
 
@@ -45,8 +46,9 @@ def finish(report: Report, path: Path | None) -> None:
     here = machine()
     print(f"\n{report.title}")
     print(f"{here['processor']}, {here['cores']} cores, load {here['load']}, {here['time']}")
-    for line in _table(report.rows):
-        print(line)
+    for _, block in itertools.groupby(report.rows, key=list):
+        for line in _table(list(block)):
+            print(line)
     for name, reason in report.skipped.items():
         print(f"skipped: {name} ({reason})")
     if path is not None:
@@ -70,8 +72,6 @@ def torch_missing() -> str | None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    if not rows:
-        return []
     cells = [list(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return [

@@ -13,19 +13,18 @@ from processes import environment
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("kernels", "growth", "startup", "w1_sparse", "w2_dense", "w3_ctr")
+FLAGS = ("--short", "--no-peers")  # what every script knows, and this one passes on
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--no-peers", action="store_true")
+    for flag in FLAGS:
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("scripts", nargs="*", default=SCRIPTS, help=", ".join(SCRIPTS))
     options = parser.parse_args()
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    flags = [
-        flag for flag, on in (("--short", options.short), ("--no-peers", options.no_peers)) if on
-    ]
+    flags = [flag for flag in FLAGS if getattr(options, flag[2:].replace("-", "_"))]
     failed = [name for name in options.scripts if _run(name, flags, results)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

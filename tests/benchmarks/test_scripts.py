@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -70,14 +71,40 @@ def test_startup(tmp_path: Path) -> None:
     assert row["CPU s of the job"] > 0
 
 
-def test_run_all_knows_every_script() -> None:
-    """What `make bench` runs is there."""
+def test_kernels(tmp_path: Path) -> None:
+    """Dense rules, the sparse table and dedup each get lines; all took time."""
+    sizes = ("--size", "4096", "--rule-size", "64000", "--rows", "8192")
+    rows = run("kernels.py", "--short", *sizes, folder=tmp_path)["rows"]
+    assert {"psfleet Adam", "dense lars_momentum", "insert 4,096 ids while growing"} <= {
+        row["what"] for row in rows
+    }
+    assert all(row["ns/id"] > 0 for row in rows if "ns/id" in row)
+
+
+@pytest.fixture(scope="module")
+def run_all() -> ModuleType:
+    """What `make bench` runs."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        run_all = importlib.import_module("run_all")
+        return importlib.import_module("run_all")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in run_all.SCRIPTS)
+
+
+def test_run_all_passes_flags_that_every_script_knows(run_all: ModuleType) -> None:
+    """Each script's help names each flag that `make bench` may pass to it."""
+    for name in run_all.SCRIPTS:
+        script = str(ROOT / "benchmarks" / f"{name}.py")
+        done = subprocess.run(
+            [sys.executable, script, "--help"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        missing = [flag for flag in (*run_all.FLAGS, "--json") if flag not in done.stdout]
+        assert not missing, f"{name}.py does not know {', '.join(missing)}"
 
 
 def test_pipeline_bubble(tmp_path: Path) -> None:
