@@ -170,7 +170,7 @@ class LocalFleet:
             over.set()
             thread.join()
 
-    def wait(self, timeout: float = 10.0) -> list[int]:
+    def wait(self, timeout: float = 60.0) -> list[int]:
         """The servers' exit codes, once they have ended by themselves."""
         return [process.wait(timeout) for process in self.processes]
 

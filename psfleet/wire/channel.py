@@ -28,8 +28,10 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),
     # A server that restarts, or its standby, is found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # This one is no pause, whatever its name: it is how long a connection may take until the server
+    # has answered to it. One that is busy takes a while; given up too soon, it would never be reached.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     # A host that has vanished without a word is noticed while a call waits for it.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_MS // 2),
