@@ -35,7 +35,8 @@ Pairs = Sequence[tuple[Parameter, Grad]]
 def merge_rows(grad: SparseGrad) -> SparseGrad:
     """The same gradient with each id once; the rows of a repeated id are summed in order."""
     unique = dedup(grad.ids, 1)
-    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0])
+    scores = None if grad.scores is None else unique.merge(grad.scores)[0]
+    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0], scores)
 
 
 Gather = Callable[[list[str], list[float]], list[float]]
@@ -149,4 +150,4 @@ def _values(grad: Grad) -> Floats:
 
 
 def _like(grad: Grad, values: Floats) -> Grad:
-    return SparseGrad(grad.ids, values) if isinstance(grad, SparseGrad) else values
+    return grad.with_rows(values) if isinstance(grad, SparseGrad) else values

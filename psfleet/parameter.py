@@ -24,10 +24,13 @@ class SparseGrad:
     Attributes:
         ids: int64 [n]: the rows, repeats allowed.
         rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
+        scores: float32 [n, 2]: how often each id was shown and clicked, summed likewise; None: once
+            and never. For parameters with a ShowClickEntry.
     """
 
     ids: NDArray[np.int64]
     rows: Floats
+    scores: Floats | None = None
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
@@ -35,6 +38,21 @@ class SparseGrad:
                 f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
                 "they must be [n] and [n, dim]"
             )
+        if self.scores is not None and self.scores.shape != (len(self.ids), 2):
+            raise ShapeError(
+                f"a sparse gradient of {len(self.ids)} ids has scores {self.scores.shape}; "
+                "they must be [n, 2]: shows and clicks"
+            )
+
+    def counted(self) -> Floats:
+        """The scores, also where they are not given: float32 [n, 2]."""
+        if self.scores is None:
+            return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
+        return self.scores
+
+    def with_rows(self, rows: Floats) -> "SparseGrad":
+        """Other gradients of the same ids."""
+        return SparseGrad(self.ids, rows, self.scores)
 
 
 class Parameter:

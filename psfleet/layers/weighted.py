@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet import initializer
-from psfleet.errors import IdError, ShapeError
+from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.layers.activations import activate
 from psfleet.layers.arithmetic import scale as scaled
 from psfleet.layers.reductions import sum as summed
@@ -18,9 +18,10 @@ from psfleet.program.ops.arithmetic import Add
 from psfleet.program.ops.embedding import DenseEmbedding, Embedding
 from psfleet.program.ops.matmul import Affine, MatMul
 from psfleet.program.ops.normalize import LayerNorm
+from psfleet.program.program import default_main_program
 from psfleet.program.shapes import axis_of, extents, size_of
 from psfleet.program.variable import Variable, apply, as_variable, leaf
-from psfleet.tables.entry import Entry
+from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 
 __all__ = ["create_parameter", "dropout", "embedding", "fc", "layer_norm", "matmul"]
 
@@ -105,7 +106,10 @@ def embedding(
         padding_idx: This id gives zeros and its row is never updated.
         param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
             sparse or not.
-        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry.
+        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry. The two
+            inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
+            shape of `input` or with one value for each sample. Runs that do not train need no value of
+            them. Computed at once (eager), each id counts one show and no click.
     """
     if np.dtype(dtype) != np.float32:
         raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
@@ -129,7 +133,23 @@ def embedding(
     if padding is not None and padding < 0 and rows > 0:
         padding += rows
     op = Embedding(padding) if sparse else DenseEmbedding(padding)
-    return apply(op, input, leaf(parameter), name=label)
+    return apply(op, input, leaf(parameter), *_scores(input, entry, label), name=label)
+
+
+def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
+    """The inputs of the program that a ShowClickEntry names."""
+    counting = part_of(entry, ShowClickEntry)
+    if counting is None or ids.value is not None:
+        return []
+    known = default_main_program().variables
+    found = [known.get(name) for name in (counting.show_name, counting.click_name)]
+    for name, variable in zip((counting.show_name, counting.click_name), found, strict=True):
+        if variable is None or not variable.is_data:
+            raise UsageError(
+                f"embedding {label!r}: its ShowClickEntry names the input {name!r}, which the program "
+                f"does not have; call layers.data({name!r}, [None, 1]) before"
+            )
+    return [variable for variable in found if variable is not None]
 
 
 def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tuple[int, int]:

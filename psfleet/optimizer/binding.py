@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
-from psfleet.optimizer.gradients import Elements, Grad, check_rows, densify
+from psfleet.optimizer.gradients import Elements, Grad, check_rows, densify, pushed
 from psfleet.optimizer.placement import place
 from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad
@@ -365,7 +365,7 @@ def as_gradient(seat: Seat, grad: Grad | Elements, rate: float) -> Gradient:
     if seat.spec.kind == "sparse":
         if not isinstance(grad, SparseGrad):
             grad = SparseGrad(seat.all_ids(), grad)
-        return Gradient(seat.key, grad.rows, grad.ids, rate)
+        return Gradient(seat.key, pushed(grad), grad.ids, rate)
     if isinstance(grad, SparseGrad):
         grad = densify(seat.parameter, grad)
     return Gradient(seat.key, grad, None, rate)

@@ -9,8 +9,9 @@ from psfleet.clip import merge_rows
 from psfleet.errors import IdError, ShapeError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.routing import as_ids
+from psfleet.tables.entry import ShowClickEntry, part_of
 
-__all__ = ["Elements", "Grad", "check_gradient", "check_rows", "densify", "scaled"]
+__all__ = ["Elements", "Grad", "check_gradient", "check_rows", "densify", "pushed", "scaled"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -33,7 +34,7 @@ class Elements:
 def scaled(grad: Grad, factor: float) -> Grad:
     """The gradient times a number."""
     if isinstance(grad, SparseGrad):
-        return SparseGrad(grad.ids, grad.rows * np.float32(factor))
+        return grad.with_rows(grad.rows * np.float32(factor))
     return grad * np.float32(factor)
 
 
@@ -44,6 +45,11 @@ def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
     dense = np.zeros(parameter.shape, np.float32)
     dense[merged.ids] = merged.rows
     return dense
+
+
+def pushed(grad: SparseGrad) -> Floats:
+    """What travels of a sparse gradient beside its ids: float32 [n, dim], or [n, dim + 2] with scores."""
+    return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
 
 
 def check_rows(parameter: Parameter, ids: Ids) -> None:
@@ -59,6 +65,18 @@ def check_rows(parameter: Parameter, ids: Ids) -> None:
         )
 
 
+def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
+    """What the parameter's table counts of the gradient; None: it counts nothing."""
+    if part_of(parameter.entry, ShowClickEntry) is not None:
+        return grad.counted()
+    if grad.scores is not None:
+        raise ShapeError(
+            f"parameter {parameter.name!r} counts no shows and clicks, and its gradient has some; "
+            "give it a ShowClickEntry"
+        )
+    return None
+
+
 def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
     """The gradient as float32 in a shape that fits the parameter."""
     if isinstance(grad, SparseGrad):
@@ -69,7 +87,7 @@ def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
                 f"parameter {parameter.name!r} has rows of {parameter.shape[1:]}, "
                 f"the gradient has rows of {grad.rows.shape[1:]}"
             )
-        return SparseGrad(ids, np.asarray(grad.rows, np.float32))
+        return SparseGrad(ids, np.asarray(grad.rows, np.float32), _scores(parameter, grad))
     dense = np.asarray(grad, np.float32)
     if dense.shape != tuple(parameter.shape):
         raise ShapeError(

@@ -341,7 +341,7 @@ def settle_parts(
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:
     if isinstance(gradient, SparseGrad):
-        return SparseGrad(gradient.ids, gradient.rows * np.float32(factor))
+        return gradient.with_rows(gradient.rows * np.float32(factor))
     return gradient * np.float32(factor)
 
 

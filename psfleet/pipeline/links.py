@@ -126,16 +126,18 @@ def next_step() -> int:
 
 
 def pack(value: Gradient | None) -> list[Array]:
-    """A value or gradient as arrays: none, one, or ids and rows."""
+    """A value or gradient as arrays: none, one, or ids and rows (and shows and clicks)."""
     if value is None:
         return []
-    return [value.ids, value.rows] if isinstance(value, SparseGrad) else [value]
+    if not isinstance(value, SparseGrad):
+        return [value]
+    return [value.ids, value.rows, *([] if value.scores is None else [value.scores])]
 
 
 def unpack(arrays: Sequence[Array]) -> Gradient | None:
     """What was packed."""
-    if len(arrays) == 2:
-        return SparseGrad(arrays[0], arrays[1])
+    if len(arrays) > 1:
+        return SparseGrad(*arrays)
     return arrays[0] if arrays else None
 
 

@@ -103,7 +103,7 @@ def _piece(plan: Plan, backward: BackwardPlan, records: list[Record]) -> Piece:
         (table.parameter.name, ids): (table.parameter, ids)
         for record in records
         if isinstance(record.op, Embedding)
-        for ids, table in [record.inputs]
+        for ids, table in [record.inputs[:2]]
         if table.parameter
     }
     return Piece(

@@ -77,7 +77,7 @@ def measure(
 def _seconds(run: Run, record: Record, releases: Mapping[Record, list[Any]]) -> float:
     needs = run.plan.needs.get(record, ())
     context = Context(run.program, record, needs or (False,) * len(record.inputs))
-    inputs = [run.input(variable) for variable in record.inputs]
+    inputs = [run.input(variable) for variable in record.needed(any(needs))]
     begin = time.perf_counter()
     value = compute(record.op, context, inputs, record.output.dtype)
     if any(needs):

@@ -29,8 +29,11 @@ def ancestors(targets: "Iterable[Variable]") -> list[Record]:
 def summed(first: Gradient, second: Gradient) -> Gradient:
     """The sum of two gradients of one parameter."""
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
+        counts = first.scores is not None or second.scores is not None
         return SparseGrad(
-            np.concatenate([first.ids, second.ids]), np.concatenate([first.rows, second.rows])
+            np.concatenate([first.ids, second.ids]),
+            np.concatenate([first.rows, second.rows]),
+            np.concatenate([first.counted(), second.counted()]) if counts else None,
         )
     total: Gradient = first + second  # type: ignore[operator]  # a variable is dense or sparse
     return total

@@ -54,7 +54,8 @@ def save_inference(
     wanted = [_variable(program, target) for target in targets]
     fed = [_variable(program, feed).name for feed in feeds]
     records = ancestors(wanted)
-    leaves = {v.name: v for record in records for v in record.inputs if v.record is None}
+    used = [v for record in records for v in record.needed(training=False)]
+    leaves = {v.name: v for v in used if v.record is None}
     leaves.update({v.name: v for v in wanted if v.record is None})
     missing = sorted(name for name, v in leaves.items() if v.is_data and name not in fed)
     if missing:
@@ -176,7 +177,7 @@ def _record(record: Record) -> dict[str, Any]:
     return {
         "op": type(record.op).__name__,
         "settings": dataclasses.asdict(record.op),
-        "inputs": [variable.name for variable in record.inputs],
+        "inputs": [variable.name for variable in record.needed(training=False)],
         "output": {"name": output.name, "shape": list(output.shape), "dtype": output.dtype.name},
     }
 

@@ -81,11 +81,11 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
     plan = Plan()
     plan.late = _depending_on_gradients(records)
     before = [record for record in records if record not in set(plan.late)]
+    plan.backwards = [_backward_plan(backward) for backward in backwards]
+    plan.needs = _union(plan.backwards)
     _leaves(plan, [*results, *(b.loss for b in backwards)], records)
     plan.early, plan.lookups = _early(before)
     plan.forward = [record for record in before if record not in set(plan.early)]
-    plan.backwards = [_backward_plan(backward) for backward in backwards]
-    plan.needs = _union(plan.backwards)
     plan.kept = {
         *results,
         *(b.loss for b in backwards),
@@ -125,8 +125,8 @@ def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
 
 def _leaves(plan: Plan, results: Iterable[Variable], records: Sequence[Record]) -> None:
     """Sort the variables that no record makes."""
-    leaves = dict.fromkeys([v for record in records for v in record.inputs] + list(results))
-    for variable in leaves:
+    used = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
+    for variable in dict.fromkeys([*used, *results]):
         if variable.record is not None or variable.backward_pass is not None:
             continue
         if variable.parameter is not None:
@@ -146,7 +146,7 @@ def _early(records: Sequence[Record]) -> tuple[list[Record], list[tuple[Paramete
     for record in records:
         if not isinstance(record.op, Embedding):
             continue
-        ids, table = record.inputs
+        ids, table = record.inputs[:2]
         makers = ancestors([ids])
         if table.parameter and not any(v.parameter for maker in makers for v in maker.inputs):
             lookups.append((table.parameter, ids))

@@ -73,6 +73,10 @@ class Op:
         """
         raise NotImplementedError
 
+    def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
+        """Those of the inputs that the output depends on, where nothing is trained: the first ones."""
+        return inputs
+
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
         """The output for these inputs (arrays; a sparse parameter comes as itself)."""
         raise NotImplementedError
@@ -104,6 +108,10 @@ class Record:
         self.output = output
         self.serial = next(_serials)
         self.context: Context | None = None
+
+    def needed(self, training: bool) -> "tuple[Variable, ...]":
+        """The inputs that a run needs; `training`: gradients go through this record."""
+        return self.inputs if training else self.op.predicting(self.inputs)
 
     def __repr__(self) -> str:
         names = ", ".join(variable.name for variable in self.inputs)

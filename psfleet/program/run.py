@@ -55,7 +55,7 @@ class Run:
     def step(self, record: Record, needs: tuple[bool, ...]) -> None:
         """Compute one record."""
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
-        inputs = [self.input(variable) for variable in record.inputs]
+        inputs = [self.input(variable) for variable in record.needed(any(needs))]
         self.values[record.output] = compute(record.op, context, inputs, record.output.dtype)
         if needs:
             self.contexts[record] = context

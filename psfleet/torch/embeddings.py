@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start
 from psfleet.optimizer.base import Optimizer
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 from psfleet.torch.rows import Rows, exclusively
+from psfleet.torch.scores import scores_of
 
 __all__ = ["Embedding", "EmbeddingBag", "TableModule"]
 
@@ -68,8 +69,18 @@ class TableModule(nn.Module):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{count}, {self.embedding_dim}{padding}, name={self.table.name!r}"
 
-    def _look_up(self, ids: Tensor) -> Tensor:
-        return self.table.look_up(ids, keep=self.training)
+    def _look_up(
+        self, ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
+    ) -> Tensor:
+        scores = None
+        if shows is not None or clicks is not None:
+            if not self.table.counts:
+                raise UsageError(
+                    f"embedding {self.table.name!r} counts no shows and clicks; make it with "
+                    "num_embeddings=None and entry=ShowClickEntry(...)"
+                )
+            scores = scores_of(ids, shows, clicks, ends)
+        return self.table.look_up(ids, keep=self.training, scores=scores)
 
     # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
     # must not give it some.
@@ -135,9 +146,18 @@ class Embedding(TableModule):
             num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
         )
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Rows: float32 [*input.shape, embedding_dim]."""
-        return self._look_up(input)
+    def forward(
+        self, input: Tensor, shows: Tensor | None = None, clicks: Tensor | None = None
+    ) -> Tensor:
+        """Rows: float32 [*input.shape, embedding_dim].
+
+        Args:
+            input: Ids of any shape.
+            shows: With a ShowClickEntry: how often each id was shown, in the shape of `input`, or each
+                sample, [n] or [n, 1]; None: once. It reaches the table with the gradient.
+            clicks: Likewise how often it was clicked; None: never.
+        """
+        return self._look_up(input, shows, clicks)
 
 
 class EmbeddingBag(TableModule):
@@ -173,7 +193,12 @@ class EmbeddingBag(TableModule):
         self.include_last_offset = include_last_offset
 
     def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+        shows: Tensor | None = None,
+        clicks: Tensor | None = None,
     ) -> Tensor:
         """One row for each bag: float32 [bags, embedding_dim].
 
@@ -181,8 +206,11 @@ class EmbeddingBag(TableModule):
             input: Ids: [bags, n], or [n] with `offsets`.
             offsets: Where each bag begins in a flat `input`.
             per_sample_weights: Mode "sum" only: a factor for each id, float32 like `input`.
+            shows, clicks: As for Embedding; one value for each id or each bag.
         """
-        rows = self._look_up(input).reshape(-1, self.embedding_dim)
+        said = shows is not None or clicks is not None
+        ends = self._ends(offsets, input.numel()) if said and offsets is not None else None
+        rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
         # The pulled rows are the weight of a small embedding_bag, and each id's place its index.
         places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
         places, padding = self._without_padding(input, places)
@@ -199,6 +227,10 @@ class EmbeddingBag(TableModule):
     def extra_repr(self) -> str:
         """For print(model)."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
+
+    def _ends(self, offsets: Tensor, count: int) -> Tensor:
+        """Where each bag begins and, last, where they end."""
+        return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=count)
 
     def _without_padding(self, ids: Tensor, places: Tensor) -> tuple[Tensor, int | None]:
         """The places, with one place for every padding id."""

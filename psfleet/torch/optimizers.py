@@ -13,7 +13,7 @@ from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.binding import watch
-from psfleet.optimizer.gradients import Grad
+from psfleet.optimizer.gradients import Grad, pushed
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.parameter import SparseGrad
 from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
@@ -146,6 +146,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.refresh()
         return value
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; also of the embeddings that have an optimizer of their own."""
+        super().zero_grad(set_to_none)
+        for sparse in self._sparse:
+            sparse.rows.weight.grad = None
+
     def clear_grad(self, set_to_none: bool = True) -> None:
         """The same as zero_grad()."""
         self.zero_grad(set_to_none)
@@ -269,13 +275,13 @@ def _fill(tables: Iterable[Sparse]) -> None:
 
 def _copied(grad: Grad) -> Grad:
     if isinstance(grad, SparseGrad):
-        return SparseGrad(grad.ids, grad.rows.copy())
+        return grad.with_rows(grad.rows.copy())
     return np.array(grad)
 
 
 def _as_gradient(each: Dense | Sparse, grad: Grad) -> Gradient:
     if isinstance(grad, SparseGrad):
-        return Gradient(each.spec.key, grad.rows, grad.ids, each.rate())
+        return Gradient(each.spec.key, pushed(grad), grad.ids, each.rate())
     return Gradient(each.spec.key, grad, None, each.rate())
 
 

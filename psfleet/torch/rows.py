@@ -13,7 +13,7 @@ from psfleet.errors import IdError, UsageError
 from psfleet.parameter import SparseGrad
 from psfleet.routing import as_ids
 from psfleet.runtime import Read, Runtime, TableState
-from psfleet.tables.entry import Entry
+from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.torch.formulas import Formula
 from psfleet.torch.weights import Ledger, TableWeight, as_tensor, look_up
@@ -92,6 +92,11 @@ class Rows:
     # -- the table -----------------------------------------------------------------------------
 
     @property
+    def counts(self) -> bool:
+        """Whether the table counts shows and clicks."""
+        return part_of(self.entry, ShowClickEntry) is not None
+
+    @property
     def runtime(self) -> Runtime:
         """Where the table is."""
         if self._runtime is None:
@@ -157,13 +162,14 @@ class Rows:
 
     # -- a step --------------------------------------------------------------------------------
 
-    def look_up(self, ids: Tensor, *, keep: bool) -> Tensor:
+    def look_up(self, ids: Tensor, *, keep: bool, scores: Floats | None = None) -> Tensor:
         """Current rows: float32 [*ids.shape, dim] on the ids' device.
 
         Args:
             ids: Whole numbers.
             keep: Hand out equal values for equal ids until the next step, so that a recomputed
                 forward pass sees what the first one saw.
+            scores: How often each id was shown and clicked, float32 [n, 2]; None: once and never.
 
         Raises:
             IdError: An id is not below `count`.
@@ -174,7 +180,9 @@ class Rows:
             self.watcher.note(self, ids)
         held = self._find(wanted)
         values = self._values_of(held) if held else self.runtime.pull([self.read(wanted)])[0]
-        out = look_up(self.weight, values, wanted, self._ledger, self.padding, ids.device)
+        if scores is None and self.counts:
+            scores = np.tile(np.array([1, 0], np.float32), (wanted.size, 1))
+        out = look_up(self.weight, values, wanted, self._ledger, self.padding, ids.device, scores)
         if held and held.used is None:
             held.rows, held.used = out.detach(), out._version
         elif keep and held is None and len(self._held) < _MOST_HELD:

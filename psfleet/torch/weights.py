@@ -45,21 +45,28 @@ class Ledger:
 
     With a known number of rows the index is the id, as in torch. For "any id" torch has no index
     wide enough (ids are any int64), so the index is the number of the lookup and the ledger keeps
-    the ids.
+    the ids, and how often they were shown and clicked.
     """
 
     def __init__(self, weight: TableWeight, bounded: bool) -> None:
         self._weight = weight
         self._bounded = bounded
         self._ids: list[Ids] = []
+        self._scores: list[Floats] = []
         self._count = 0
 
-    def indices(self, ids: Ids) -> Ids:
-        """The indices under which gradients of these ids, int64 [n], go into the sparse gradient."""
+    def indices(self, ids: Ids, scores: Floats | None = None) -> Ids:
+        """The indices under which gradients of these ids, int64 [n], go into the sparse gradient.
+
+        Args:
+            scores: Of a table that counts shows and clicks: float32 [n, 2].
+        """
         if self._bounded:
             return ids
         first = self._count
         self._ids.append(ids)
+        if scores is not None:
+            self._scores.append(scores)
         self._count += len(ids)
         return np.arange(first, self._count, dtype=np.int64)
 
@@ -73,15 +80,17 @@ class Ledger:
         if self._bounded:
             return None if grad is None or indices is None else SparseGrad(indices, _values(grad))
         if grad is None or indices is None:
-            self._ids, self._count = [], 0
+            self._ids, self._scores, self._count = [], [], 0
             return None
         ids = np.concatenate(self._ids)[indices] if self._ids else indices
+        scores = np.concatenate(self._scores)[indices] if self._scores else None
         self._ids, self._count = [ids], len(ids)
+        self._scores = [] if scores is None else [scores]
         values = grad._values()
         self._weight.grad = torch.sparse_coo_tensor(
             torch.arange(len(ids))[None], values, grad.shape, check_invariants=False
         )
-        return SparseGrad(ids, _values(grad))
+        return SparseGrad(ids, _values(grad), scores)
 
 
 class _LookUp(torch.autograd.Function):
@@ -96,21 +105,24 @@ class _LookUp(torch.autograd.Function):
         ledger: Ledger,
         padding: int | None,
         device: torch.device,
+        scores: Floats | None,
     ) -> Tensor:
         ctx.ids, ctx.ledger, ctx.padding, ctx.shape = ids, ledger, padding, weight.shape
+        ctx.scores = scores
         return as_tensor(rows).to(device)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        ids = ctx.ids.reshape(-1)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ids, scores = ctx.ids.reshape(-1), ctx.scores
         values = grads[0].reshape(len(ids), ctx.shape[1])
         if ctx.padding is not None:
             real = np.flatnonzero(ids != ctx.padding)
             if len(real) < len(ids):
                 ids, values = ids[real], values[torch.from_numpy(real)]
-        indices = torch.from_numpy(ctx.ledger.indices(ids))[None]
+                scores = None if scores is None else scores[real]
+        indices = torch.from_numpy(ctx.ledger.indices(ids, scores))[None]
         sparse = torch.sparse_coo_tensor(indices, values.cpu(), ctx.shape, check_invariants=False)
-        return sparse, None, None, None, None, None
+        return sparse, None, None, None, None, None, None
 
 
 def look_up(
@@ -120,6 +132,7 @@ def look_up(
     ledger: Ledger,
     padding: int | None,
     device: torch.device,
+    scores: Floats | None = None,
 ) -> Tensor:
     """The rows, float32 [*ids.shape, dim], so that their gradient arrives at the weight.
 
@@ -130,8 +143,9 @@ def look_up(
         ledger: The weight's.
         padding: An id or None.
         device: Of the result.
+        scores: How often each id was shown and clicked, float32 [n, 2]; None: the table does not count.
     """
-    out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device)  # type: ignore[no-untyped-call]
+    out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import IdError
+from psfleet.errors import IdError, ShapeError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.program.ops.scatter import scatter_rows
 from psfleet.program.record import Array, Context, Gradient, Op, Spec
@@ -15,7 +15,7 @@ from psfleet.program.record import Array, Context, Gradient, Op, Spec
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["DenseEmbedding", "Embedding", "check_ids"]
+__all__ = ["DenseEmbedding", "Embedding", "check_ids", "spread"]
 
 Ids = NDArray[np.int64]
 
@@ -32,6 +32,27 @@ def check_ids(name: str, ids: Ids, rows: int | None) -> None:
     raise IdError(f"embedding {name!r} has rows 0 to {rows - 1}; an id is {bad}")
 
 
+def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
+    """Shows or clicks of each id, float32 in the shape of the ids.
+
+    Args:
+        name: Of the input, for messages.
+        counts: Of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+        shape: Of the ids.
+
+    Raises:
+        ShapeError: They are for neither.
+    """
+    if counts.shape != shape:
+        if not shape or counts.shape not in ((shape[0],), (shape[0], 1)):
+            raise ShapeError(
+                f"{name!r} has shape {counts.shape} for ids {shape}; shows and clicks have the shape "
+                "of the ids, or one value for each sample"
+            )
+        counts = counts.reshape(shape[0], *(1 for _ in shape[1:]))
+    return np.broadcast_to(counts, shape).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class _Embedding(Op):
     """Inputs: ids of any shape and the weights [rows, dim]. Output: [*ids.shape, dim].
@@ -41,7 +62,7 @@ class _Embedding(Op):
 
     padding: int | None = None
 
-    def infer(self, ids: "Variable", weights: "Variable") -> Spec:
+    def infer(self, ids: "Variable", weights: "Variable", *scores: "Variable") -> Spec:
         if ids.dtype.kind not in "iu":
             raise IdError(
                 f"embedding {weights.name!r}: ids {ids.name!r} have dtype {ids.dtype}, "
@@ -69,17 +90,33 @@ class _Embedding(Op):
 
 
 class Embedding(_Embedding):
-    """Of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad."""
+    """Of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
 
-    def forward(self, context: Context, ids: Ids, table: Parameter) -> Array:
+    Two more inputs say how often each sample, or each id, was shown and clicked; the gradient brings
+    them along.
+    """
+
+    def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
+        return inputs[:2]
+
+    def forward(self, context: Context, ids: Ids, table: Parameter, *scores: Array) -> Array:
         if not table.distributed:
             check_ids(table.name, ids, table.shape[0])
-        context.save(ids)
+        context.save(ids, *scores)
         return self._blank(ids, table.lookup(ids))
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        flat, rows = self._kept(context.saved[0], gradient)
-        return None, SparseGrad(flat, np.ascontiguousarray(rows))
+        ids, *scores = context.saved
+        flat, rows = self._kept(ids, gradient)
+        found = SparseGrad(flat, np.ascontiguousarray(rows), self._scores(context, ids, scores))
+        return None, found, *(None for _ in scores)
+
+    def _scores(self, context: Context, ids: Ids, scores: Sequence[Array]) -> Array | None:
+        if not scores:
+            return None
+        names = [variable.name for variable in context.record.inputs[2:]]
+        columns = [spread(*pair, ids.shape) for pair in zip(names, scores, strict=True)]
+        return self._kept(ids, np.stack(columns, axis=-1))[1]
 
 
 class DenseEmbedding(_Embedding):
