@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -14,6 +15,7 @@ __all__ = ["Adagrad", "DecayedAdagrad", "RowWiseAdagrad"]
 class Adagrad(Optimizer):
     """m += g^2; w -= learning_rate * g / (sqrt(m) + epsilon)."""
 
+    @as_documented("regularization", "name", "initial_accumulator_value")
     def __init__(
         self,
         learning_rate: Rate,
@@ -32,6 +34,7 @@ class Adagrad(Optimizer):
 class DecayedAdagrad(Optimizer):
     """m = decay * m + (1 - decay) * g^2; w -= learning_rate * g / (sqrt(m) + epsilon)."""
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate,
@@ -50,6 +53,7 @@ class DecayedAdagrad(Optimizer):
 class RowWiseAdagrad(Optimizer):
     """Adagrad with one m for each row, the mean of g^2 over the row: half the memory of large tables."""
 
+    @as_documented("regularization", "name", "initial_accumulator_value")
     def __init__(
         self,
         learning_rate: Rate,

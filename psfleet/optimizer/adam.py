@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from psfleet import rules
 from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError
+from psfleet.optimizer.arguments import as_documented, check_function
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
@@ -31,6 +32,7 @@ class Adam(Optimizer):
             None: "lazy" if lazy_mode or if the parameter has rows for any id, else "full".
     """
 
+    @as_documented("regularization", "name", "lazy_mode")
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -83,6 +85,7 @@ class AdamW(Optimizer):
 
     _rule: rules.AdamW
 
+    @as_documented()
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -100,6 +103,8 @@ class AdamW(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.AdamW(beta1, beta2, epsilon, weight_decay)
+        check_function(self._name, "lr_ratio", lr_ratio)
+        check_function(self._name, "apply_decay_param_fun", apply_decay_param_fun)
         self._lr_ratio = lr_ratio
         self._decays = apply_decay_param_fun
         self.lazy = lazy_mode
@@ -119,6 +124,7 @@ class AdamW(Optimizer):
 class AMSGrad(Optimizer):
     """Adam with the largest v so far in place of v."""
 
+    @as_documented("regularization", "name", "lazy_mode")
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -140,6 +146,7 @@ class AMSGrad(Optimizer):
 class Adamax(Optimizer):
     """u = max(|g|, beta2 * u + epsilon); w -= learning_rate / (1 - beta1^t) * m / u."""
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -159,6 +166,7 @@ class Adamax(Optimizer):
 class NAdam(Optimizer):
     """Adam with Nesterov's momentum; see psfleet.rules.nadam for the formula."""
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.002,
@@ -179,6 +187,7 @@ class NAdam(Optimizer):
 class RAdam(Optimizer):
     """Adam whose rate is rectified while v is young; see psfleet.rules.radam for the formula."""
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,

@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -19,6 +20,7 @@ class ASGD(Optimizer):
     batch does not name keep that batch's last gradient.
     """
 
+    @as_documented("parameters", "weight_decay", "grad_clip", "multi_precision", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,

@@ -1,6 +1,6 @@
 """What every optimizer does: differentiate, clip, push with the current rate, keep its state."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -10,9 +10,11 @@ from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph, state
 from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.binding import Seat, as_gradient, tables
 from psfleet.optimizer.gradients import Elements, Grad, check_gradient
 from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.standins import Promised
 from psfleet.parameter import Parameter, SparseGrad
@@ -44,7 +46,8 @@ class Optimizer:
     the first update. What it does is the same embedded and on a cluster.
 
     Args:
-        learning_rate: A number of at least 0, or a schedule from `psfleet.optimizer.lr`.
+        learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable
+            of the program being built, which is then read before each update.
         parameters: The parameters to update; None: those that are passed with their gradients.
         weight_decay: A number (L2), L1Decay or L2Decay; a parameter's own regularizer wins.
         grad_clip: Applied to each worker's gradients before they are sent.
@@ -61,6 +64,7 @@ class Optimizer:
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
     every_row = False  # whether those of a parameter with rows for any id do not
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,
@@ -74,8 +78,6 @@ class Optimizer:
         unknown = sorted(set(older) - set(Older.__annotations__))
         if unknown:
             raise TypeError(f"{owner} has no argument {unknown[0]!r}")
-        if isinstance(parameters, WeightDecay):  # where the older face has `regularization`
-            parameters, weight_decay = None, parameters
         self._name = name or owner
         self._rate = _rate(owner, learning_rate)
         self._parameters = _listed(
@@ -229,7 +231,7 @@ class Optimizer:
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
         """As `apply_gradients`; the loss is only shown in the progress display."""
-        pairs = [(p, g) for p, g in params_grads if g is not None]
+        pairs = [(p, g) for p, g in _pairs(self._name, params_grads) if g is not None]
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
         if graph.symbolic(pairs):
@@ -401,6 +403,10 @@ class Optimizer:
         Raises:
             UsageError: An entry is missing. ShapeError: One has another shape. Nothing was changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise UsageError(
+                f"{self._name}: the state is {state_dict!r}, it must be what state_dict() gave"
+            )
         home = tables()
         seats = [home.find(self, p) for p in self._known.values()]
         state.restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
@@ -415,7 +421,22 @@ class Optimizer:
 
 
 def _rate(owner: str, value: Any) -> Rate:
-    return value if isinstance(value, LRScheduler) else check_rate(owner, value)
+    if isinstance(value, LRScheduler):
+        return value
+    if not graph.is_symbolic(value):
+        return check_rate(owner, value)
+    read = graph.reader(value)
+    return PerUpdate(read(0), lambda updates: check_rate(owner, read(updates)))
+
+
+def _pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
+    pairs = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
+    wrong = [pair for pair in pairs if not isinstance(pair, list | tuple) or len(pair) != 2]
+    if wrong:
+        raise UsageError(
+            f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
+        )
+    return [(parameter, graph.held_by(gradient)) for parameter, gradient in pairs]
 
 
 def _clip(owner: str, value: Any) -> ClipGradBase | None:

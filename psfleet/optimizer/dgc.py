@@ -11,6 +11,7 @@ from psfleet import rules
 from psfleet.clip import ClipGradBase, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.optimizer import binding
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Pairs, Rate
 from psfleet.optimizer.gradients import Elements, Grad, densify
 from psfleet.parameter import Parameter, SparseGrad
@@ -49,6 +50,7 @@ class DGCMomentum(Optimizer):
         num_trainers: None: the number of workers.
     """
 
+    @as_documented()
     def __init__(
         self,
         learning_rate: Rate,
@@ -189,7 +191,7 @@ def _check(begin: int, length: int, sparsity: Sequence[float], trainers: int | N
         raise ConfigError(f"DGCMomentum: rampup_begin_step is {begin!r}, it must be at least 0")
     if length < 1:
         raise ConfigError(f"DGCMomentum: rampup_step is {length!r}, it must be at least 1")
-    if not sparsity or not all(0 <= part < 1 for part in sparsity):
+    if not isinstance(sparsity, Sequence) or not sparsity or not all(0 <= s < 1 for s in sparsity):
         raise ConfigError(
             f"DGCMomentum: sparsity is {sparsity!r}, it must be a list of numbers in [0, 1)"
         )

@@ -14,6 +14,8 @@ __all__ = [
     "add_update",
     "depended_on",
     "differentiate",
+    "held_by",
+    "is_symbolic",
     "parameter_of",
     "reader",
     "regularized",
@@ -26,6 +28,12 @@ __all__ = [
 def parameter_of(item: Any) -> Any:
     """The parameter behind a variable; anything else is returned as it is."""
     return getattr(item, "parameter", None) or item
+
+
+def held_by(item: Any) -> Any:
+    """The array of a variable that has a value; anything else is returned as it is."""
+    value = getattr(item, "value", None)
+    return value if isinstance(value, np.ndarray) else item
 
 
 def value_of(loss: Any) -> float | None:
@@ -73,17 +81,19 @@ def reader(source: Any) -> Callable[[int], float]:
     return read
 
 
+def is_symbolic(item: Any) -> bool:
+    """Whether it is a variable that only runs of a program give a value."""
+    module = sys.modules.get("psfleet.program.variable")
+    return module is not None and isinstance(item, module.Variable) and item.value is None
+
+
 def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
     """Whether the gradients are variables of a program rather than arrays.
 
     Raises:
         UsageError: Some are, some are not.
     """
-    kinds = {
-        not isinstance(gradient, np.ndarray | SparseGrad | np.generic | float | int | list)
-        and getattr(gradient, "value", None) is None
-        for _, gradient in pairs
-    }
+    kinds = {is_symbolic(gradient) for _, gradient in pairs}
     if len(kinds) > 1:
         raise UsageError("params_grads mixes arrays and variables; give one kind")
     return kinds == {True}

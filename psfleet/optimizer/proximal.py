@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -14,6 +15,7 @@ __all__ = ["ProximalGD"]
 class ProximalGD(Optimizer):
     """q = w - lr * g; w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2), lr the learning rate."""
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate,

@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -17,6 +18,7 @@ class RMSProp(Optimizer):
     `centered`: s less the square of the running mean of g.
     """
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate,

@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -20,6 +21,7 @@ class Rprop(Optimizer):
         etas: Factors on the rate: after a turn, and otherwise.
     """
 
+    @as_documented("regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,

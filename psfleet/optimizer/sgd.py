@@ -5,6 +5,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.regularizer import WeightDecay
 
@@ -23,11 +24,12 @@ class Momentum(Optimizer):
     `rescale_grad` has no effect, as in the reference's CPU operator.
     """
 
+    @as_documented("use_nesterov", "regularization", "name")
     def __init__(
         self,
         learning_rate: Rate = 0.001,
         momentum: float = 0.9,
-        parameters: Iterable[Any] | bool | None = None,
+        parameters: Iterable[Any] | None = None,
         use_nesterov: bool = False,
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
@@ -35,7 +37,5 @@ class Momentum(Optimizer):
         rescale_grad: float = 1.0,
         **older: Unpack[Older],
     ) -> None:
-        if isinstance(parameters, bool):  # where the older face has `use_nesterov`
-            use_nesterov, parameters = parameters, None
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Momentum(momentum, use_nesterov)

@@ -176,9 +176,10 @@ def test_methods(owner: str) -> None:
 
 def test_momentum_by_place() -> None:
     """The third argument is `use_nesterov` for the older face and `parameters` for the newer."""
-    assert fluid.optimizer.Momentum(0.1, 0.5, True).rule() == rules.Momentum(0.5, True)
+    momentum: Any = fluid.optimizer.Momentum
+    assert momentum(0.1, 0.5, True).rule() == rules.Momentum(0.5, True)
     w = Parameter("w", np.zeros(2))
-    assert fluid.optimizer.Momentum(0.1, 0.5, [w], True).parameters == [w]
+    assert momentum(0.1, 0.5, [w], True).parameters == [w]
 
 
 def test_other_names() -> None:

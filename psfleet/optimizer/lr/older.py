@@ -8,6 +8,7 @@ from psfleet.optimizer.lr.base import LRScheduler, check_rate
 from psfleet.optimizer.lr.decay import NoamDecay, PiecewiseDecay, PolynomialDecay
 
 __all__ = [
+    "PerUpdate",
     "cosine_decay",
     "exponential_decay",
     "inverse_time_decay",
