@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 
@@ -121,14 +121,14 @@ class Standby:
     def _follow(self) -> PsfleetError | None:
         """Follow while the primary lives; None: it has ended in order."""
         assert self._channel is not None
-        call = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
+        call: Any = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
             self._requests(), metadata=self._access.metadata
         )
         body = b""
         try:
             for message in call:
-                reply = FollowReply.FromString(message)
                 self._following = True
+                reply = FollowReply.FromString(message)
                 if self.term:
                     continue  # the old primary may still send
                 if reply.over:
@@ -148,6 +148,10 @@ class Standby:
             return error_of(error, self._name)
         except PsfleetError as error:
             return error
+        except Exception as error:  # there is no end to what a record can hold
+            return ProtocolError(f"what it has sent cannot be taken: {error!r}")
+        finally:
+            call.cancel()
         return ServerUnavailable(f"{self._name} has let go of its standby")
 
     def _requests(self) -> Iterator[bytes]:
