@@ -1,4 +1,8 @@
-"""What an update rule is: hyperparameters, state slots and one scalar function."""
+"""What an update rule is: hyperparameters, state slots and one scalar function.
+
+An `epsilon` of 0 is taken and the formula computed as it stands, as in the reference: a value that has had
+no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above 0 where that can be.
+"""
 
 import dataclasses
 import math

@@ -352,6 +352,15 @@ def test_parameter_choice() -> None:
         assert [p.name for p, _ in opt.backward(loss, no_grad_set={"table", "fc.b"})] == ["fc.w"]
 
 
+def test_epsilon_of_zero_is_the_formula_as_it_stands() -> None:
+    """0 is allowed; a value that has had no gradient but 0 is then 0 / 0, as in the reference."""
+    for make in (optimizer.Adam, optimizer.Adagrad, optimizer.RMSProp, optimizer.Adadelta):
+        w = Parameter("w", ONE)
+        made: Any = make(0.1, epsilon=0.0)
+        made.apply_gradients([(w, np.array([1, 0, -1], np.float32))])
+        assert np.isnan(w.numpy()).tolist() == [False, True, False]
+
+
 def test_eager_minimize() -> None:
     """With a loss that has a value minimize() updates at once, with or without backward() before."""
     with eager_guard():
