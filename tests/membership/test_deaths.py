@@ -25,6 +25,7 @@ from psfleet.testing.training import in_threads, same_bits
 from psfleet_worker.runtime import ClusterRuntime
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not
 SAMPLES, BATCH, EPOCHS = 100, 4, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
 
@@ -151,7 +152,7 @@ def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int
 @pytest.mark.parametrize("seed", range(2 + MORE))
 def test_the_round_goes_on_without_the_dead(seed: int) -> None:
     """Sync mode: worker 1 dies for good; its seat is removed and its samples are dealt to the others."""
-    with LocalFleet(2, 3, dead_after=0.5) as fleet:
+    with LocalFleet(2, 3, dead_after=SILENCE) as fleet:
         _, used = run("sync", fleet, {1: [some(seed, 20, 70), None]})
     assert used == [1.0] * SAMPLES * EPOCHS
 
@@ -170,7 +171,7 @@ def test_leases_of_the_dead_are_used_once(seed: int) -> None:
 
 def test_a_silent_worker_is_fenced() -> None:
     """Who is removed although it lives hears so by name."""
-    with LocalFleet(1, 2, dead_after=0.4) as fleet:
+    with LocalFleet(1, 2, dead_after=SILENCE) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync")
         silent = ClusterRuntime(fleet.environment(1), "sync")
         silent._fleet.beats.stop()

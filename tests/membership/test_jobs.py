@@ -35,7 +35,7 @@ def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
 
 def test_the_job_goes_on_without_a_killed_worker(tmp_path: Path) -> None:
     """With --dead-after its samples are dealt to those that are left."""
-    code, found, errors = job(tmp_path, "--dead-after", "1s", dies=1)
+    code, found, errors = job(tmp_path, "--dead-after", "5s", dies=1)
     assert code == 0, errors
     assert "worker 1 ended with signal 9; the job goes on without it" in errors
     assert found.startswith(f"used {[2] * 60}")
