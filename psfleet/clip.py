@@ -7,6 +7,7 @@ sparse gradient are summed first, so it is clipped as the array that it stands f
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,11 +76,11 @@ class ClipGradByValue(ClipGradBase):
     """Every component into [min, max]; min is -max unless given."""
 
     def __init__(self, max: float, min: float | None = None) -> None:
-        low = -max if min is None else min
-        if not (math.isfinite(max) and math.isfinite(low) and low <= max):
+        low: float = (-max if _is_finite(max) else max) if min is None else min
+        if not (_is_finite(max) and _is_finite(low) and low <= max):
             raise ConfigError(
                 f"{type(self).__name__}: min is {low!r} and max is {max!r}, "
-                "they must be finite and in order"
+                "they must be finite numbers in order"
             )
         self.max = float(max)
         self.min = float(low)
@@ -126,8 +127,12 @@ GradientClipByNorm = ClipGradByNorm
 GradientClipByGlobalNorm = ClipGradByGlobalNorm
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and math.isfinite(value)
+
+
 def _check_norm(owner: str, value: float) -> float:
-    if not isinstance(value, int | float | np.number) or not 0 < value < math.inf:
+    if not _is_finite(value) or value <= 0:
         raise ConfigError(f"{owner}: clip_norm is {value!r}, it must be a finite number above 0")
     return float(value)
 

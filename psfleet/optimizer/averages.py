@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import UsageError
 from psfleet.optimizer import graph
 from psfleet.optimizer.binding import tables
+from psfleet.optimizer.lr.base import check_number
 from psfleet.optimizer.standins import Averaged
 from psfleet.parameter import Parameter, fetch
 
@@ -110,8 +111,7 @@ class ExponentialMovingAverage(WeightAverage):
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
     ) -> None:
-        if not 0 <= decay < 1:
-            raise ConfigError(f"ExponentialMovingAverage: decay is {decay!r}, it must be in [0, 1)")
+        check_number(type(self).__name__, "decay", decay, lambda v: 0 <= v < 1, "in [0, 1)")
         super().__init__(parameters, name)
         self._decay = self._now = float(decay)
         self._steps = None if thres_steps is None else graph.reader(thres_steps)
@@ -183,16 +183,20 @@ class ModelAverage(WeightAverage):
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
     ) -> None:
-        if not average_window_rate >= 0:
-            raise ConfigError(
-                f"ModelAverage: average_window_rate is {average_window_rate!r}, "
-                "it must be at least 0"
-            )
-        if not 0 < min_average_window <= max_average_window:
-            raise ConfigError(
-                f"ModelAverage: min_average_window is {min_average_window!r}, it must be "
-                f"above 0 and at most max_average_window {max_average_window!r}"
-            )
+        check_number(
+            "ModelAverage",
+            "average_window_rate",
+            average_window_rate,
+            lambda v: v >= 0,
+            "at least 0",
+        )
+        check_number(
+            "ModelAverage",
+            "min_average_window",
+            min_average_window,
+            lambda v: 0 < v <= max_average_window,
+            f"above 0 and at most max_average_window {max_average_window!r}",
+        )
         super().__init__(parameters, name)
         self._rate = average_window_rate
         self._least, self._most = min_average_window, max_average_window

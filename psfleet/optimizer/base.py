@@ -204,7 +204,7 @@ class Optimizer:
             (parameter, gradient) pairs. Gradients are variables of the program, or arrays if the
             loss has a value.
         """
-        chosen = None if parameter_list is None else list(parameter_list)
+        chosen = parameter_list
         if chosen is None and self._parameters is not None:
             chosen = graph.depended_on(loss, self._parameters)
         pairs = graph.differentiate(loss, chosen, no_grad_set)

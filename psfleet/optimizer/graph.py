@@ -100,7 +100,7 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def differentiate(
-    loss: Any, parameters: Sequence[Any] | None, no_grad_set: Iterable[Any] | None
+    loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
 ) -> list[tuple[Parameter, Any]]:
     """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
 
@@ -108,12 +108,10 @@ def differentiate(
         parameters: Parameters, their variables or names; None: all that are trainable.
         no_grad_set: The same, and other variables: what gets no gradient.
     """
-    from psfleet.program.backward import append_backward
+    from psfleet.program.backward import append_backward, known_names
     from psfleet.program.gradient import ancestors
-    from psfleet.program.variable import Variable
 
-    if not isinstance(loss, Variable):
-        raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
+    _check_loss(loss)
     if loss.value is None:
         return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
     records = ancestors([loss])
@@ -123,8 +121,9 @@ def differentiate(
         for v in record.inputs
         if v.parameter is not None and not v.stop_gradient
     }
-    wanted = found if parameters is None else {name_of(item) for item in parameters}
-    barred = {name_of(item) for item in no_grad_set or ()}
+    known = {v.name for record in records for v in (*record.inputs, record.output)}
+    wanted = found if parameters is None else known_names(parameters, "parameter_list", known)
+    barred = known_names(no_grad_set or (), "no_grad_set", known)
     chosen = [
         p for name, p in found.items() if name in wanted and name not in barred and p.trainable
     ]
@@ -138,8 +137,16 @@ def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
     """Those of the parameters that the loss depends on."""
     from psfleet.program.gradient import ancestors
 
+    _check_loss(loss)
     used = {v.name for record in ancestors([loss]) for v in record.inputs}
     return [item for item in parameters if name_of(item) in used]
+
+
+def _check_loss(loss: Any) -> None:
+    from psfleet.program.variable import Variable
+
+    if not isinstance(loss, Variable):
+        raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
 
 
 def _is_zero(grad: Any) -> bool:

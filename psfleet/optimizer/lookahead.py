@@ -9,6 +9,7 @@ from psfleet.errors import ConfigError
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer, Pairs
 from psfleet.optimizer.binding import Seat, Tables, tables
+from psfleet.optimizer.lr.base import check_number
 from psfleet.parameter import Parameter
 from psfleet.rules.base import Rule
 from psfleet.runtime import TableState
@@ -39,8 +40,7 @@ class LookAhead(Optimizer):
             raise ConfigError(
                 f"LookAhead: inner_optimizer is {inner_optimizer!r}, it must be an optimizer"
             )
-        if not 0 <= alpha <= 1:
-            raise ConfigError(f"LookAhead: alpha is {alpha!r}, it must be in [0, 1]")
+        check_number("LookAhead", "alpha", alpha, lambda v: 0 <= v <= 1, "in [0, 1]")
         if not (isinstance(k, int) and k >= 1):
             raise ConfigError(f"LookAhead: k is {k!r}, it must be a whole number of at least 1")
         super().__init__(0.0, name=name)

@@ -59,7 +59,7 @@ class RecomputeOptimizer(Optimizer):
             raise UsageError("RecomputeOptimizer has no checkpoints; call _set_checkpoints first")
         if getattr(loss, "value", None) is not None:
             raise UsageError("the loss has a value already; recompute works in programs")
-        chosen = self._inner._parameters if parameter_list is None else list(parameter_list)
+        chosen = self._inner._parameters if parameter_list is None else parameter_list
         return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
 
     def minimize(

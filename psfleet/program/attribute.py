@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from psfleet import initializer as initializers
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial import initial_rows
+from psfleet.optimizer.lr.base import check_rate
 from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
@@ -40,6 +41,11 @@ class ParamAttr:
     trainable: bool = True
     do_model_average: bool = True
     need_clip: bool = True
+
+    def __post_init__(self) -> None:
+        check_rate("ParamAttr", self.learning_rate)
+        if not (self.name is None or (isinstance(self.name, str) and self.name)):
+            raise UsageError(f"ParamAttr: name is {self.name!r}; it must be a text or None")
 
 
 Attribute: TypeAlias = ParamAttr | str | bool | Initializer | initializers.Start | None

@@ -1,6 +1,6 @@
 """Backward passes of programs: which gradients a run is to compute."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from psfleet.program.program import default_main_program
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable, leaf
 
-__all__ = ["Automatic", "Backward", "append_backward", "gradients"]
+__all__ = ["Automatic", "Backward", "append_backward", "gradients", "known_names"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Backward:
 
 def append_backward(
     loss: Variable,
-    parameter_list: Sequence[Any] | None = None,
+    parameter_list: Iterable[Any] | None = None,
     no_grad_set: Iterable[Any] | None = None,
     callbacks: Sequence[Callable[..., Any]] | None = None,
     checkpoints: Sequence[Variable | str] | Automatic | None = None,
@@ -91,8 +91,8 @@ def append_backward(
             "value, for example layers.mean of it"
         )
     used = _parameters_of(loss)
-    blocked = frozenset(_name(entry) for entry in no_grad_set or ())
-    named = used if parameter_list is None else [_known_name(entry) for entry in parameter_list]
+    blocked = frozenset(known_names(no_grad_set or (), "no_grad_set"))
+    named = used if parameter_list is None else known_names(parameter_list, "parameter_list")
     leaves = [
         used[name]
         for name in dict.fromkeys(named)
@@ -143,6 +143,8 @@ def _make(
         program.add(gradient)
     if isinstance(checkpoints, Automatic):
         made.checkpoints = checkpoints
+    elif isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | None):
+        raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
     elif checkpoints is not None:
         made.checkpoints = [_checkpoint(entry) for entry in checkpoints]
     return made
@@ -174,12 +176,27 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
     return found
 
 
-def _known_name(entry: Any) -> str:
-    """The name of a parameter; what is a string must name one of the program."""
-    if isinstance(entry, str):
-        default_main_program().variable(entry, "parameter")
-    return _name(entry)
+def known_names(
+    entries: Iterable[Any], owner: str, known: Container[str] | None = None
+) -> list[str]:
+    """The names of variables, parameters or names; a name must be one of `known`.
 
+    Args:
+        owner: What the entries are called, for messages.
+        known: None: the names of the default program.
 
-def _name(entry: Any) -> str:
-    return entry if isinstance(entry, str) else str(entry.name)
+    Raises:
+        UsageError: It is one text and no list, or an entry has no name or an unknown one.
+    """
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise UsageError(f"{owner} is {entries!r}; it must be a list of parameters or their names")
+    names = []
+    for entry in entries:
+        if not isinstance(entry, str) and not hasattr(entry, "name"):
+            raise UsageError(f"{owner} has {entry!r}; it must hold parameters or their names")
+        if isinstance(entry, str) and known is None:
+            default_main_program().variable(entry, owner)
+        elif isinstance(entry, str) and known is not None and entry not in known:
+            raise UsageError(f"{owner} has {entry!r}, which the loss does not depend on")
+        names.append(entry if isinstance(entry, str) else str(entry.name))
+    return names

@@ -9,7 +9,8 @@ import pytest
 
 from psfleet import fluid, layers, optimizer, rules
 from psfleet.clip import ClipGradByNorm
-from psfleet.errors import PsfleetError
+from psfleet.errors import PsfleetError, UsageError
+from psfleet.optimizer import lr
 from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.executor import Executor
@@ -124,6 +125,51 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optimizer.SGD(0.1).apply_gradients(None),  # type: ignore[arg-type]
         "params_grads has None; it must be a list",
     ),
+    "state of a schedule": (
+        lambda: lr.StepDecay(0.5, 7).set_state_dict(None),  # type: ignore[arg-type]
+        "StepDecay: the state is None, it must be what state_dict",
+    ),
+    "milestones": (
+        lambda: lr.MultiStepDecay(0.5, 3),  # type: ignore[arg-type]
+        "milestones is 3, it must be a list",
+    ),
+    "period": (
+        lambda: lr.CosineAnnealingDecay(0.5, "12"),  # type: ignore[arg-type]
+        "T_max is '12', it must be above 0",
+    ),
+    "rate after a warm-up": (
+        lambda: lr.LinearWarmup("0.5", 8, 0.0, 0.5),  # type: ignore[arg-type]
+        "learning_rate is '0.5', it must be a number",
+    ),
+    "metric": (
+        lambda: lr.ReduceOnPlateau(0.5).step("loss"),
+        "metrics is 'loss', it must be one number",
+    ),
+    "decay of an average": (
+        lambda: optimizer.ExponentialMovingAverage("0.9"),  # type: ignore[arg-type]
+        r"decay is '0.9', it must be in \[0, 1\)",
+    ),
+    "window": (
+        lambda: optimizer.ModelAverage("0.1"),  # type: ignore[arg-type]
+        "average_window_rate is '0.1', it must be at least 0",
+    ),
+    "alpha": (
+        lambda: optimizer.LookAhead(optimizer.SGD(0.1), alpha="0.5"),  # type: ignore[arg-type]
+        r"alpha is '0.5', it must be in \[0, 1\]",
+    ),
+    "clip": (
+        lambda: optimizer.ClipGradByValue("1"),  # type: ignore[arg-type]
+        "max is '1', they must be finite numbers in order",
+    ),
+    "factor on the rate": (
+        lambda: fluid.ParamAttr(learning_rate=-1.0),
+        "ParamAttr: learning_rate is -1.0, it must be a finite number of at least 0",
+    ),
+    "name": (lambda: fluid.ParamAttr(name=3), "ParamAttr: name is 3; it must be a text"),  # type: ignore[arg-type]
+    "loss": (
+        lambda: optimizer.SGD(0.1, parameters=[Parameter("w", [1.0])]).minimize(3),
+        "the loss is 3; it must be a variable",
+    ),
     "state": (
         lambda: optimizer.SGD(0.1).set_state_dict(None),  # type: ignore[arg-type]
         "the state is None, it must be what state_dict",
@@ -137,6 +183,39 @@ def test_refused(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(PsfleetError, match=sentence):
         call()
+
+
+def line() -> Any:
+    """A loss of the parameters line.w_0 and line.b_0."""
+    return layers.mean(layers.fc(layers.data("x", [None, 1]), 1, name="line"))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("argument", ["parameter_list", "no_grad_set"])
+def test_lists_of_parameters(argument: str, eager: bool) -> None:
+    """A text in place of a list, and a name that is unknown, are refused, not passed over."""
+    with names.guard(), program_guard(Program(), Program()):
+        made = layers.fc(fluid.to_tensor(np.ones((1, 1), np.float32)), 1, name="line")
+        loss = layers.mean(made) if eager else line()
+        opt: Any = optimizer.SGD(0.1)
+        with pytest.raises(UsageError, match=f"{argument} is 'line.w_0'; it must be a list"):
+            opt.minimize(loss, **{argument: "line.w_0"})
+        with pytest.raises(UsageError, match=rf"{argument} (has )?'line.w_1'"):
+            opt.minimize(loss, **{argument: ["line.w_0", "line.w_1"]})
+        with pytest.raises(UsageError, match=f"{argument} has 3; it must hold parameters"):
+            opt.minimize(loss, **{argument: [3]})
+        _, pairs = opt.minimize(loss, **{argument: ["line.w_0"]})
+        rest = "line.w_0" if argument == "parameter_list" else "line.b_0"
+        assert [parameter.name for parameter, _ in pairs] == [rest]
+
+
+def test_checkpoints_are_a_list() -> None:
+    """One name in place of a list of checkpoints is refused."""
+    with names.guard(), program_guard(Program(), Program()):
+        opt = optimizer.RecomputeOptimizer(optimizer.SGD(0.1))
+        opt._set_checkpoints("line")
+        with pytest.raises(UsageError, match="checkpoints is 'line'; it must be a list"):
+            opt.minimize(line())
 
 
 def test_gradients_of_any_kind() -> None:

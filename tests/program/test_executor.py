@@ -121,7 +121,7 @@ def test_no_grad_set_and_parameter_list_choose() -> None:
         loss, no_grad_set={"fc_0.w_0"}, callbacks=[lambda p, g: seen.append(p.name)]
     )
     assert [p.name for p, _ in pairs] == seen == ["fc_0.b_0"]
-    with pytest.raises(UsageError, match=r"parameter 'fc_9\.w_0' is not in the program"):
+    with pytest.raises(UsageError, match=r"parameter_list 'fc_9\.w_0' is not in the program"):
         HandSGD().minimize(loss, parameter_list=["fc_9.w_0"])
 
 

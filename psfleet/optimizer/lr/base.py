@@ -1,13 +1,23 @@
 """What a learning-rate schedule is: a rate that changes when its owner calls `step()`."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from psfleet.errors import ConfigError, UsageError
 
-__all__ = ["LRScheduler", "check_rate"]
+__all__ = ["LRScheduler", "check_number", "check_rate"]
+
+
+def check_number(
+    owner: str, name: str, value: Any, allowed: Callable[[Any], bool], wanted: str
+) -> None:
+    """Refuse what is no number, or not an allowed one; `wanted` says which ones are."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not allowed(value):
+        raise ConfigError(f"{owner}: {name} is {value!r}, it must be {wanted}")
 
 
 def check_rate(owner: str, value: Any, name: str = "learning_rate") -> float:
@@ -71,6 +81,10 @@ class LRScheduler:
         Raises:
             UsageError: An entry is missing; nothing was changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise UsageError(
+                f"{type(self).__name__}: the state is {state_dict!r}, it must be what state_dict() gave"
+            )
         missing = [name for name in self._kept if name not in state_dict]
         if missing:
             raise UsageError(

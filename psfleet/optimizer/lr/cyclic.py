@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
 
 __all__ = ["CyclicLR", "LinearLR", "LinearWarmup", "OneCycleLR"]
 
@@ -21,17 +21,15 @@ class LinearWarmup(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if not warmup_steps >= 0:
-            raise ConfigError(
-                f"LinearWarmup: warmup_steps is {warmup_steps!r}, it must be at least 0"
-            )
-        if not end_lr > start_lr:
-            raise ConfigError(
-                f"LinearWarmup: end_lr is {end_lr!r}, it must be above start_lr {start_lr!r}"
-            )
+        check_number("LinearWarmup", "warmup_steps", warmup_steps, lambda v: v >= 0, "at least 0")
+        self.start_lr = check_rate("LinearWarmup", start_lr, "start_lr")
+        check_number(
+            "LinearWarmup", "end_lr", end_lr, lambda v: v > start_lr, f"above start_lr {start_lr!r}"
+        )
+        if not isinstance(learning_rate, LRScheduler):
+            check_rate("LinearWarmup", learning_rate)
         self.after = learning_rate
         self.warmup_steps = warmup_steps
-        self.start_lr = check_rate("LinearWarmup", start_lr, "start_lr")
         self.end_lr = end_lr
         super().__init__(start_lr, last_epoch, verbose)
 
@@ -73,12 +71,9 @@ class LinearLR(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if not 0 < start_factor <= 1:
-            raise ConfigError(f"LinearLR: start_factor is {start_factor!r}, it must be in (0, 1]")
-        if not 0 <= end_factor <= 1:
-            raise ConfigError(f"LinearLR: end_factor is {end_factor!r}, it must be in [0, 1]")
-        if not total_steps > 0:
-            raise ConfigError(f"LinearLR: total_steps is {total_steps!r}, it must be above 0")
+        check_number("LinearLR", "start_factor", start_factor, lambda v: 0 < v <= 1, "in (0, 1]")
+        check_number("LinearLR", "end_factor", end_factor, lambda v: 0 <= v <= 1, "in [0, 1]")
+        check_number("LinearLR", "total_steps", total_steps, lambda v: v > 0, "above 0")
         self.total_steps = total_steps
         self.start_factor = start_factor
         self.end_factor = end_factor
@@ -117,8 +112,7 @@ class OneCycleLR(LRScheduler):
                 f"OneCycleLR: phase_pct is {phase_pct!r}, it must be in [0, 1], "
                 "and at most 0.5 with three phases"
             )
-        if not divide_factor > 0:
-            raise ConfigError(f"OneCycleLR: divide_factor is {divide_factor!r}, it must be above 0")
+        check_number("OneCycleLR", "divide_factor", divide_factor, lambda v: v > 0, "above 0")
         if anneal_strategy not in _WAYS:
             raise ConfigError(
                 f"OneCycleLR: anneal_strategy is {anneal_strategy!r}, use 'cos' or 'linear'"
@@ -184,8 +178,7 @@ class CyclicLR(LRScheduler):
     ) -> None:
         down = step_size_up if step_size_down is None else step_size_down
         for name, value in (("step_size_up", step_size_up), ("step_size_down", down)):
-            if not value > 0:
-                raise ConfigError(f"CyclicLR: {name} is {value!r}, it must be above 0")
+            check_number("CyclicLR", name, value, lambda v: v > 0, "above 0")
         if scale_fn is None and mode not in ("triangular", "triangular2", "exp_range"):
             raise ConfigError(
                 f"CyclicLR: mode is {mode!r}, use triangular, triangular2 or exp_range"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
 
 __all__ = [
     "CosineAnnealingDecay",
@@ -34,10 +34,8 @@ class NoamDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if not d_model > 0:
-            raise ConfigError(f"NoamDecay: d_model is {d_model!r}, it must be above 0")
-        if not warmup_steps > 0:
-            raise ConfigError(f"NoamDecay: warmup_steps is {warmup_steps!r}, it must be above 0")
+        check_number("NoamDecay", "d_model", d_model, lambda v: v > 0, "above 0")
+        check_number("NoamDecay", "warmup_steps", warmup_steps, lambda v: v > 0, "above 0")
         self.d_model = d_model
         self.warmup_steps = warmup_steps
         super().__init__(learning_rate, last_epoch, verbose)
@@ -80,8 +78,7 @@ class NaturalExpDecay(LRScheduler):
     def __init__(
         self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        if not gamma > 0:
-            raise ConfigError(f"NaturalExpDecay: gamma is {gamma!r}, it must be above 0")
+        check_number("NaturalExpDecay", "gamma", gamma, lambda v: v > 0, "above 0")
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -118,12 +115,8 @@ class PolynomialDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if not decay_steps > 0:
-            raise ConfigError(
-                f"PolynomialDecay: decay_steps is {decay_steps!r}, it must be above 0"
-            )
-        if not power > 0:
-            raise ConfigError(f"PolynomialDecay: power is {power!r}, it must be above 0")
+        check_number("PolynomialDecay", "decay_steps", decay_steps, lambda v: v > 0, "above 0")
+        check_number("PolynomialDecay", "power", power, lambda v: v > 0, "above 0")
         self.decay_steps = decay_steps
         self.end_lr = check_rate("PolynomialDecay", end_lr, "end_lr")
         self.power = power
@@ -146,8 +139,7 @@ class ExponentialDecay(LRScheduler):
     def __init__(
         self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        if not 0 < gamma < 1:
-            raise ConfigError(f"ExponentialDecay: gamma is {gamma!r}, it must be in (0, 1)")
+        check_number("ExponentialDecay", "gamma", gamma, lambda v: 0 < v < 1, "in (0, 1)")
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -166,12 +158,13 @@ class MultiStepDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
+        if not isinstance(milestones, Sequence):
+            raise ConfigError(f"MultiStepDecay: milestones is {milestones!r}, it must be a list")
         if any(a >= b for a, b in itertools.pairwise(milestones)):
             raise ConfigError(
                 f"MultiStepDecay: milestones are {list(milestones)}, they must increase"
             )
-        if not gamma < 1:
-            raise ConfigError(f"MultiStepDecay: gamma is {gamma!r}, it must be below 1")
+        check_number("MultiStepDecay", "gamma", gamma, lambda v: v < 1, "below 1")
         self.milestones = list(milestones)
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
@@ -196,8 +189,7 @@ class StepDecay(LRScheduler):
             raise ConfigError(
                 f"StepDecay: step_size is {step_size!r}, it must be a whole number above 0"
             )
-        if not gamma < 1:
-            raise ConfigError(f"StepDecay: gamma is {gamma!r}, it must be below 1")
+        check_number("StepDecay", "gamma", gamma, lambda v: v < 1, "below 1")
         self.step_size = step_size
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
@@ -263,8 +255,7 @@ class CosineAnnealingDecay(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if not T_max > 0:
-            raise ConfigError(f"CosineAnnealingDecay: T_max is {T_max!r}, it must be above 0")
+        check_number("CosineAnnealingDecay", "T_max", T_max, lambda v: v > 0, "above 0")
         self.T_max = T_max
         self.eta_min = check_rate("CosineAnnealingDecay", eta_min, "eta_min")
         super().__init__(learning_rate, last_epoch, verbose)

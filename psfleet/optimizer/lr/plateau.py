@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
 
 __all__ = ["ReduceOnPlateau"]
 
@@ -43,8 +43,7 @@ class ReduceOnPlateau(LRScheduler):
             raise ConfigError(
                 f"ReduceOnPlateau: threshold_mode is {threshold_mode!r}, use rel or abs"
             )
-        if not factor < 1:
-            raise ConfigError(f"ReduceOnPlateau: factor is {factor!r}, it must be below 1")
+        check_number("ReduceOnPlateau", "factor", factor, lambda v: v < 1, "below 1")
         self.mode = mode.lower()
         self.factor = factor
         self.patience = patience
@@ -66,8 +65,8 @@ class ReduceOnPlateau(LRScheduler):
 
     def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]  # needs a metric
         """Go to the next epoch, or to `epoch`, with this value of the metric."""
-        metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics, np.float64)
-        if metric.size != 1:
+        metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics)
+        if metric.size != 1 or metric.dtype.kind not in "iuf":
             raise ConfigError(f"ReduceOnPlateau: metrics is {metrics!r}, it must be one number")
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._judge(float(metric.reshape(())))
