@@ -64,19 +64,19 @@ class EmbeddedRuntime:
 
     def table(self, key: int) -> DenseTable | SparseTable:
         """The table itself."""
-        return self._shard.table(key)
+        return self._shard.tables.find(key)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
         return [self._pull(read) for read in reads]
 
     def _pull(self, read: Read) -> Floats:
-        spec = self._shard.table(read.table).spec
+        spec = self._shard.tables.find(read.table).spec
         if spec.kind == "dense":
-            return self._shard.read([read])[0].reshape(spec.shape)
+            return self._shard.tables.read([read])[0].reshape(spec.shape)
         ids = check_ids(spec, read.ids)
         unique = dedup(ids.reshape(-1), 1)
-        rows = self._shard.read([Read(read.table, unique.unique[0])])
+        rows = self._shard.tables.read([Read(read.table, unique.unique[0])])
         return unique.expand(rows).reshape(*ids.shape, spec.dim)
 
     def push(
@@ -91,13 +91,13 @@ class EmbeddedRuntime:
         return _Done()
 
     def _tick(self) -> None:
-        every, now = self._shard.tick_every, self._clock()
+        every, now = self._shard.tables.tick_every, self._clock()
         if every and now - self._ticked >= every:
             self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
             self._ticked = now
 
     def _part(self, gradient: Gradient) -> Gradient:
-        spec = self._shard.table(gradient.table).spec
+        spec = self._shard.tables.find(gradient.table).spec
         values, ids = check_gradient(spec, gradient)
         if ids is not None and spec.kind == "sparse":
             unique = dedup(ids, 1)
@@ -120,7 +120,7 @@ class EmbeddedRuntime:
 
     def read_table(self, table: int) -> TableState:
         """See Runtime.read_table."""
-        held = self._shard.table(table)
+        held = self._shard.tables.find(table)
         if isinstance(held, DenseTable):
             return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
         rows = held.page(0, len(held))
@@ -131,7 +131,7 @@ class EmbeddedRuntime:
 
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
-        held = self._shard.table(table)
+        held = self._shard.tables.find(table)
         if isinstance(held, DenseTable):
             held.restore(state.step, [v.reshape(-1) for v in state.values])
             return

@@ -142,7 +142,7 @@ def _content(snapshot: Snapshot, spec: TableSpec) -> _Content:
     shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
     for fill in snapshot.fills(spec, 0, 1):
         shard.fill(fill)
-    table = shard.table(spec.key)
+    table = shard.tables.find(spec.key)
     if isinstance(table, DenseTable):
         planes = [plane.reshape(spec.shape) for plane in table.state()]
         return _Content(dict(zip(spec.slot_names, planes, strict=True)), table.step)

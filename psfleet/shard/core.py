@@ -18,9 +18,12 @@ __all__ = ["Core", "dataclasses_of", "read_core", "write_core"]
 
 _OUTSIDE = {
     "index",  # who the shard is
+    "server",
     "servers",
+    "count",
+    "tables",  # parts of the shard, each read by itself; the tables' content is kept as arrays
     "workers",
-    "tables",  # kept as arrays
+    "consistency",
     "journal",  # what is around it
     "budget",
     "counters",  # for displays
@@ -45,18 +48,24 @@ class Core:
     arrays: list[NDArray[Any]]
 
 
-def read_core(shard: object, outside: Iterable[str] = _OUTSIDE) -> Core:
-    """The value of what a shard is now. Nothing that changes later is in it."""
+def read_core(parts: Iterable[object], outside: Iterable[str] = _OUTSIDE) -> Core:
+    """The value of what a shard is now, whose parts keep their fields under names of their own.
+
+    Nothing that changes later is in it.
+    """
     arrays: list[NDArray[Any]] = []
-    kept = {name: value for name, value in vars(shard).items() if name not in outside}
-    fields = {name: to_plain(value, arrays) for name, value in kept.items()}
+    fields: dict[str, Any] = {}
+    for part in parts:
+        kept = {name: value for name, value in vars(part).items() if name not in outside}
+        assert not kept.keys() & fields.keys(), f"two parts of a shard keep {kept.keys()}"
+        fields |= {name: to_plain(value, arrays) for name, value in kept.items()}
     return Core(fields, [np.array(array) for array in arrays])
 
 
 def write_core(
-    shard: object, core: Core, classes: Iterable[type], outside: Iterable[str] = _OUTSIDE
+    parts: Iterable[object], core: Core, classes: Iterable[type], outside: Iterable[str] = _OUTSIDE
 ) -> None:
-    """Make a shard what another one was; fields that only it has stay as they are.
+    """Make the parts of a shard what those of another were; fields that only they have stay.
 
     Args:
         classes: Dataclasses of which there may be values in it.
@@ -65,10 +74,10 @@ def write_core(
         CheckpointError: The value is not one of a shard.
     """
     known = tuple(classes)
-    own = set(vars(shard)) - set(outside)
+    owners = {name: part for part in parts for name in set(vars(part)) - set(outside)}
     for name, plain in core.fields.items():
-        if name in own:
-            setattr(shard, name, from_plain(plain, core.arrays, known))
+        if name in owners:
+            setattr(owners[name], name, from_plain(plain, core.arrays, known))
 
 
 def dataclasses_of(module: ModuleType) -> list[type]:

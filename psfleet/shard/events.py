@@ -300,7 +300,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Read the tables for `call` (see Shard.read) and reply with the values."""
+    """Read the tables for `call` (see Tables.read) and reply with the values."""
 
     call: Call
     reads: tuple[Read, ...]

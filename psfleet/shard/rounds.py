@@ -162,6 +162,10 @@ class Rounds:
             and seat not in self.left
         )
 
+    def sure_of(self, seat: int) -> int:
+        """The last round of which every server holds the seat's push, as far as is known here."""
+        return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
+
     def running(self) -> list[int]:
         """Seats that push: all but those that rest or have left."""
         return sorted(self.seats - self.resting - self.left)

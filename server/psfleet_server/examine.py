@@ -61,7 +61,7 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
         save_fleet(save, [shard])
     lines = [
         f"server {shard.index} of {shard.servers} after {count:,} records: mode {shard.mode}, "
-        f"round {shard.rounds.closed}, pushes {dict(sorted(shard.sequences.items()))}"
+        f"round {shard.rounds.closed}, pushes {dict(sorted(shard.workers.sequences.items()))}"
     ]
     for table in shard.tables.values():
         size = (

@@ -187,7 +187,7 @@ class Host:
             )
         self._check_parked()
         if reply.places is not None:
-            reply.places.check([self.shard.shape_of(read) for read in pull.reads])
+            reply.places.check([self.shard.tables.shape_of(read) for read in pull.reads])
         answer = self.ask(push)
         assert answer.outcome is not None
         reply.header = Header(outcome=OUTCOMES[answer.outcome])
@@ -195,8 +195,8 @@ class Host:
 
     def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""
-        message, out = lay_out(header, reads, self.shard.shape_of, places)
-        self.shard.read_into(reads, out)
+        message, out = lay_out(header, reads, self.shard.tables.shape_of, places)
+        self.shard.tables.read_into(reads, out)
         self.bytes_out += len(message)
         if places is not None:
             self.bytes_out += sum(values.nbytes for values in out)
@@ -253,10 +253,10 @@ class Host:
                 round=shard.rounds.closed,
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 resident_bytes=_resident(),
-                workers=len(set(shard.lives) - shard.rounds.left),
+                workers=len(set(shard.workers.lives) - shard.rounds.left),
                 pid=os.getpid(),
                 staleness=shard.staleness.counts,
-                lead=shard.clocks.lead,
+                lead=shard.consistency.clocks.lead,
                 mode=write_mode(shard.mode) if shard.mode else None,
             )
 
@@ -283,7 +283,7 @@ class Host:
     def _serve(self, serve: Serve, reply: Reply) -> None:
         try:
             header = reply.header or Header()
-            header.view = self.shard.view
+            header.view = self.shard.workers.view
             message = self.answer(header, serve.reads, reply.places)
         except PsfleetError as error:
             reply.fail(error)

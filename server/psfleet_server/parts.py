@@ -137,7 +137,7 @@ def joined_core(core: Core, coordinator: Coordinator | None) -> Core:
     """What a server is beside its tables, with the decisions of the coordinator on server 0."""
     if coordinator is None:
         return core
-    own = read_core(coordinator, set(vars(coordinator)) - _INSIDE)
+    own = read_core([coordinator], set(vars(coordinator)) - _INSIDE)
     arrays = list(core.arrays)
     fields = dict(core.fields)
     for name, plain in own.fields.items():
@@ -158,7 +158,7 @@ def coordinator_becomes(coordinator: Coordinator, core: Core) -> None:
     }
     if not own:
         raise CheckpointError("the snapshot holds no decisions of a coordinator")
-    write_core(coordinator, Core(own, core.arrays), CLASSES, set(vars(coordinator)) - _INSIDE)
+    write_core([coordinator], Core(own, core.arrays), CLASSES, set(vars(coordinator)) - _INSIDE)
 
 
 def _moved(plain: Any, by: int) -> Any:

@@ -157,7 +157,7 @@ class Server:
             self._lingers = self._shard.rounds.is_over()
         else:
             self._recover()
-        self._shard.frozen = True  # until it hears who is in the fleet
+        self._shard.workers.frozen = True  # until it hears who is in the fleet
         if self.environment.replicas:
             feeds_standby(self.host)
         if self.host.coordinator is not None:
@@ -169,7 +169,7 @@ class Server:
 
     def _prepare(self) -> None:
         warm_up()
-        self._shard.budget.limit = table_limit(self.environment.memory)
+        self._shard.tables.budget.limit = table_limit(self.environment.memory)
         self._log = open_log(self.environment)
         if self._log is not None:
             folder = Path(self.environment.snapshot_folder)

@@ -285,7 +285,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
             shard.create(event.spec, event.value)
         else:
             shard.fill(event)
-    if len(core.fields["rounds"]["fields"]["seats"]["set"]) != shard.workers:
+    if len(core.fields["rounds"]["fields"]["seats"]["set"]) != shard.workers.count:
         return None
     _resume(core, shard, coordinator)
     return core
@@ -307,14 +307,14 @@ def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
 
 def copied(shard: Shard, core: Core) -> tuple[int, list[Part]]:
     """The record that ends the copy of a shard: what it is beside its tables, in its view."""
-    return _COPIED, _encode_core(Core({**core.fields, _SEEN: shard.view}, core.arrays))
+    return _COPIED, _encode_core(Core({**core.fields, _SEEN: shard.workers.view}, core.arrays))
 
 
 def _be_copy(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
     _become(core, shard, coordinator)
     shard.rounds.committed.clear()  # no record says these; workers commit again
     shard.cuts.give_up()
-    shard.view = shard.promised = core.fields[_SEEN]
+    shard.workers.view = shard.workers.promised = core.fields[_SEEN]
 
 
 def encode(record: Record) -> tuple[int, list[Part]]:
@@ -408,7 +408,7 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
             raise LogError("it is of a coordinator, which this server is not")
         coordinator.replay(decode_decision(body))
     elif kind != _READY:
-        shard.replay(_decode(kind, body, lambda key: shard.table(key).spec))
+        shard.replay(_decode(kind, body, lambda key: shard.tables.find(key).spec))
 
 
 def _decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:

@@ -148,7 +148,7 @@ class _Shard:
     def attach(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.AttachRequest, request)
         with self._host.lock:
-            self._host.shard.admit(asked.worker, asked.incarnation)
+            self._host.shard.workers.admit(asked.worker, asked.incarnation)
         if asked.bytes > self._host.limits.lane:
             raise LimitExceeded(
                 f"worker {asked.worker} offers {asked.bytes} bytes of shared memory, the limit is "
@@ -197,7 +197,7 @@ class _Shard:
                 servers=shard.servers,
                 sequence=answer.number,
                 clock=answer.clock,
-                switches=shard.switches,
+                switches=shard.consistency.switches,
             )
         )
 
@@ -225,7 +225,7 @@ class _Shard:
             self._refuse_if_too_many(spec)
             self._host.shard.create(spec, value, asked.worker)
             # By the seat: if the maker dies between two servers, its next life goes on.
-            created = self._host.shard.makers.get(spec.key) == asked.worker
+            created = self._host.shard.tables.makers.get(spec.key) == asked.worker
         return _bytes(shard_pb2.CreateTableReply(table=spec.key, created=created))
 
     def _refuse_if_too_many(self, spec: TableSpec) -> None:
@@ -248,7 +248,7 @@ class _Shard:
     def read_state(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.StateRequest, request)
         with self._host.lock:
-            table = self._host.shard.table(asked.table)
+            table = self._host.shard.tables.find(asked.table)
         # The table's own lock is enough; pushes to others go on.
         limit = min(asked.limit, _page(table.spec))
         if isinstance(table, DenseTable):
@@ -302,7 +302,7 @@ class _Shard:
         return _bytes(self._host.status())
 
     def _spec_of(self, key: int) -> TableSpec:
-        return self._host.shard.table(key).spec
+        return self._host.shard.tables.find(key).spec
 
 
 def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:

@@ -69,7 +69,7 @@ class _Snapshots:
         with self._host.lock:
             mode = 0 if shard.mode is None else write_mode(shard.mode)
             left = shard.rounds.left
-            lives = {seat: life for seat, life in shard.lives.items() if seat not in left}
+            lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
             remembered = list(shard.moments)
         return _bytes(
             snapshot_pb2.BeginCutReply(

@@ -99,7 +99,9 @@ def test_memory_that_the_server_has_lost(server: Server) -> None:
         server.host.lanes.drop(0)
         runtime.push([gradient])
         before = runtime.pull([Read(ROWS.key, IDS)])[0]
-        np.testing.assert_array_equal(before, server.host.shard.read([Read(ROWS.key, IDS)])[0])
+        np.testing.assert_array_equal(
+            before, server.host.shard.tables.read([Read(ROWS.key, IDS)])[0]
+        )
         runtime.push([gradient]).wait()
         assert len(server.host.lanes) == 1
         assert server.host.shard.counters.pushes == 2 * (count + 1)

@@ -115,7 +115,7 @@ def content(shard: Shard) -> list[Any]:
 
     ids = np.array([3, -9, 2**63 - 1, 7])
     reads = [Read(s.key, ids if s.kind == "sparse" else None) for s in SPECS]
-    return [values.tobytes() for values in shard.read(reads)]
+    return [values.tobytes() for values in shard.tables.read(reads)]
 
 
 def of_folder(folder: Path) -> dict[str, bytes]:

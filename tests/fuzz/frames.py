@@ -150,8 +150,8 @@ class Ground:
         ]
         return (
             tables,
-            dict(shard.lives),
-            dict(shard.sequences),
+            dict(shard.workers.lives),
+            dict(shard.workers.sequences),
             shard.mode,
             rounds.closed,
             sorted(rounds.held),
@@ -277,7 +277,10 @@ class Ground:
         """The next push in sequence."""
         last = self.shard.rounds.closed if self.shard.mode == "sync" else 0
         header = Header(
-            incarnation=self.life, sequence=self.shard.sequences.get(0, last) + 1, samples=4, loss=1
+            incarnation=self.life,
+            sequence=self.shard.workers.sequences.get(0, last) + 1,
+            samples=4,
+            loss=1,
         )
         rows = Segment(
             table=self.rows, content=frame_pb2.CONTENT_ID_ROWS, count=3, learning_rate=0.1

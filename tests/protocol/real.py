@@ -136,7 +136,7 @@ def plain_rows(plan: Plan) -> Rows:
             shard.handle(Leave(worker, 1, number, rest), worker)
         for step in range(max(steps)):
             number += 1
-            [rows] = shard.read([Read(ROWS.key, IDS)])
+            [rows] = shard.tables.read([Read(ROWS.key, IDS)])
             members = [worker for worker in range(plan.workers) if steps[worker] > step]
             for worker in members:
                 total[worker] += 1
@@ -147,7 +147,7 @@ def plain_rows(plan: Plan) -> Rows:
             for worker in members:
                 if steps[worker] == step + 1:
                     shard.handle(Leave(worker, 1, number, rest), worker)
-    [rows] = shard.read([Read(ROWS.key, IDS)])
+    [rows] = shard.tables.read([Read(ROWS.key, IDS)])
     return rows
 
 
@@ -186,7 +186,7 @@ class RealServer:
             match content:
                 case Register(worker, boot):
                     assert self.coordinator is not None
-                    life = register(self.coordinator, worker, boot, self.shard.workers)
+                    life = register(self.coordinator, worker, boot, self.shard.workers.count)
                     self._answer(call, life)
                 case Arrival():
                     assert self.coordinator is not None
@@ -205,7 +205,7 @@ class RealServer:
                 case Answer(waiting, _, number):
                     self._answer(waiting, number)
                 case Serve(waiting, reads):
-                    self._answer(waiting, self.shard.read(reads))
+                    self._answer(waiting, self.shard.tables.read(reads))
                 case Refuse(waiting, error):
                     self._answer(waiting, error)
         if isinstance(event, Leave) and not event.rest and self.coordinator is not None:
@@ -427,8 +427,10 @@ class Fleet(Scheduler):
         server = self.machines.get(source)
         if not isinstance(server, RealServer) or server.shard.mode != "ssp":
             return
-        if server.shard.clocks.lead > self.plan.staleness:
-            raise Broken(f"{source} let a worker be {server.shard.clocks.lead} pushes ahead")
+        if server.shard.consistency.clocks.lead > self.plan.staleness:
+            raise Broken(
+                f"{source} let a worker be {server.shard.consistency.clocks.lead} pushes ahead"
+            )
 
     def is_over(self) -> bool:
         """See Scheduler."""
@@ -487,5 +489,5 @@ class Fleet(Scheduler):
 
 
 def _rows(shard: Shard, spec: TableSpec, ids: NDArray[np.int64]) -> Rows:
-    [rows] = shard.read([Read(spec.key, ids)])
+    [rows] = shard.tables.read([Read(spec.key, ids)])
     return rows

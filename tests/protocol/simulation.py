@@ -242,7 +242,7 @@ class Simulation:
         shard = Shard(index, self.config.servers, self.config.workers)
         for record in disk.records:
             shard.replay(record)
-        shard.frozen = True
+        shard.workers.frozen = True
         shard.journal = lambda record: self.keep(name, record)
         self.shards[name] = shard
 
@@ -364,7 +364,7 @@ class Simulation:
                 case Answer():
                     self.net.append((name, to, of, instruction))
                 case Serve():
-                    self.net.append((name, to, of, (shard.rounds.closed, shard.view)))
+                    self.net.append((name, to, of, (shard.rounds.closed, shard.workers.view)))
                 case Refuse(_, error) if to != "C":
                     self.net.append((name, to, of, error))
         shard.validate()
@@ -404,7 +404,11 @@ class Simulation:
 
     def is_settled(self) -> bool:
         c = self.coordinator
-        return c is not None and not c.is_busy and len({s.view for s in self.shards.values()}) == 1
+        return (
+            c is not None
+            and not c.is_busy
+            and len({s.workers.view for s in self.shards.values()}) == 1
+        )
 
     def step(self) -> None:
         config, chance = self.config, self.dice.random()
@@ -473,7 +477,13 @@ class Simulation:
                     for seat, w in self.workers.items()
                 },
                 "shards": {
-                    name: (s.view, s.frozen, s.rounds.closed, s.rounds.awaited(), s.rounds.first)
+                    name: (
+                        s.workers.view,
+                        s.workers.frozen,
+                        s.rounds.closed,
+                        s.rounds.awaited(),
+                        s.rounds.first,
+                    )
                     for name, s in self.shards.items()
                 },
             }

@@ -12,6 +12,7 @@ import pytest
 
 from psfleet.shard.events import Mode
 from psfleet.shard.shard import Shard
+from psfleet.shard.workers import Workers
 from tests.protocol.real import Fleet, Plan
 from tests.protocol.scheduler import Broken, Chances, Scheduler, run
 
@@ -72,5 +73,5 @@ def test_a_shard_that_forgets_what_it_held_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_shard_that_takes_repeats_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated push that counts again shows in the counts."""
-    monkeypatch.setattr(Shard, "_next_in_sequence", lambda shard, push: True)
+    monkeypatch.setattr(Workers, "is_new_push", lambda workers, push: True)
     assert is_noticed("async")

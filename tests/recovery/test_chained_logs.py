@@ -61,9 +61,14 @@ class Server:
 
     def content(self) -> list[object]:
         """Every bit of it."""
-        table = self.shard.table(DENSE.key)
+        table = self.shard.tables.find(DENSE.key)
         assert isinstance(table, DenseTable)
-        core = (self.shard.lives, self.shard.sequences, self.shard.makers, self.shard.cuts.last)
+        core = (
+            self.shard.workers.lives,
+            self.shard.workers.sequences,
+            self.shard.tables.makers,
+            self.shard.cuts.last,
+        )
         members = repr(self.coordinator.members)
         return [table.step, [plane.tobytes() for plane in table.state()], repr(core), members]
 

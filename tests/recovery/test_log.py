@@ -73,10 +73,10 @@ def content(shard: Shard) -> list[bytes]:
         repr(
             (
                 shard.mode,
-                shard.lives,
-                shard.sequences,
-                shard.writes,
-                shard.makers,
+                shard.workers.lives,
+                shard.workers.sequences,
+                shard.workers.writes,
+                shard.tables.makers,
                 shard.rounds.closed,
                 sorted(shard.rounds.held),
                 shard.rounds.resting,

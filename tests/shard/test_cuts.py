@@ -6,7 +6,6 @@ import pytest
 from psfleet.errors import Later, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
-from psfleet.shard.core import read_core
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import (
     Answer,
@@ -148,7 +147,7 @@ def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
     again.become(late.core)
     assert sorted(again.rounds.held) == [0]
     assert again.rounds.closed == 1
-    assert read_core(again).fields == late.core.fields | {"cuts": read_core(again).fields["cuts"]}
+    assert again.core().fields == late.core.fields | {"cuts": again.core().fields["cuts"]}
     with pytest.raises(PsfleetError, match="round 1 is closed"):
         take(one, BeginCut(Cutting(3, round=0)))
     late.close()

@@ -61,7 +61,7 @@ def test_async_push_is_refused_whole() -> None:
     shard.handle(push(1, [1, 2, 3]), "a")
     shard.journal = records.append
     assert refused(shard.handle(push(2, [3, 4, 5]), "b"))
-    assert (sizes(shard), shard.sequences, records) == ([(3, 1), (3, 1)], {0: 1}, [])
+    assert (sizes(shard), shard.workers.sequences, records) == ([(3, 1), (3, 1)], {0: 1}, [])
     assert shard.handle(push(2, [3, 4]), "c") == [Answer("c", "applied")]
     assert shard.handle(push(2, [3, 4]), "d") == [Answer("d", "applied")]
     assert sizes(shard) == [(4, 2), (4, 2)]
@@ -89,5 +89,5 @@ def test_write_is_refused_whole(mode: Mode) -> None:
     ]
     before = sizes(shard)
     assert refused(shard.handle(Write(tuple(parts), 0, 1, 1), "b"))
-    assert (sizes(shard), shard.writes) == (before, {0: 0})
+    assert (sizes(shard), shard.workers.writes) == (before, {0: 0})
     assert shard.handle(Write((parts[0],), 0, 1, 1), "c") == [Answer("c")]

@@ -54,7 +54,7 @@ def dense_push(worker: int, sequence: int, value: float, incarnation: int = 1) -
 
 
 def weights(shard: Shard) -> list[float]:
-    return [float(x) for x in shard.read([Read(DENSE.key)])[0]]
+    return [float(x) for x in shard.tables.read([Read(DENSE.key)])[0]]
 
 
 def outcome(instructions: list[Instruction]) -> object:

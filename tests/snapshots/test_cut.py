@@ -69,7 +69,7 @@ def loaded(path: Path) -> Shard:
 
 def counted(shard: Shard) -> list[set[float]]:
     """Of each worker the numbers of pushes that its rows and its part of `share` say."""
-    counts, share = shard.table(COUNTS.key), shard.table(SHARE.key)
+    counts, share = shard.tables.find(COUNTS.key), shard.tables.find(SHARE.key)
     assert isinstance(counts, SparseTable)
     assert isinstance(share, DenseTable)
     found = []

@@ -62,7 +62,7 @@ def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -
 def test_tables_share_what_there_is() -> None:
     """Dense and sparse tables of one shard together stay below the limit; each refusal names its table."""
     shard = Shard()
-    shard.budget.limit = 32 * MIB
+    shard.tables.budget.limit = 32 * MIB
     shard.handle(Join(0, 1, "async"), "join")
     shard.create(TableSpec("w", "dense", (2 << 20,), Adam()), np.zeros(2 << 20, np.float32))
     with pytest.raises(UsageError, match=r"'v' was asked to be made, for which it needs 24\.0 MiB"):
@@ -72,7 +72,7 @@ def test_tables_share_what_there_is() -> None:
     assert isinstance(table, SparseTable)
     with pytest.raises(UsageError, match="'rows' was asked to add"):
         fill(table, BATCH, 1)
-    assert shard.budget.room() >= 0
+    assert shard.tables.budget.room() >= 0
 
 
 def a_push(spec: TableSpec, number: int, worker: int = 0) -> Push:
@@ -89,7 +89,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
 
     def kept(limit: int) -> tuple[Log, Shard]:
         log, shard = Log(tmp_path / "log", {"job": "j"}), Shard()
-        shard.budget.limit = limit
+        shard.tables.budget.limit = limit
         Keeper(log, shard, None).start()
         return log, shard
 
@@ -103,7 +103,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
         assert isinstance(answer, Answer)
         if mode == "sync":
             shard.handle(Pull(0, 1, (), number), "pull")
-        assert shard.budget.room() >= 0
+        assert shard.tables.budget.room() >= 0
         assert set(range(100)) <= set(table.ids().tolist())  # in use, so they never go
     assert len(table) < 59 * 2900 // 2
     assert (table.rows(np.arange(100)).touched == 59).all()
@@ -120,7 +120,7 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     """Rows of one table stay if another table, or this one with all others gone, has no room for the push."""
     spills, fills = spec_of(16, CapacityEntry(), "spills"), spec_of(16, None, "fills")
     shard = Shard()
-    shard.budget.limit = 24 * MIB
+    shard.tables.budget.limit = 24 * MIB
     shard.handle(Join(0, 1, "async"), "join")
     for spec in (spills, fills):
         shard.create(spec, np.zeros(0, np.float32))

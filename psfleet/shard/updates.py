@@ -1,0 +1,75 @@
+"""Pushes become updates of tables: one for each table, however many of them name it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.dedup import merge_pushes
+from psfleet.runtime import Gradient
+from psfleet.shard.events import Push
+from psfleet.shard.tables import Table
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.spec import TableSpec
+from psfleet.tables.weights import add_rows, add_values
+
+__all__ = ["add", "update"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
+    """One update of every table by its rule: the mean over the pushes that name it, in their order."""
+    by_table: dict[int, list[Gradient]] = {}
+    for push in pushes:
+        for gradient in push.gradients:
+            by_table.setdefault(gradient.table, []).append(gradient)
+    for key, gradients in by_table.items():
+        table, rate = tables[key], gradients[0].learning_rate
+        if isinstance(table, DenseTable):
+            table.push(_mean(_whole(gradient, table.count) for gradient in gradients), rate)
+        else:
+            table.push(*_rows(table.spec, gradients), rate)
+
+
+def add(tables: Mapping[int, Table], push: Push) -> None:
+    """Geo mode: what a push brings has been learned elsewhere and is added to the weights."""
+    for delta in push.gradients:
+        table = tables[delta.table]
+        if isinstance(table, DenseTable):
+            add_values(table, _whole(delta, table.count))
+        else:
+            assert delta.ids is not None
+            add_rows(table, delta.ids, delta.values)
+
+
+def _rows(spec: TableSpec, gradients: Sequence[Gradient]) -> tuple[Ids, Floats]:
+    """Unique ids and the mean of their rows; what a row counts is summed."""
+    parts = [(gradient.ids, gradient.values) for gradient in gradients if gradient.ids is not None]
+    if len(gradients) == 1:
+        return parts[0]
+    ids, rows = merge_pushes(parts, 1.0 / len(gradients))
+    if spec.scores:  # shows and clicks are counted, not averaged
+        counts = [(ids, values[:, spec.dim :]) for ids, values in parts]
+        rows[:, spec.dim :] = merge_pushes(counts, 1.0)[1]
+    return ids, rows
+
+
+def _whole(gradient: Gradient, count: int) -> Floats:
+    """A dense gradient of `count` values, zero where none was sent."""
+    if gradient.ids is None:
+        return gradient.values
+    values = np.zeros(count, np.float32)
+    values[gradient.ids] = gradient.values
+    return values
+
+
+def _mean(gradients: Iterator[Floats]) -> Floats:
+    """The mean of gradients, summed in their order."""
+    total = next(gradients)
+    count = 1
+    for values in gradients:
+        total = np.add(total, values, out=total if count > 1 else None)
+        count += 1
+    return total if count == 1 else total * np.float32(1.0 / count)

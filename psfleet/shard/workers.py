@@ -1,0 +1,175 @@
+"""The workers as one shard knows them: which life each is in, and how far that life is.
+
+Without views (one process, or a fleet that nobody coordinates) a life begins when it joins. With
+them a life begins when a view is installed that names it, and joining only finds it there.
+"""
+
+from dataclasses import dataclass, field
+
+from psfleet.errors import ConfigError, Fenced, Gap, NotReady, ProtocolError
+from psfleet.shard.events import Push, Shrink, Write
+from psfleet.shard.views import Freeze, Install, Position
+
+__all__ = ["Workers"]
+
+
+@dataclass
+class Workers:
+    """Of each worker, by its seat, what a shard must remember.
+
+    Attributes:
+        server: Whose shard it is, for messages.
+        count: Seats of a fleet without views.
+        lives: Its incarnation.
+        sequences: Last applied push of its life (other modes than sync).
+        writes: Last write of its life.
+        positions: How far it is with its data.
+        newest: Its last life, which may be over.
+        view: The one that is installed; 0: none, lives begin when they join.
+        promised: The one for which the shard is frozen, or `view`.
+        frozen: The shard has just started and waits for a view.
+        refused: Lives that the next view will have ended.
+    """
+
+    server: int
+    count: int
+    lives: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, int] = field(default_factory=dict)
+    writes: dict[int, int] = field(default_factory=dict)
+    positions: dict[int, Position] = field(default_factory=dict)
+    newest: dict[int, int] = field(default_factory=dict)
+    view: int = 0
+    promised: int = 0
+    frozen: bool = False
+    refused: set[tuple[int, int]] = field(default_factory=set)
+
+    # -- lives ---------------------------------------------------------------------------------
+
+    def has_views(self) -> bool:
+        """Whether views say which lives there are."""
+        return bool(self.view or self.frozen)
+
+    def check_seat(self, worker: int) -> None:
+        """Refuse a worker for which a fleet without views has no seat."""
+        if not self.has_views() and not 0 <= worker < self.count:
+            raise ConfigError(
+                f"worker {worker} wants to join, but the fleet has workers 0 to {self.count - 1}"
+            )
+
+    def check_life(self, worker: int, incarnation: int) -> None:
+        """Refuse to let a life join that is over, or that the view does not name."""
+        if self.has_views():
+            self.admit(worker, incarnation)
+        known = self.lives.get(worker, -1)
+        if incarnation < known:
+            raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
+
+    def admit(self, worker: int, incarnation: int) -> None:
+        """Refuse a caller whose life has not begun here, or is over."""
+        if self.frozen or (worker, incarnation) in self.refused:
+            raise NotReady(f"server {self.server} waits to hear who is in the fleet")
+        if self.lives.get(worker) == incarnation:
+            return
+        if worker not in self.newest or incarnation > self.newest[worker]:
+            raise NotReady(
+                f"life {incarnation} of worker {worker} has not joined server {self.server}"
+            )
+        raise self.fenced(worker, incarnation)
+
+    def fenced(self, worker: int, incarnation: int) -> Fenced:
+        """What a life that is over is told."""
+        now = self.lives.get(worker)
+        then = "its seat is not taken" if now is None else f"life {now} has begun"
+        return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
+
+    def begin(self, worker: int, incarnation: int) -> None:
+        """A life begins."""
+        self.lives[worker] = self.newest[worker] = incarnation
+        self.sequences[worker] = self.writes[worker] = 0
+        self.positions.pop(worker, None)
+
+    def _end(self, worker: int) -> None:
+        del self.lives[worker], self.sequences[worker], self.writes[worker]
+        self.positions.pop(worker, None)
+
+    # -- how far they are ----------------------------------------------------------------------
+
+    def is_new_push(self, push: Push) -> bool:
+        """Whether the push is the next one of its life (other modes than sync).
+
+        Raises:
+            Gap: One before it has not arrived.
+        """
+        last = self.sequences[push.worker]
+        if push.sequence > last + 1:
+            raise Gap(
+                f"worker {push.worker} sent push {push.sequence}, "
+                f"but push {last + 1} has not arrived"
+            )
+        return push.sequence > last
+
+    def pushed(self, push: Push) -> None:
+        """A new push is applied."""
+        self.sequences[push.worker] = push.sequence
+        if push.position is not None:
+            self.positions[push.worker] = push.position
+
+    def is_new_write(self, write: Write | Shrink) -> bool:
+        """Whether the write is none that took effect before; one without a number always is."""
+        if not write.number:  # a stock client may leave it out
+            return True
+        self.admit(write.worker, write.incarnation)
+        return write.number > self.writes[write.worker]
+
+    def wrote(self, write: Write | Shrink) -> None:
+        """A new write takes effect."""
+        if write.number:
+            self.writes[write.worker] = write.number
+
+    def furthest(self) -> int:
+        """The highest sequence of any worker."""
+        return max(self.sequences.values(), default=0)
+
+    def go_on_from(self, last: int) -> None:
+        """Every worker's next push is the one after `last`."""
+        self.sequences = dict.fromkeys(self.sequences, last)
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def freeze(self, event: Freeze) -> None:
+        """A new view is coming.
+
+        Raises:
+            ProtocolError: A later one is installed or promised.
+        """
+        if event.view < self.promised or event.view <= self.view:
+            raise ProtocolError(
+                f"view {event.view} comes after view {max(self.promised, self.view)} "
+                f"on server {self.server}"
+            )
+        self.promised = event.view
+        self.refused |= set(event.ended.items())  # of decided views that have not come, too
+
+    def check_install(self, event: Install) -> None:
+        """Refuse a view for which the shard is not frozen."""
+        if event.view != self.promised:
+            raise ProtocolError(
+                f"view {event.view} cannot be installed on server {self.server}, which is frozen "
+                f"for view {self.promised}"
+            )
+
+    def install(self, event: Install) -> list[tuple[int, int]]:
+        """Be what a view says of who is there; the lives that are to begin, as (worker, life)."""
+        self.view = self.promised = event.view
+        self.refused = set()
+        now = {seat: s.life.incarnation for seat, s in event.seats.items() if s.life is not None}
+        for worker in [*self.lives]:
+            if worker not in now:
+                self._end(worker)
+        return [(seat, life) for seat, life in now.items() if life not in (0, self.lives.get(seat))]
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        assert set(self.sequences) == set(self.writes) == set(self.lives)
+        assert set(self.lives) <= set(self.newest)
+        assert self.view <= self.promised
