@@ -227,6 +227,7 @@ def connect(
     mode: Mode = "async",
     tls: str | None = None,
     insecure: bool | None = None,
+    wire: str | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
@@ -236,6 +237,7 @@ def connect(
             sync mode each push of every worker makes a round.
         tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
         insecure: Use TCP in the clear, without credentials.
+        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
     """
     environment = environment or read_environment()
     said = {"tls": tls, "insecure": insecure}
@@ -243,8 +245,10 @@ def connect(
     environment = dataclasses.replace(environment, **given)
     if environment.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
+    asked: dict[str, dict[str, Any]] = {"consistency": {"mode": mode}}
+    if wire is not None:
+        asked["wire"] = {"push": wire, "pull": wire}
+    settings = resolve(asked, environment.strategy)
     if environment.role is None:
-        return Client(runtimes.load_runtime("embedded"))
-    asked = {"consistency": {"mode": mode}}
-    consistency = resolve(asked, environment.strategy).consistency
-    return Client(connect_cluster(environment.seat, consistency))
+        return Client(runtimes.load_runtime("embedded", wire=settings.wire))
+    return Client(connect_cluster(environment.seat, settings.consistency, settings.wire))

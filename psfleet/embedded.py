@@ -1,5 +1,6 @@
 """The fleet of one process: a shard right here, no network, no other process."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,13 @@ from psfleet.dealing import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
+from psfleet.packing import Packer, repacked, value_format
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
+from psfleet.strategy import Wire
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
@@ -39,14 +42,22 @@ class EmbeddedRuntime:
 
     Every push is applied before `push` returns, which for a single worker is what both sync and
     async mode do.
+
+    Args:
+        clock: Seconds, for tables with rows that age.
+        wire: The form that values would have on their way to a server.
     """
 
     worker_index = 0
     worker_num = 1
     server_num = 0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wire: Wire | None = None
+    ) -> None:
         self._shard = Shard()
+        self._wire = wire or Wire()
+        self._packer = Packer(self.worker_index, self._wire.gradients)
         self._clock = clock
         self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
@@ -73,17 +84,23 @@ class EmbeddedRuntime:
     def _pull(self, read: Read) -> Floats:
         spec = self._shard.tables.find(read.table).spec
         if spec.kind == "dense":
-            return self._shard.tables.read([read])[0].reshape(spec.shape)
+            return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
         ids = check_ids(spec, read.ids)
         unique = dedup(ids.reshape(-1), 1)
-        rows = self._shard.tables.read([Read(read.table, unique.unique[0])])
-        return unique.expand(rows).reshape(*ids.shape, spec.dim)
+        [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
+        return unique.expand([self._arrived(spec, rows)]).reshape(*ids.shape, spec.dim)
+
+    def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
+        """What a worker would get of these values."""
+        form = value_format(spec, self._wire.values)
+        return values if form == "float32" else repacked(values, form)
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _Done:
         """See Runtime.push."""
-        parts = tuple(self._part(gradient) for gradient in gradients)
+        merged = [self._merged(gradient) for gradient in gradients]
+        parts = tuple(self._packer.sent(self._pushes + 1, merged))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
@@ -96,7 +113,8 @@ class EmbeddedRuntime:
             self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
             self._ticked = now
 
-    def _part(self, gradient: Gradient) -> Gradient:
+    def _merged(self, gradient: Gradient) -> tuple[TableSpec, Gradient]:
+        """The gradient with each id once, as amp rounds it."""
         spec = self._shard.tables.find(gradient.table).spec
         values, ids = check_gradient(spec, gradient)
         if ids is not None and spec.kind == "sparse":
@@ -104,7 +122,7 @@ class EmbeddedRuntime:
             ids, values = unique.unique[0], unique.merge(values)[0]
         if gradient.precision != "float32":
             values = rounded(values, gradient.precision, gradient.scale)
-        return Gradient(gradient.table, values, ids, gradient.learning_rate)
+        return spec, dataclasses.replace(gradient, values=values, ids=ids)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return at once: pushes are applied when they return."""
@@ -131,6 +149,7 @@ class EmbeddedRuntime:
 
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
+        self._packer.forget()
         held = self._shard.tables.find(table)
         if isinstance(held, DenseTable):
             held.restore(state.step, [v.reshape(-1) for v in state.values])
@@ -170,6 +189,7 @@ class EmbeddedRuntime:
 
     def load(self, path: str) -> None:
         """See Runtime.load."""
+        self._packer.forget()
         load_shard(path, self._shard)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
 

@@ -187,7 +187,7 @@ class Fleet:
         before = runtimes.use(None)
         if before is not None:
             before.close()
-        runtimes.provide(self._connect if self._environment.role == "worker" else None)
+        runtimes.provide(self._connect if self._environment.role == "worker" else self._embed)
         here = self._environment
         self._place = links.Place(
             here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
@@ -198,8 +198,11 @@ class Fleet:
 
     def _connect(self) -> runtimes.Runtime:
         settings = self._settings(self._strategy)
-        runtime = connect(self._environment.seat, settings.consistency)
+        runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
+
+    def _embed(self) -> runtimes.Runtime:
+        return runtimes.load_runtime("embedded", wire=self._settings(self._strategy).wire)
 
     def settings(self) -> Settings:
         """The strategy that counts: of each setting what the launcher says, else what `init` was told."""
@@ -304,6 +307,11 @@ class Fleet:
             raise ConfigError(
                 f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
                 f"for mode {wanted.consistency.mode!r} before the first parameter is used"
+            )
+        if now.wire != wanted.wire:
+            raise ConfigError(
+                f"the fleet is connected with wire {now.wire}; pass the strategy "
+                f"with {wanted.wire} before the first parameter is used"
             )
         if now.localsgd != wanted.localsgd:
             raise ConfigError(

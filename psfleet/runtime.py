@@ -17,6 +17,7 @@ from psfleet.tables.spec import TableSpec
 
 __all__ = [
     "Awaited",
+    "Format",
     "Gradient",
     "Precision",
     "Pulled",
@@ -37,6 +38,7 @@ __all__ = [
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Precision = Literal["float32", "bfloat16", "float16"]
+Format = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,12 @@ class Read:
     Attributes:
         table: The table's key.
         ids: Sparse: any number of ids, repeats allowed, any shape. Dense: None.
+        format: How a server is to send the values; runtimes set it as their strategy says.
     """
 
     table: int
     ids: Ids | None = None
+    format: Format = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +256,10 @@ def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
     return any(table["step"] > 0 for table in held if table["name"] in tables)
 
 
-def load_runtime(name: str, *arguments: Any) -> Runtime:
+def load_runtime(name: str, *arguments: Any, **named: Any) -> Runtime:
     """The runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
-        runtime: Runtime = entry.load()(*arguments)
+        runtime: Runtime = entry.load()(*arguments, **named)
         return runtime
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")
 

@@ -25,6 +25,7 @@ from typing import Any, get_args, get_type_hints
 from psfleet.a_sync import consistency_of
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind, check_kind
+from psfleet.runtime import Format
 from psfleet.shard.events import Mode
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Pipeline",
     "Recompute",
     "Settings",
+    "Wire",
     "load_strategy_file",
     "overridden",
     "resolve",
@@ -301,6 +303,44 @@ _UNITS = {
 }
 
 
+_FORMATS: dict[str, Format] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+
+
+@dataclass(frozen=True)
+class Wire:
+    """In which form values travel between workers and servers: fp32, bf16 or int8.
+
+    Attributes:
+        push: Of gradients.
+        pull: Of weights.
+    """
+
+    push: str = "fp32"
+    pull: str = "fp32"
+
+    def __post_init__(self) -> None:
+        for name in ("push", "pull"):
+            if getattr(self, name) not in _FORMATS:
+                raise ConfigError(
+                    f"wire {name} is {getattr(self, name)!r}; it must be one of {', '.join(_FORMATS)}"
+                )
+
+    @classmethod
+    def both(cls, form: str) -> "Wire":
+        """One form for both ways."""
+        return cls(form, form)
+
+    @property
+    def gradients(self) -> Format:
+        """The form of gradients."""
+        return _FORMATS[self.push]
+
+    @property
+    def values(self) -> Format:
+        """The form of weights."""
+        return _FORMATS[self.pull]
+
+
 @dataclass(frozen=True)
 class Settings:
     """A whole strategy; a part that is None is off."""
@@ -314,6 +354,7 @@ class Settings:
     pipeline: Pipeline | None = None
     amp: AMP | None = None
     localsgd: LocalSGD | None = None
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         for first, second, reason in _CONTRADICTIONS:
@@ -354,6 +395,7 @@ class Settings:
 _NOT_WITH_GEO = {
     "dgc": "one sends the largest gradients of each step, the other none",
     "amp": "in geo mode gradients do not travel; leave amp out",
+    "wire": "what travels in geo mode is added to the weights as it is; leave wire out",
     "pipeline": "stages have different parameters, and geo counts them as workers of one model",
 }
 _ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
@@ -362,6 +404,12 @@ _CONTRADICTIONS = (
     ("dgc", "lamb", _ONE_OPTIMIZER),
     ("lars", "lamb", _ONE_OPTIMIZER),
     ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    ("dgc", "wire", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    (
+        "amp",
+        "wire",
+        'both say how gradients travel; wire = "bf16" does what amp does, and pulls too',
+    ),
     ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
     ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
 )
@@ -376,6 +424,7 @@ _PARTS: dict[str, Any] = {
     "pipeline": Pipeline,
     "amp": AMP,
     "localsgd": LocalSGD,
+    "wire": Wire,
 }
 _SWITCHES = [name for name in _PARTS if name != "consistency"]
 
@@ -393,6 +442,9 @@ class DistributedStrategy:
         {"k_steps": 100}                                geo
         {"max_merge_var_num": 8, "send_queue_size": 16} half-async
         {"staleness": 4}                                ssp, which the reference does not have
+
+    `wire` is not a switch but a form, "bf16" or "int8", for pushes and pulls; `wire_configs` may name
+    another one for either: {"pull": "bf16"}.
 
     Any other name is refused, and so is a configuration that contradicts itself.
     """
@@ -413,7 +465,7 @@ class DistributedStrategy:
                 f"DistributedStrategy has no setting {name!r}; it has "
                 f"{', '.join(known)}, each with _configs"
             )
-        wanted = dict if name.endswith("_configs") else bool
+        wanted = dict if name.endswith("_configs") else str if name == "wire" else bool
         if not isinstance(value, wanted):
             raise ConfigError(
                 f"DistributedStrategy {name} is {value!r}; it must be a {wanted.__name__}"
@@ -433,6 +485,8 @@ class DistributedStrategy:
             for name in _SWITCHES
             if self._said.get(name)
         }
+        if self.wire:
+            said["wire"] = {"push": self.wire, "pull": self.wire, **said["wire"]}
         if "a_sync" in self._said:
             said["consistency"] = consistency_of(self.a_sync, self.a_sync_configs)
         _check_parts(said)

@@ -73,6 +73,11 @@ _RESTARTS_IN_CHAOS = 1000
     help="Drop activations and compute them again in the backward pass.",
 )
 @click.option(
+    "--wire",
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    help="How gradients and weights travel: fewer bytes for less precision.",
+)
+@click.option(
     "--strategy",
     "strategy_file",
     metavar="FILE",
@@ -170,6 +175,7 @@ def launch(
     stages: int | None,
     micro_batches: int | None,
     recompute: bool,
+    wire: str | None,
     strategy_file: str | None,
     tcp: bool,
     port: int | None,
@@ -201,6 +207,7 @@ def launch(
         "consistency": {"mode": mode, "staleness": staleness, "k_steps": k_steps},
         "recompute": {} if recompute else None,
         "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
+        "wire": {"push": wire, "pull": wire},
     }
     request = Request(
         script,

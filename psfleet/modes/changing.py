@@ -21,7 +21,7 @@ from psfleet.runtime import (
     pull_ahead,
 )
 from psfleet.shard.events import Mode
-from psfleet.strategy import Consistency
+from psfleet.strategy import Consistency, Wire
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["ChangingRuntime", "Cluster", "change", "connect"]
@@ -36,10 +36,12 @@ class Cluster(Runtime, Protocol):
         """Tell the servers, together with all workers."""
 
 
-def connect(environment: Environment, consistency: Consistency) -> "ChangingRuntime":
+def connect(
+    environment: Environment, consistency: Consistency, wire: Wire | None = None
+) -> "ChangingRuntime":
     """The cluster that the environment names, in this mode."""
     cluster: Any = runtimes.load_runtime(
-        "cluster", environment, consistency.mode, _staleness(consistency)
+        "cluster", environment, consistency.mode, _staleness(consistency), wire=wire
     )
     return ChangingRuntime(cluster, consistency)
 

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.kernels.halves import Half, decode
-from psfleet.runtime import Gradient, Precision, Read
+from psfleet.kernels.initial import address_of
+from psfleet.packing import Packed
+from psfleet.runtime import Format, Gradient, Precision, Read
 from psfleet.shard.events import State
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame
@@ -57,10 +59,16 @@ VALUES = frame_pb2.CONTENT_VALUES
 STATE = frame_pb2.CONTENT_STATE
 ELEMENTS = frame_pb2.CONTENT_ELEMENTS
 _GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
-PRECISIONS: dict[Precision, frame_pb2.Precision] = {
+PRECISIONS: dict[Precision | Format, frame_pb2.Precision] = {
     "float32": frame_pb2.PRECISION_FLOAT32,
     "bfloat16": frame_pb2.PRECISION_BFLOAT16,
     "float16": frame_pb2.PRECISION_FLOAT16,
+    "int8": frame_pb2.PRECISION_INT8,
+}
+_FORMATS: dict[int, Format] = {
+    frame_pb2.PRECISION_FLOAT32: "float32",
+    frame_pb2.PRECISION_BFLOAT16: "bfloat16",
+    frame_pb2.PRECISION_INT8: "int8",
 }
 _HALVES: dict[int, Half] = {
     frame_pb2.PRECISION_BFLOAT16: "bfloat16",
@@ -157,9 +165,11 @@ def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
     total = 0
     for segment in header.segments:
         if segment.content in _GRADIENTS:
-            width = spec_of(segment.table).push_width if segment.content == ID_ROWS else 1
             place = {ID_ROWS: 8, ELEMENTS: 4}.get(segment.content, 0)
-            total += segment.count * (place + width * (2 if segment.precision in _HALVES else 4))
+            shape = _gradient_shape(segment, spec_of(segment.table))
+            form: Format = "bfloat16" if segment.precision in _HALVES else "float32"
+            total += segment.count * place
+            total += Packed.size_of(_FORMATS.get(segment.precision, form), shape)
     return total
 
 
@@ -179,16 +189,14 @@ def read_exchange(
     return tuple(gradients), tuple(reads)
 
 
-def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats]:
+def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | Packed]:
     """The answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
-    values = []
+    values: list[Floats | Packed] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
-        if spec.kind == "dense":
-            _expect(segment, spec, VALUES)
-            values.append(cursor.floats(segment.count))
-        else:
-            _expect(segment, spec, ROWS)
-            values.append(cursor.floats(segment.count, spec.dim))
+        _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
+        shape = (segment.count,) if spec.kind == "dense" else (segment.count, spec.dim)
+        form = _format(segment, spec)
+        values.append(cursor.floats(*shape) if form == "float32" else cursor.packed(form, shape))
     return values
 
 
@@ -215,17 +223,28 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[St
 def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
     if spec.kind == "dense":
         _expect(segment, spec, WHOLE)
-        return Read(segment.table)
+        return Read(segment.table, None, _format(segment, spec))
     _expect(segment, spec, IDS)
-    return Read(segment.table, cursor.ids(segment.count))
+    return Read(segment.table, cursor.ids(segment.count), _format(segment, spec))
+
+
+def _format(segment: Segment, spec: TableSpec) -> Format:
+    """The form in which values travel to a worker."""
+    form = _FORMATS.get(segment.precision)
+    if form is None:
+        raise FrameError(
+            f"table {spec.name!r}: values cannot travel in precision {segment.precision}; "
+            f"choose one of {', '.join(f'{name} ({number})' for number, name in _FORMATS.items())}"
+        )
+    return form
 
 
 def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
-    shape: tuple[int, ...] = (segment.count,)
+    shape = _gradient_shape(segment, spec)
     ids: Ids | None = None
     if spec.kind == "sparse":
         _expect(segment, spec, ID_ROWS)
-        shape, ids = (segment.count, spec.push_width), cursor.ids(segment.count)
+        ids = cursor.ids(segment.count)
     elif segment.content == ELEMENTS:
         ids = cursor.positions(segment.count)
     else:
@@ -235,11 +254,26 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
     )
 
 
+def _gradient_shape(segment: Segment, spec: TableSpec) -> tuple[int, ...]:
+    if segment.content == ID_ROWS:
+        return segment.count, spec.push_width
+    return (segment.count,)
+
+
 def _gradient_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
     if segment.precision == frame_pb2.PRECISION_FLOAT32:
         return cursor.floats(*shape)
+    if segment.precision == frame_pb2.PRECISION_INT8 and segment.content != ELEMENTS:
+        packed = cursor.packed("int8", shape)
+        wrong = packed.scales[~(np.isfinite(packed.scales) & (packed.scales >= 0))]
+        if wrong.size:
+            raise FrameError(
+                f"table {spec.name!r}: a step of the gradient is {wrong[0]}; "
+                "it must be a finite number of at least 0"
+            )
+        return packed.unpack()
     half, scale = _HALVES.get(segment.precision), segment.scale or 1.0
     if half is None:
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
@@ -290,6 +324,13 @@ class _Cursor:
     def floats(self, *shape: int) -> Floats:
         """The next float32 array of that shape."""
         return self._take(shape, np.dtype("<f4"))
+
+    def packed(self, form: Format, shape: Sequence[int]) -> Packed:
+        """The next values of that shape, in that form."""
+        buffer = self._take((Packed.size_of(form, shape),), np.dtype("u1"))
+        if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
+            buffer = buffer.copy()
+        return Packed.over(buffer, form, shape)
 
     def _take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         count = math.prod(shape)

@@ -187,7 +187,8 @@ class Host:
             )
         self._check_parked()
         if reply.places is not None:
-            reply.places.check([self.shard.tables.shape_of(read) for read in pull.reads])
+            shapes = [self.shard.tables.shape_of(read) for read in pull.reads]
+            reply.places.check(pull.reads, shapes)
         answer = self.ask(push)
         assert answer.outcome is not None
         reply.header = Header(outcome=OUTCOMES[answer.outcome])
@@ -195,13 +196,12 @@ class Host:
 
     def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
         """The message with the current values of the reads, or with word that they are in place."""
-        message, out = lay_out(header, reads, self.shard.tables.shape_of, places)
-        self.shard.tables.read_into(reads, out)
-        self.bytes_out += len(message)
-        if places is not None:
-            self.bytes_out += sum(values.nbytes for values in out)
+        laid = lay_out(header, reads, self.shard.tables.shape_of, places)
+        self.shard.tables.read_into(reads, laid.values)
+        laid.finish()
+        self.bytes_out += laid.bytes
         self.settle_read()
-        return message
+        return laid.message
 
     def settle_read(self) -> None:
         """Return when what was read may be told: it may be newer than what the call waited for."""

@@ -8,6 +8,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from psfleet.errors import FrameError
 from psfleet.kernels.streaming import copy_over
+from psfleet.packing import Packed, value_format
+from psfleet.runtime import Format
 from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece
@@ -19,6 +21,7 @@ __all__ = ["Parcel"]
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 SpecOf = Callable[[int], TableSpec]
+Values = Floats | Packed
 
 
 class Parcel:
@@ -27,18 +30,20 @@ class Parcel:
     Args:
         header: Says who speaks and in which order; the parcel adds the segments.
         held: The memory that is shared with the server, if any.
+        wanted: The form in which values are asked for.
 
     Attributes:
         bytes: Of all tensors that go to the server.
         view: Of the members, at the server when it answered.
     """
 
-    def __init__(self, header: Header, held: Held | None) -> None:
+    def __init__(self, header: Header, held: Held | None, wanted: Format = "float32") -> None:
         self._header = header
         self._held = held
+        self._wanted = wanted
         self._pieces: list[Piece] = []
         self._places: list[int] = []
-        self._answers: list[Floats] = []
+        self._answers: list[Values] = []
         self._reads = 0
         self._inline = held is None
         self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
@@ -56,9 +61,24 @@ class Parcel:
         return self._held
 
     @property
+    def number(self) -> int:
+        """Of the push."""
+        return int(self._header.sequence)
+
+    @property
+    def packs(self) -> bool:
+        """Whether values are asked for in fewer bytes."""
+        return self._wanted != "float32"
+
+    @property
     def is_inline(self) -> bool:
         """Whether the tensors travel in the message."""
         return self._inline
+
+    def say(self, **fields: int) -> None:
+        """Set fields of the header."""
+        for name, value in fields.items():
+            setattr(self._header, name, value)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
         """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
@@ -103,18 +123,24 @@ class Parcel:
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
         """Add a segment whose bytes are these arrays, side by side."""
-        mine, segment.offset = self._room((sum(array.nbytes for array in arrays),), np.uint8)
+        mine = self.reserve(segment, sum(array.nbytes for array in arrays))
         at = 0
         for array in arrays:
             mine[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
             at += array.nbytes
+
+    def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
+        """Add a segment of so many bytes; returns the array that the caller fills with them."""
+        mine, segment.offset = self._room((size,), np.uint8)
         self._add(segment, mine)
+        return mine
 
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
         mine, at = self._room(ids.shape, np.int64)
         np.copyto(mine, ids)
         self._read(
+            spec,
             Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
             (len(ids), spec.dim),
             mine,
@@ -129,7 +155,7 @@ class Parcel:
         """
         segment = Segment(table=spec.key, content=segments.WHOLE)
         if lent is None:
-            self._read(segment, (high - low,))
+            self._read(spec, segment, (high - low,))
             return
         segment.answer = lent.offset + 4 * low
         self._answers.append(lent.array[low:high])
@@ -151,7 +177,7 @@ class Parcel:
         self.lose()
         return self._message()
 
-    def answer(self, message: bytes, spec_of: SpecOf) -> list[Floats]:
+    def answer(self, message: bytes, spec_of: SpecOf) -> list[Values]:
         """What the server has read, in the order of the reads; valid until `close`."""
         header, payload = frame.decode(message)
         self.view = header.view
@@ -190,10 +216,18 @@ class Parcel:
         self._pieces.append(Piece(segment, arrays))
         self.bytes += sum(array.nbytes for array in arrays)
 
-    def _read(self, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]) -> None:
+    def _read(
+        self, spec: TableSpec, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]
+    ) -> None:
+        form = value_format(spec, self._wanted)
+        segment.precision = segments.PRECISIONS[form]
         if self._held is not None:
-            out, segment.answer = self._room(shape, np.float32)
-            self._answers.append(out)
+            out, segment.answer = self._room((Packed.size_of(form, shape),), np.uint8)
+            self._answers.append(
+                out.view(np.float32).reshape(shape)
+                if form == "float32"
+                else Packed.over(out, form, shape)
+            )
         self._reads += 1
         self._add(segment, *arrays)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.errors import PsfleetError
 from psfleet.tables.spec import TableSpec
 from psfleet_worker.client import Call, wait_all
-from psfleet_worker.parcel import Parcel
+from psfleet_worker.parcel import Parcel, Values
 from psfleet_worker.routing import DenseRead, SparseRead
 
 __all__ = ["PullTicket"]
@@ -58,7 +58,7 @@ class PullTicket:
         """The newest view of the fleet that the answers tell of."""
         return max((parcel.view for parcel in self._parcels), default=0)
 
-    def _answers(self) -> list[list[Floats | None]]:
+    def _answers(self) -> list[list[Values | None]]:
         """Of each read what each server gave."""
         try:
             answers = wait_all(list(self._calls.values()))
@@ -66,7 +66,7 @@ class PullTicket:
             for parcel in self._parcels:
                 parcel.lose()
             raise
-        values: list[list[Floats | None]] = [[None] * len(self._parcels) for _ in self._dealt]
+        values: list[list[Values | None]] = [[None] * len(self._parcels) for _ in self._dealt]
         for server, answer in zip(self._calls, answers, strict=True):
             found = iter(self._parcels[server].answer(answer, self._spec_of))
             for of_read, has_part in zip(values, self._asked, strict=True):

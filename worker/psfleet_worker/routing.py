@@ -1,25 +1,22 @@
-"""What of a pull or push goes to which server, and back."""
+"""What of a pull goes to which server, and back."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import Dedup, dedup
-from psfleet.kernels.halves import encode
 from psfleet.kernels.initial import address_of
+from psfleet.packing import Packed
 from psfleet.routing import check_ids
-from psfleet.runtime import Gradient, Read
-from psfleet.shard.layout import deal_elements, dense_ranges
+from psfleet.runtime import Read
+from psfleet.shard.layout import dense_ranges
 from psfleet.tables.spec import TableSpec
-from psfleet.wire import segments
-from psfleet.wire.v1.frame_pb2 import Content, Segment
 from psfleet_worker.lane import LEND_FROM, Lent
-from psfleet_worker.parcel import Parcel
+from psfleet_worker.parcel import Parcel, Values
 
-__all__ = ["DenseRead", "Plans", "SparseRead", "add_gradient", "deal_read"]
+__all__ = ["DenseRead", "Plans", "SparseRead", "deal_read"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -82,7 +79,7 @@ class DenseRead:
 
     def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
-        if 4 * self._spec.size >= LEND_FROM:
+        if 4 * self._spec.size >= LEND_FROM and not parcels[0].packs:
             self._lent = self._borrow(parcels)
         for parcel, (low, high) in zip(parcels, self._ranges, strict=True):
             if high > low:
@@ -99,7 +96,7 @@ class DenseRead:
             return None
         return held.lend(self._spec.size)
 
-    def join(self, values: Sequence[Floats | None]) -> Floats:
+    def join(self, values: Sequence[Values | None]) -> Floats:
         """The array, from what each server gave."""
         lent, self._lent = self._lent, None
         # In memory that is lost, a server that was asked twice may still be writing.
@@ -107,7 +104,9 @@ class DenseRead:
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
         for (low, high), value in zip(self._ranges, values, strict=True):
-            if value is not None and address_of(value) != address_of(out[low:high]):
+            if isinstance(value, Packed):
+                value.unpack(out[low:high])
+            elif value is not None and address_of(value) != address_of(out[low:high]):
                 out[low:high] = value
         return out.reshape(self._spec.shape)
 
@@ -128,10 +127,15 @@ class SparseRead:
                 parcel.read_rows(self._spec, mine)
         return [len(mine) > 0 for mine in self._plan.unique]
 
-    def join(self, values: Sequence[Floats | None]) -> Floats:
+    def join(self, values: Sequence[Values | None]) -> Floats:
         """One row per id that was asked for, from what each server gave."""
         nothing = np.empty((0, self._spec.dim), np.float32)
-        rows = self._plan.expand([nothing if value is None else value for value in values])
+        rows = self._plan.expand(
+            [
+                nothing if value is None else value.unpack() if isinstance(value, Packed) else value
+                for value in values
+            ]
+        )
         return rows.reshape(*self._shape, self._spec.dim)
 
 
@@ -140,64 +144,3 @@ def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRe
     if spec.kind == "dense":
         return DenseRead(spec, plans)
     return SparseRead(spec, read, plans)
-
-
-def add_gradient(
-    parcels: Sequence[Parcel],
-    spec: TableSpec,
-    values: Floats,
-    ids: Ids | None,
-    gradient: Gradient,
-    plans: Plans,
-) -> None:
-    """Add a gradient's part for every server, empty ones too: all servers count the same steps.
-
-    Args:
-        values, ids: As psfleet.routing.check_gradient gives them.
-    """
-    if gradient.precision != "float32" or (ids is not None and spec.kind == "dense"):
-        for parcel, part in zip(parcels, _short(spec, values, ids, gradient, plans), strict=True):
-            parcel.packed(*part)
-    elif ids is None:
-        for parcel, (low, high) in zip(parcels, plans.ranges(spec), strict=True):
-            parcel.values(spec, values[low:high], gradient.learning_rate)
-    else:
-        plan = plans.of(spec.key, ids)
-        plan.merge_into(
-            values,
-            [
-                parcel.rows(spec, mine, gradient.learning_rate)
-                for parcel, mine in zip(parcels, plan.unique, strict=True)
-            ],
-        )
-
-
-def _short(
-    spec: TableSpec, values: Floats, ids: Ids | None, gradient: Gradient, plans: Plans
-) -> Iterator[tuple[Any, ...]]:
-    """Of each server the segment and its arrays, for what is sent in 16 bits or by elements."""
-    for content, where, mine in _parts(spec, values, ids, plans):
-        segment = Segment(
-            table=spec.key, content=content, count=len(mine), learning_rate=gradient.learning_rate
-        )
-        if gradient.precision == "float32":
-            yield (segment, *where, mine)
-            continue
-        segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
-        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
-
-
-def _parts(
-    spec: TableSpec, values: Floats, ids: Ids | None, plans: Plans
-) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
-    """Of each server the content, what says where its values belong, and the values."""
-    ranges = plans.ranges(spec) if spec.kind == "dense" else []
-    if ids is None:
-        yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
-    elif spec.kind == "sparse":
-        plan = plans.of(spec.key, ids)
-        for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
-            yield segments.ID_ROWS, (mine,), rows
-    else:
-        for (low, _), part in zip(ranges, deal_elements(ids, ranges), strict=True):
-            yield segments.ELEMENTS, ((ids[part] - low).astype(np.uint32),), values[part]

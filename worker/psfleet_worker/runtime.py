@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import read_specs
 from psfleet.dealing import Range
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, UnknownTable, UsageError
+from psfleet.errors import ConfigError, PsfleetError, UnknownTable, UsageError
 from psfleet.kernels.dedup import owned_by
+from psfleet.packing import Packer
 from psfleet.pipeline.links import Place
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Awaited, Gradient, Pulled, Read, TableState
 from psfleet.shard.events import Mode
 from psfleet.shard.layout import dense_ranges
+from psfleet.strategy import Wire
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.chaos import Audit, Meddler
 from psfleet.wire import frame, segments
@@ -27,11 +29,12 @@ from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.beats import Listener
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
+from psfleet_worker.gradients import add_gradients
 from psfleet_worker.marking import Marks
 from psfleet_worker.parcel import Parcel
 from psfleet_worker.pulls import PullTicket
 from psfleet_worker.pushes import Pushes, PushTicket
-from psfleet_worker.routing import Plans, add_gradient, deal_read
+from psfleet_worker.routing import Plans, deal_read
 from psfleet_worker.saving import save
 from psfleet_worker.shares import Shares, Trainer
 from psfleet_worker.stages import StageLinks
@@ -60,6 +63,7 @@ class ClusterRuntime:
         environment: Says which worker this is and where the servers are.
         mode: The same for all workers.
         staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        wire: In which form gradients and values travel.
         patience: How long to wait for whom.
         meddle: For tests, see psfleet.testing.faults.
     """
@@ -69,6 +73,7 @@ class ClusterRuntime:
         environment: Environment,
         mode: Mode,
         staleness: int = 0,
+        wire: Wire | None = None,
         *,
         patience: Patience | None = None,
         meddle: Callable[[int, Send], Send] | None = None,
@@ -84,6 +89,8 @@ class ClusterRuntime:
         )
         self._specs: dict[int, TableSpec] = {}
         self._plans = Plans(len(self._fleet.clients))
+        self._wire = wire or Wire()
+        self._packer = Packer(environment.rank, self._wire.gradients)
         self._pushes = Pushes(self._fleet.clients)
         self._marks = Marks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
@@ -208,7 +215,8 @@ class ClusterRuntime:
     def _parcels(self, **fields: Any) -> list[Parcel]:
         """An empty parcel for each server, with a header of these fields."""
         fields.setdefault("clock", self._fleet.clock)
-        return [Parcel(self._header(**fields), lane.held()) for lane in self._fleet.lanes]
+        form = self._wire.values
+        return [Parcel(self._header(**fields), lane.held(), form) for lane in self._fleet.lanes]
 
     def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
         method = "Shard/Pull"
@@ -236,7 +244,6 @@ class ClusterRuntime:
         specs = [self._spec(table) for table in tables]
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
         sequence, clock = self._fleet.sequence + 1, self._fleet.clock + 1
-        cut = self._marks.begin(sequence)
         leases, used = self._shares.position or (0, 0)
         parcels = self._parcels(
             sequence=sequence,
@@ -245,10 +252,16 @@ class ClusterRuntime:
             loss=loss,
             leases=leases,
             lease_samples=used,
-            **cut,
         )
-        for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True):
-            add_gradient(parcels, spec, values, ids, gradient, self._plans)
+        try:
+            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer)
+        except PsfleetError:
+            for parcel in parcels:
+                parcel.close()
+            raise
+        cut = self._marks.begin(sequence)
+        for parcel in parcels:
+            parcel.say(**cut)
         ticket = self._pushes.add(
             parcels,
             linger=self._mode != "sync"
@@ -315,6 +328,11 @@ class ClusterRuntime:
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
+        if mode == "geo" and self._wire != Wire():
+            raise ConfigError(
+                "what travels in geo mode is added to the weights as it is; "
+                f"it does not go with {self._wire}"
+            )
         wish = np.array([write_mode(mode), staleness], np.int64)
         brought = np.concatenate([wish, -wish])
         most = reduced(self._meet(None, "max", brought), brought)
@@ -371,6 +389,7 @@ class ClusterRuntime:
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         self.flush()
+        self._packer.forget()
         spec = self._spec(table)
         for parts in self._deal_state(spec, state):
             self._writes += 1
@@ -463,6 +482,7 @@ class ClusterRuntime:
     def load(self, path: str) -> None:
         """See Runtime.load."""
         self.flush()
+        self._packer.forget()
         absolute = str(Path(path).absolute())
         specs = read_specs(absolute)
         wait_all(

@@ -41,3 +41,10 @@ def decode(halves, table, factor, out):
     """The float32 of each pattern, times factor. table: of all 65,536 patterns."""
     for i in range(len(halves)):
         out[i] = table[halves[i]] * factor
+
+
+@kernel(void(U16, uint32[::1]))
+def decode_bfloat16(halves, bits):
+    """The bits of the float32 of each bfloat16."""
+    for i in range(len(halves)):
+        bits[i] = uint32(halves[i]) << uint32(16)

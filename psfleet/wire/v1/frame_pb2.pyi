@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 58e366a57026a73559a8039304e208fd6225230a6adb8b7edbc49e6dec71684f
+# From protos/psfleet/v1/frame.proto, SHA-256 3d36b7a1594f11d28827093507f27eeb24e2ce192b478be7915a2f4abbfde203
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -12,6 +12,7 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FLOAT32: _ClassVar[Precision]
     PRECISION_BFLOAT16: _ClassVar[Precision]
     PRECISION_FLOAT16: _ClassVar[Precision]
+    PRECISION_INT8: _ClassVar[Precision]
 
 class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PRECISION_FLOAT32: Precision
 PRECISION_BFLOAT16: Precision
 PRECISION_FLOAT16: Precision
+PRECISION_INT8: Precision
 CONTENT_UNSPECIFIED: Content
 CONTENT_IDS: Content
 CONTENT_ID_ROWS: Content

@@ -1,0 +1,154 @@
+"""What of a push goes to which server, and in which form."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.halves import encode
+from psfleet.packing import Packed, Packer
+from psfleet.runtime import Format, Gradient
+from psfleet.shard.layout import deal_elements
+from psfleet.tables.spec import TableSpec
+from psfleet.wire import segments
+from psfleet.wire.v1.frame_pb2 import Content, Segment
+from psfleet_worker.parcel import Parcel
+from psfleet_worker.routing import Plans
+
+__all__ = ["add_gradients"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One table's gradient, as psfleet.routing.check_gradient gives its values and ids."""
+
+    spec: TableSpec
+    gradient: Gradient
+    values: Floats
+    ids: Ids | None
+    form: Format
+
+    def segment(self, content: Content, count: int) -> Segment:
+        """What says how the part for one server is to be read."""
+        return Segment(
+            table=self.spec.key,
+            content=content,
+            count=count,
+            learning_rate=self.gradient.learning_rate,
+            precision=segments.PRECISIONS[self.form],
+        )
+
+
+def add_gradients(
+    parcels: Sequence[Parcel],
+    specs: Sequence[TableSpec],
+    checked: Sequence[tuple[Floats, Ids | None]],
+    gradients: Sequence[Gradient],
+    plans: Plans,
+    packer: Packer,
+) -> None:
+    """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
+
+    Args:
+        parcels: One per server.
+        specs: Of the gradients' tables.
+        checked: Values and ids of the gradients, as psfleet.routing.check_gradient gives them.
+        gradients: What else is to be known of them.
+        plans: How ids are dealt.
+        packer: Knows the form in which gradients travel.
+
+    Raises:
+        UsageError: One cannot travel in that form; the packer is as before.
+    """
+    parts = [
+        _Part(spec, gradient, values, ids, packer.form_of(spec, gradient))
+        for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True)
+    ]
+    for part in parts:
+        if part.form == "int8":
+            packer.check(part.spec, part.values)
+    # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
+    for part in sorted(parts, key=lambda part: part.ids is None):
+        if part.form == "float32":
+            _add(parcels, part, plans)
+        elif part.ids is None:
+            _pack_values(parcels, part, plans, packer)
+        else:
+            _pack_rows(parcels, part, part.ids, plans, packer)
+
+
+def _pack_values(parcels: Sequence[Parcel], part: _Part, plans: Plans, packer: Packer) -> None:
+    for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
+        shape = (high - low,)
+        room = parcel.reserve(
+            part.segment(segments.VALUES, high - low), Packed.size_of(part.form, shape)
+        )
+        packed = Packed.over(room, part.form, shape)
+        packer.part(part.spec, low, part.values[low:high], packed)
+
+
+def _pack_rows(
+    parcels: Sequence[Parcel], part: _Part, ids: Ids, plans: Plans, packer: Packer
+) -> None:
+    plan = plans.of(part.spec.key, ids)
+    for parcel, mine, rows in zip(parcels, plan.unique, plan.merge(part.values), strict=True):
+        room = parcel.reserve(
+            part.segment(segments.ID_ROWS, len(mine)),
+            mine.nbytes + Packed.size_of(part.form, rows.shape),
+        )
+        room[: mine.nbytes].view(np.int64)[:] = mine
+        packed = Packed.over(room[mine.nbytes :], part.form, rows.shape)
+        packer.rows(part.spec, parcel.number, mine, rows, packed)
+
+
+def _add(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> None:
+    spec, values, ids, rate = part.spec, part.values, part.ids, part.gradient.learning_rate
+    if part.gradient.precision != "float32" or (ids is not None and spec.kind == "dense"):
+        for parcel, short in zip(parcels, _short(part, plans), strict=True):
+            parcel.packed(*short)
+    elif ids is None:
+        for parcel, (low, high) in zip(parcels, plans.ranges(spec), strict=True):
+            parcel.values(spec, values[low:high], rate)
+    else:
+        plan = plans.of(spec.key, ids)
+        plan.merge_into(
+            values,
+            [
+                parcel.rows(spec, mine, rate)
+                for parcel, mine in zip(parcels, plan.unique, strict=True)
+            ],
+        )
+
+
+def _short(part: _Part, plans: Plans) -> Iterator[tuple[Any, ...]]:
+    """Of each server the segment and its arrays, for what amp sends in 16 bits, or dgc by elements."""
+    gradient = part.gradient
+    for content, where, mine in _shares(part, plans):
+        segment = part.segment(content, len(mine))
+        if gradient.precision == "float32":
+            yield (segment, *where, mine)
+            continue
+        segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
+        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
+
+
+def _shares(
+    part: _Part, plans: Plans
+) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
+    """Of each server the content, what says where its values belong, and the values."""
+    spec, values, ids = part.spec, part.values, part.ids
+    ranges = plans.ranges(spec) if spec.kind == "dense" else []
+    if ids is None:
+        yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
+    elif spec.kind == "sparse":
+        plan = plans.of(spec.key, ids)
+        for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
+            yield segments.ID_ROWS, (mine,), rows
+    else:
+        for (low, _), where in zip(ranges, deal_elements(ids, ranges), strict=True):
+            yield segments.ELEMENTS, ((ids[where] - low).astype(np.uint32),), values[where]
