@@ -53,6 +53,7 @@ class LocalFleet:
         endpoints: Of the servers, once entered.
         processes: Of the servers, in order.
         restarts: How often a server was started again.
+        deaths: Points at which servers have died and were started again, as `crashes` says them.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class LocalFleet:
         self.durability = durability
         self.dead_after = dead_after
         self.restarts = 0
+        self.deaths: list[str] = []
         self.credentials = dict(credentials or {})
         self.limits = limits
         self.snapshot_every = snapshot_every
         self.resume = resume
         self.replicas = replicas
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
+        self._deadly: dict[int, str] = {}  # where the present process of a server is to die
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path()
@@ -159,6 +162,7 @@ class LocalFleet:
             while not over.wait(_LOOK):
                 for index, process in enumerate(self.processes):
                     if process.poll() == -signal.SIGKILL:
+                        self.deaths.append(self._deadly.pop(index, "killed"))
                         self.processes[index] = self.spawn(index)
                         self.restarts += 1
 
@@ -228,7 +232,7 @@ class LocalFleet:
             "PSFLEET_RESUME": self.resume,
         }
         if crashes := self._crashes.get(index):
-            settled["PSFLEET_CRASH"] = crashes.pop(0)
+            settled["PSFLEET_CRASH"] = self._deadly[index] = crashes.pop(0)
         with (self._folder / f"serverlog.{index}").open("ab") as log:
             return subprocess.Popen(
                 command,

@@ -1,5 +1,7 @@
-"""Leak checks for the tests of recovery."""
+"""Leak checks for the tests of recovery, and how often servers have died at which point."""
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +14,17 @@ def nothing_is_left() -> Iterator[None]:
     """Every thread and child process of a test has ended when it is over."""
     with nothing_left():
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With PSFLEET_TORTURE: the deaths of all tests that have passed, by what they trained and where."""
+    if not os.environ.get("PSFLEET_TORTURE"):
+        return
+    seen: dict[str, Counter[str]] = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, points in report.user_properties:
+            if name.startswith("deaths"):
+                seen.setdefault(name, Counter()).update(point.split(":")[0] for point in points)
+    for name, counts in sorted(seen.items()):
+        each = ", ".join(f"{point} {count}" for point, count in counts.most_common())
+        terminalreporter.write_line(f"{name}: {counts.total()} ({each})")
