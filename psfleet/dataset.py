@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
+from psfleet.coming import Coming
 from psfleet.dealing import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.runtime import Runtime
@@ -22,29 +23,58 @@ def batches(
     epochs: int,
     shuffle_seed: int | None,
     merged: int,
-) -> Iterator[Any]:
+) -> Coming[Any]:
     """See Fleet.dataset; `merged`: batches of one push."""
-    size = source if isinstance(source, int) else len(source)
-    for name, value in (("size", size), ("batch_size", batch_size), ("epochs", epochs)):
-        if isinstance(value, bool) or value < 1:
-            raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
-    order = _Order(size, shuffle_seed)
-    runtime = runtimes.active()
-    shares = getattr(runtime, "shares", None)  # not every runtime has steps that others know of
-    if shares is None:
-        raise ConfigError(
-            "fleet.dataset does not go with localsgd, whose steps the fleet does not count; "
-            "use fleet.shard"
-        )
-    seed = -1 if shuffle_seed is None else shuffle_seed
-    for ranges in shares(_Steps(runtime), size, batch_size, epochs, seed, merged):
-        chosen = order.samples(ranges)
-        if isinstance(source, int):
-            yield chosen
-        elif isinstance(source, np.ndarray):
-            yield source[chosen]
-        else:
-            yield [source[index] for index in chosen]
+    dataset = _Dataset(source, batch_size, epochs, shuffle_seed)
+    return Coming(dataset.run(merged), dataset.peek)
+
+
+class _Dataset:
+    """One use of a dataset."""
+
+    def __init__(
+        self,
+        source: int | Sequence[Any] | NDArray[Any],
+        batch_size: int,
+        epochs: int,
+        shuffle_seed: int | None,
+    ) -> None:
+        self._source = source
+        self._size = source if isinstance(source, int) else len(source)
+        self._batch = batch_size
+        self._epochs = epochs
+        self._seed = shuffle_seed
+        self._order = _Order(self._size, shuffle_seed)
+
+    def run(self, merged: int) -> Iterator[Any]:
+        """The batches."""
+        named = (("size", self._size), ("batch_size", self._batch), ("epochs", self._epochs))
+        for name, value in named:
+            if isinstance(value, bool) or value < 1:
+                raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
+        runtime = runtimes.active()
+        shares = getattr(runtime, "shares", None)  # not every runtime has steps that others know of
+        if shares is None:
+            raise ConfigError(
+                "fleet.dataset does not go with localsgd, whose steps the fleet does not count; "
+                "use fleet.shard"
+            )
+        seed = -1 if self._seed is None else self._seed
+        for ranges in shares(_Steps(runtime), self._size, self._batch, self._epochs, seed, merged):
+            yield self._samples(ranges)
+
+    def peek(self) -> Any:
+        """The next batch, if this worker has it already; else None."""
+        ranges = getattr(runtimes.active(), "coming", ())
+        return self._samples(ranges) if ranges else None
+
+    def _samples(self, ranges: Sequence[Range]) -> Any:
+        chosen = self._order.samples(ranges)
+        if isinstance(self._source, int):
+            return chosen
+        if isinstance(self._source, np.ndarray):
+            return self._source[chosen]
+        return [self._source[index] for index in chosen]
 
 
 class _Steps:

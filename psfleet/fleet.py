@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet import runtime as runtimes
+from psfleet.coming import Coming, Peeked
 from psfleet.dataset import batches
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
@@ -369,7 +370,8 @@ class Fleet:
             raise ConfigError("fleet.dataset does not go with a pipeline's stages; use fleet.shard")
         merge = self._settings(self._strategy).gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        return self._stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
+        found = batches(source, batch_size, epochs, shuffle_seed, merged)
+        return Coming(self._stepping(found), found.peek)
 
     def _stepping(self, found: Iterable[T]) -> Iterator[T]:
         """The same batches; what is remembered is taken after each."""
@@ -383,13 +385,27 @@ class Fleet:
         When they are used up it waits for the other workers, so that workers with unequal numbers of
         batches end the loop together.
         """
+        own = Peeked(self._own(batches))
+
+        def peek() -> T | None:
+            found = own.peek()
+            return None if found is None else found[1]
+
+        return Coming(self._sharded(own), peek)
+
+    def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """This worker's batches with their numbers."""
         index, workers = self.worker_index(), self.worker_num()
+        return ((n, batch) for n, batch in enumerate(batches) if n % workers == index)
+
+    def _sharded(self, own: Iterable[tuple[int, T]]) -> Iterator[T]:
+        """The batches; the place in the data is noted after each, and the workers meet at the end."""
         place = self._place_in_data()
         loop, self._loops = self._loops, self._loops + 1
         # In the snapshot from which the fleet has started this loop may have begun, or have been over.
         begin = place.item if loop >= place.loop else sys.maxsize
-        for number, batch in enumerate(batches):
-            if number % workers == index and number >= begin:
+        for number, batch in own:
+            if number >= begin:
                 yield batch
                 place.item = number + 1
                 self.step_done()

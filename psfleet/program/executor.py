@@ -4,10 +4,12 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from psfleet import runtime as runtimes
+from psfleet.coming import with_next
 from psfleet.environment import plan_file
 from psfleet.errors import UsageError
 from psfleet.optimizer.binding import invalidate, read_ahead
@@ -22,10 +24,13 @@ from psfleet.program.recompute import RecomputingRun
 from psfleet.program.record import Array, Gradient
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
+from psfleet.runtime import ReadsAhead
 from psfleet.wire import process
 
 __all__ = ["CPUPlace", "CUDAPlace", "Executor"]
 
+T = TypeVar("T")
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
 
@@ -59,6 +64,7 @@ class Executor:
         self.place = place or CPUPlace()
         self.meter: Any = None
         self._plans: OrderedDict[tuple[int, tuple[str, ...]], Plan] = OrderedDict()
+        self._coming: _Pair = None, None
 
     def run(
         self,
@@ -90,7 +96,41 @@ class Executor:
             IdError: Ids are fractional, NaN or outside a table.
             UsageError: A feed is missing or unknown, or a fetch is unknown.
         """
-        return self._run(program, feed, fetch_list, None, return_numpy)
+        return self._run(program, feed, fetch_list, self._following(program, feed), return_numpy)
+
+    def _following(
+        self, program: Program | None, feed: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """The feed after this one, if this is the step of `read_ahead` that trains with it."""
+        program = program or default_main_program()
+        present, following = self._coming
+        if feed is None or feed is not present or program.for_test or not program.updates:
+            return None
+        self._coming = None, None
+        return following
+
+    def read_ahead(
+        self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Feeds for a loop of `run` that reads what the next one needs while this one is computed.
+
+            for feed in exe.read_ahead(fleet.shard(batches())):
+                exe.run(feed=feed, fetch_list=[loss])
+
+        Async mode: each step then sees values that lack this worker's last push, and that one only. In
+        the other modes, and where the next batch is not known, nothing changes.
+
+        Args:
+            batches: Of `fleet.shard` and `fleet.dataset` the next batch is seen without being taken;
+                any other iterable is one batch ahead of the training.
+            feed: Makes a feed of a batch; None: batches are feeds.
+        """
+        try:
+            for present, following in _with_next(batches, feed):
+                self._coming = present, following
+                yield present
+        finally:
+            self._coming = None, None
 
     def _run(
         self,
@@ -193,9 +233,9 @@ class Executor:
             fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
             fetch_handler: Called with the fetched values in place of printing.
             read_ahead: Async mode: read what the next batch needs while this one is computed. Each step
-                then sees values that lack this worker's last push, and that one only, and the dataset
-                is one batch ahead of the training. Ids that the program computes from its feeds, and
-                the other modes, are read when it is their turn.
+                then sees values that lack this worker's last push, and that one only; see
+                `Executor.read_ahead`. Ids that the program computes from its feeds, and the other
+                modes, are read when it is their turn.
 
         Returns:
             The number of batches.
@@ -231,16 +271,24 @@ class Executor:
 
 
 def _with_next(
-    feeds: Iterable[Mapping[str, Any]],
+    batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Each feed with the one after it."""
-    before: Mapping[str, Any] | None = None
-    for feed in feeds:
-        if before is not None:
-            yield before, feed
-        before = feed
-    if before is not None:
-        yield before, None
+    """Each feed with the one after it, as far as that can be read ahead."""
+    make: Callable[[Any], Mapping[str, Any]] = feed or _itself
+    coming: Mapping[str, Any] | None = None
+    for batch, following in with_next(batches, _reads_ahead):
+        present = make(batch) if coming is None else coming
+        coming = None if following is None else make(following)
+        yield present, coming
+
+
+def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
+    return feed
+
+
+def _reads_ahead() -> bool:
+    runtime = runtimes.active() if runtimes.is_active() else None
+    return isinstance(runtime, ReadsAhead) and runtime.reads_ahead
 
 
 def _check_whole(program: Program) -> None:

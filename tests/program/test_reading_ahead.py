@@ -1,4 +1,4 @@
-"""train_from_dataset(read_ahead=True): steps see values that lack their worker's last push."""
+"""Steps that read ahead see values that lack their worker's last push, and no other."""
 
 from typing import Any
 
@@ -7,6 +7,8 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers, optimizer, runtime
+from psfleet.coming import Coming
+from psfleet.fleet import Fleet
 from psfleet.runtime import Read
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.runtime import ClusterRuntime
@@ -33,15 +35,66 @@ def test_one_push_behind(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch
     assert len(asked) == (STEPS - 1) * behind
 
 
+@pytest.mark.parametrize(("mode", "behind"), [("async", 1), ("sync", 0)])
+def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executor.read_ahead does the same for any loop, and what the fleet hands out is seen before it is
+    taken. Of a dataset each fourth batch is not known before."""
+    fleet, feed = Fleet(), {"ids": IDS}
+    sources = {
+        "list": (feed for _ in range(STEPS)),
+        "shard": fleet.shard([feed] * STEPS),
+        "dataset": fleet.dataset([feed] * STEPS, 1),
+    }
+    with LocalFleet(2, 1) as servers:
+        cluster = ClusterRuntime(servers.environment(0), mode)
+        before = runtime.use(cluster)
+        try:
+            plain = losses("plain", False)
+            asked = count_asked(cluster, monkeypatch)
+            for name, source in sources.items():
+                blind = {4} if name == "dataset" else set()  # that ask when it is their turn
+                steps = [max(n - behind * (n not in blind), 0) for n in range(STEPS)]
+                found = looped(name, source)
+                np.testing.assert_allclose(found, [plain[n] for n in steps], rtol=1e-5)
+                assert len(asked) == (STEPS - 1 - len(blind)) * behind
+                asked.clear()
+        finally:
+            runtime.use(before)
+            cluster.close()
+
+
+def looped(name: str, source: Any) -> list[float]:
+    """As `losses`, by a loop of `run`."""
+    program, loss = small(name)
+    exe, found = ps.Executor(), []
+    for feed in exe.read_ahead(source, lambda batch: batch if type(batch) is dict else batch[0]):
+        (value,) = exe.run(program, feed=feed, fetch_list=[loss])
+        found.append(float(value.item()))
+    return [value - found[0] for value in found]
+
+
+def test_what_is_seen_is_what_comes() -> None:
+    """peek gives the very item that comes next, once, and nothing where nothing is known."""
+    taken: list[int] = []
+
+    def items() -> Any:
+        for number in range(3):
+            taken.append(number)
+            yield [number]
+
+    known = [[1], None]
+    coming = Coming(items(), lambda: known.pop(0))
+    assert next(coming) == [0]
+    seen = coming.peek()
+    assert taken == [0]
+    assert next(coming) is seen
+    assert coming.peek() is None
+    assert [*coming] == [[2]]
+
+
 def losses(name: str, read_ahead: bool) -> list[float]:
     """Of a few steps that each move weights of both kinds by the same amount."""
-    program = ps.Program()
-    with ps.program_guard(program):
-        ids = layers.data("ids", [None, 2], dtype="int64")
-        rows = layers.embedding(ids, size=[100, 4], is_distributed=True, name=f"{name}.rows")
-        value = layers.fc(layers.reshape(rows * 0.0 + 1.0, [-1, 8]), 1, name=f"{name}.fc")
-        loss = layers.mean(value) + layers.mean(rows)
-        optimizer.SGD(0.1).minimize(loss)
+    program, loss = small(name)
     found: list[float] = []
     ps.Executor().train_from_dataset(
         program,
@@ -52,6 +105,18 @@ def losses(name: str, read_ahead: bool) -> list[float]:
         read_ahead=read_ahead,
     )
     return [value - found[0] for value in found]
+
+
+def small(name: str) -> tuple[ps.Program, Any]:
+    """A program with weights of both kinds, and its loss."""
+    program = ps.Program()
+    with ps.program_guard(program):
+        ids = layers.data("ids", [None, 2], dtype="int64")
+        rows = layers.embedding(ids, size=[100, 4], is_distributed=True, name=f"{name}.rows")
+        value = layers.fc(layers.reshape(rows * 0.0 + 1.0, [-1, 8]), 1, name=f"{name}.fc")
+        loss = layers.mean(value) + layers.mean(rows)
+        optimizer.SGD(0.1).minimize(loss)
+    return program, loss
 
 
 def count_asked(cluster: ClusterRuntime, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -512,6 +512,11 @@ class ClusterRuntime:
         """
         return self._shares.steps(trainer, size, batch, epochs, seed, merged)
 
+    @property
+    def coming(self) -> tuple[Range, ...]:
+        """Of the step after the present one of `shares`: its positions, if they are known; else empty."""
+        return self._shares.coming
+
     def on_beat(self, listener: Listener) -> None:
         """Let `listener` hear what the coordinator answers to signs of life, in their thread."""
         self._fleet.beats.listeners.append(listener)

@@ -31,10 +31,12 @@ class Shares:
 
     Attributes:
         position: What the next push tells servers: leases used up, and samples of the next one.
+        coming: Positions of the step after the present one, if the worker has them already.
     """
 
     def __init__(self, fleet: Connection) -> None:
         self.position: tuple[int, int] | None = None
+        self.coming: tuple[Range, ...] = ()
         self._fleet = fleet
         self._count = 0
         self._leases = 0
@@ -125,6 +127,7 @@ class Shares:
                 high = min(low + batch, total)
                 if exact:
                     self.position = (self._leases, high)
+                self.coming = part(lease, high, min(high + batch, total))
                 yield part(lease, low, high)
                 self._check_mode("async")
             self._leases += 1
