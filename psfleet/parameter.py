@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import ShapeError
+from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.kernels.initial import initial_array, initial_rows
+from psfleet.routing import as_ids
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 
-__all__ = ["Binding", "Parameter", "SparseGrad", "fetch"]
+__all__ = ["Binding", "Parameter", "SparseGrad", "as_numbers", "check_rows", "fetch"]
 
 Floats = NDArray[np.float32]
 
@@ -33,6 +34,10 @@ class SparseGrad:
     scores: Floats | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.asarray(self.ids))
+        object.__setattr__(
+            self, "rows", as_numbers(self.rows, "the rows array of a sparse gradient")
+        )
         if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
             raise ShapeError(
                 f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
@@ -53,6 +58,25 @@ class SparseGrad:
     def with_rows(self, rows: Floats) -> "SparseGrad":
         """Other gradients of the same ids."""
         return SparseGrad(self.ids, rows, self.scores)
+
+
+def as_numbers(value: Any, what: str) -> NDArray[Any]:
+    """An array of numbers, of the type that it has.
+
+    Args:
+        what: What it is, for messages.
+
+    Raises:
+        ShapeError: It is no array of real numbers.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"{what} cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "fiub":
+        found = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
+        raise ShapeError(f"{what} {found}; it must be an array of real numbers")
+    return array
 
 
 class Parameter:
@@ -98,16 +122,19 @@ class Parameter:
             raise ShapeError(
                 f"parameter {name!r} has all its rows; {entry} is for distributed ones"
             )
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"a parameter's name is {name!r}; it must be a text")
         if value is None and shape is None:
             raise ShapeError(f"parameter {name!r} needs a value or a shape")
-        half = getattr(value, "dtype", None) == np.float16
+        start = None if value is None else as_numbers(value, f"the value of parameter {name!r}")
+        half = start is not None and start.dtype == np.float16
         self.dtype = dtype or ("float16" if half else "float32")
         if self.dtype not in ("float32", "float16", "bfloat16"):
             raise ShapeError(
                 f"parameter {name!r}: dtype is {dtype!r}, use float32, float16 or bfloat16"
             )
         self.name = name
-        self._value = None if value is None else np.array(value, dtype=np.float32)
+        self._value = None if start is None else np.array(start, dtype=np.float32)
         self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
         self.sparse = sparse
         self.distributed = distributed
@@ -122,6 +149,10 @@ class Parameter:
         self.grad: Floats | SparseGrad | None = None
         self.binding: Binding | None = None
 
+    def __repr__(self) -> str:
+        kind = ", sparse" if self.sparse else ""
+        return f"Parameter({self.name!r}, shape={tuple(self.shape)}{kind})"
+
     def numpy(self) -> Floats:
         """The current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
         if self.sparse:
@@ -135,9 +166,15 @@ class Parameter:
         return self._shown(self._value)
 
     def lookup(self, ids: NDArray[np.int64]) -> Floats:
-        """Rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        """Rows of a sparse parameter: float32 [*ids.shape, dim].
+
+        Raises:
+            IdError: An id is no whole number, or not one of the rows.
+        """
+        ids = as_ids(ids, f"parameter {self.name!r}")
         if self.binding is not None:
             return self._shown(self.binding.lookup(self, ids))
+        check_rows(self, ids)
         if self._value is not None:
             return self._shown(self._value[ids])
         return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
@@ -152,6 +189,19 @@ class Parameter:
             rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
             return np.where(np.isfinite(master), rounded.view(np.float32), master)
         return master
+
+
+def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:
+    """Refuse ids that a parameter with a known number of rows does not have."""
+    rows = parameter.shape[0]
+    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise IdError(
+            f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
+            f"id {low if low < 0 else high} is not one of them"
+        )
 
 
 class Binding(Protocol):

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
-from psfleet.optimizer.gradients import Elements, Grad, check_rows, densify, pushed
+from psfleet.optimizer.gradients import Elements, Grad, densify, pushed
 from psfleet.optimizer.placement import place
 from psfleet.optimizer.standins import Averaged, Promised
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameter import Parameter, SparseGrad, check_rows
 from psfleet.pipeline.links import here
 from psfleet.rules.base import Rule
 from psfleet.runtime import Awaited, Gradient, Read, ReadsAhead, Runtime, TableState, is_trained

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.clip import merge_rows
-from psfleet.errors import IdError, ShapeError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.errors import ShapeError
+from psfleet.parameter import Parameter, SparseGrad, as_numbers, check_rows
 from psfleet.routing import as_ids
 from psfleet.tables.entry import ShowClickEntry, part_of
 
-__all__ = ["Elements", "Grad", "check_gradient", "check_rows", "densify", "pushed", "scaled"]
+__all__ = ["Elements", "Grad", "check_gradient", "densify", "pushed", "scaled"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -52,19 +52,6 @@ def pushed(grad: SparseGrad) -> Floats:
     return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
 
 
-def check_rows(parameter: Parameter, ids: Ids) -> None:
-    """Refuse ids that a parameter with a known number of rows does not have."""
-    rows = parameter.shape[0]
-    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
-        return
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= rows:
-        raise IdError(
-            f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
-            f"id {low if low < 0 else high} is not one of them"
-        )
-
-
 def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
     """What the parameter's table counts of the gradient; None: it counts nothing."""
     if part_of(parameter.entry, ShowClickEntry) is not None:
@@ -88,7 +75,8 @@ def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
                 f"the gradient has rows of {grad.rows.shape[1:]}"
             )
         return SparseGrad(ids, np.asarray(grad.rows, np.float32), _scores(parameter, grad))
-    dense = np.asarray(grad, np.float32)
+    dense = as_numbers(grad, f"the gradient of parameter {parameter.name!r}")
+    dense = dense.astype(np.float32, copy=False)
     if dense.shape != tuple(parameter.shape):
         raise ShapeError(
             f"parameter {parameter.name!r} has shape {tuple(parameter.shape)}, "

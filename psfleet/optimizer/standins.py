@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
-from psfleet.optimizer.gradients import check_rows
-from psfleet.parameter import Parameter, fetch
+from psfleet.parameter import Parameter, check_rows, fetch
 from psfleet.tables.spec import key_of
 
 __all__ = ["Averaged", "Promised"]

@@ -11,7 +11,7 @@ from psfleet import fluid, layers, optimizer, rules
 from psfleet.clip import ClipGradByNorm
 from psfleet.errors import PsfleetError, UsageError
 from psfleet.optimizer import lr
-from psfleet.parameter import Parameter
+from psfleet.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.executor import Executor
 from psfleet.program.program import Program, program_guard
@@ -125,6 +125,35 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optimizer.SGD(0.1).apply_gradients(None),  # type: ignore[arg-type]
         "params_grads has None; it must be a list",
     ),
+    "value": (
+        lambda: Parameter("w", "abc"),
+        "the value of parameter 'w' is 'abc'; it must be an array of real numbers",
+    ),
+    "ragged value": (
+        lambda: Parameter("w", [[1], [1, 2]]),
+        "the value of parameter 'w' cannot be read as an array",
+    ),
+    "complex value": (
+        lambda: Parameter("w", np.ones(2, np.complex64)),
+        "the value of parameter 'w' has the dtype complex64",
+    ),
+    "no name": (lambda: Parameter("", [1.0]), "a parameter's name is ''; it must be a text"),
+    "gradient": (
+        lambda: optimizer.SGD(0.1).apply_gradients([(Parameter("w", [1.0]), "x")]),
+        "the gradient of parameter 'w' is 'x'; it must be an array",
+    ),
+    "rows": (
+        lambda: SparseGrad([1], ["x"]),  # type: ignore[arg-type]
+        r"the rows array of a sparse gradient is \['x'\]; it must be an array",
+    ),
+    "fractional id": (
+        lambda: Parameter("w", shape=(3, 1), sparse=True).lookup(np.array([0.5])),
+        "parameter 'w': id 0.5 is not a whole number",
+    ),
+    "id of no row": (
+        lambda: Parameter("w", shape=(3, 1), sparse=True).lookup(np.array([3])),
+        "parameter 'w' has rows 0 to 2; id 3 is not one of them",
+    ),
     "state of a schedule": (
         lambda: lr.StepDecay(0.5, 7).set_state_dict(None),  # type: ignore[arg-type]
         "StepDecay: the state is None, it must be what state_dict",
@@ -183,6 +212,14 @@ def test_refused(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(PsfleetError, match=sentence):
         call()
+
+
+def test_sparse_gradients_of_lists() -> None:
+    """Ids and rows may be lists."""
+    w = Parameter("w", np.zeros((3, 2)), sparse=True)
+    gradient: Any = SparseGrad([2, 0, 2], [[1, 2], [3, 4], [5, 6]])  # type: ignore[arg-type]
+    optimizer.SGD(1.0).apply_gradients([(w, gradient)])
+    np.testing.assert_array_equal(w.numpy(), [[-3, -4], [0, 0], [-6, -8]])
 
 
 def line() -> Any:
