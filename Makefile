@@ -10,13 +10,14 @@ JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench bench-kernels torture repeat soak fuzz fuzz-atheris test-engines docs clean
+.PHONY: help train test check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
 	@echo "make test           all tests (ARGS=... for pytest)"
 	@echo "make check          ruff, mypy, generated stubs"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
+	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
 	@echo "make torture        model, machines, kills and chaos with SEEDS=$(SEEDS) more seeds"
 	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
@@ -45,6 +46,11 @@ bench: $(VENV)/.has-test
 
 bench-kernels: $(VENV)/.has-test
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
+
+# A peer that cannot be installed here is named as skipped.
+bench-peers: $(VENV)/.has-test
+	-$(VENV)/bin/python benchmarks/peers/environments.py
+	$(VENV)/bin/python benchmarks/run_all.py --short --all-peers $(ARGS) w1_sparse w2_dense w3_ctr
 
 SEEDS ?= 50
 torture: $(VENV)/.has-test

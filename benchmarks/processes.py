@@ -7,15 +7,28 @@ answers each with one line of JSON.
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-__all__ = ["ROOT", "Crew", "environment", "obey", "psfleet_crew", "release", "start", "wait_ready"]
+__all__ = [
+    "ROOT",
+    "Crew",
+    "environment",
+    "free_ports",
+    "hushed",
+    "keep_output",
+    "obey",
+    "psfleet_crew",
+    "release",
+    "start",
+    "wait_ready",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 _START = 120.0  # seconds within which everything must be ready
@@ -23,41 +36,92 @@ _STOP = 10.0  # seconds that a process gets to end by itself, and again after SI
 
 
 class Crew:
-    """A contender: its processes, ready to be measured (see measuring.Subject)."""
+    """A contender: its processes, ready to be measured (see measuring.Subject).
 
-    def __init__(self, name: str, servers: list[int], workers: list[subprocess.Popen[str]]) -> None:
+    Args:
+        name: Of the contender.
+        servers: Process ids of its servers.
+        told: The processes that are told how many steps to make: its workers, or a coordinator.
+        workers: Process ids of the workers behind a coordinator.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        servers: list[int],
+        told: list[subprocess.Popen[str]],
+        workers: Sequence[int] = (),
+    ) -> None:
         self.name = name
+        self.workers = len(workers or told)
         self._servers = servers
-        self._workers = workers
+        self._told = told
+        self._behind = list(workers)
 
     def processes(self) -> dict[str, list[int]]:
         """Process ids by group."""
-        return {"servers": self._servers, "workers": [worker.pid for worker in self._workers]}
+        workers = [process.pid for process in self._told] + self._behind
+        return {"servers": self._servers, "workers": workers}
 
     def run(self, steps: int) -> list[dict[str, Any]]:
         """Have every worker make `steps` steps."""
-        for worker in self._workers:
-            assert worker.stdin is not None
-            worker.stdin.write(f"{steps}\n")
-            worker.stdin.flush()
-        return [json.loads(_line(worker)) for worker in self._workers]
+        for process in self._told:
+            assert process.stdin is not None
+            process.stdin.write(f"{steps}\n")
+            process.stdin.flush()
+        return [json.loads(_line(process)) for process in self._told]
 
 
-def obey(step: Callable[[int], None], finish: Callable[[], None] = lambda: None) -> None:
+def obey(
+    step: Callable[[int], None],
+    finish: Callable[[], None] = lambda: None,
+    answers: TextIO = sys.stdout,
+) -> None:
     """Take steps as the driver says, until it closes the pipe.
 
     Args:
         step: Called with 0, 1, 2, ... throughout all runs.
         finish: Called at the end of each run, within the measured time.
+        answers: Leads to the driver.
     """
     done = 0
-    print("READY", flush=True)
+    print("READY", file=answers, flush=True)
     for line in sys.stdin:
         for number in range(done, done + int(line)):
             step(number)
         finish()
         done += int(line)
-        print(json.dumps({"steps": done}), flush=True)
+        print(json.dumps({"steps": done}), file=answers, flush=True)
+
+
+def keep_output() -> TextIO:
+    """The pipe to the driver, for answers alone: what libraries print from now on is dropped."""
+    pipe = os.fdopen(os.dup(1), "w")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    return pipe
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Drop what libraries write to the errors meanwhile, however they are told not to."""
+    errors = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this host that nobody used a moment ago; for peers that must be told theirs."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def environment(**more: str) -> dict[str, str]:

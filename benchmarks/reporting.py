@@ -37,6 +37,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=0, help="steps of a run, 0: the script's own")
     parser.add_argument("--short", action="store_true", help="fewer steps and a smaller table")
     parser.add_argument("--no-peers", action="store_true", help="psfleet alone")
+    parser.add_argument(
+        "--all-peers",
+        action="store_true",
+        help="also peers with environments of their own, which `make bench-peers` makes",
+    )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser
 

@@ -13,7 +13,7 @@ from processes import environment
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("kernels", "growth", "startup", "w1_sparse", "w2_dense", "w3_ctr")
-FLAGS = ("--short", "--no-peers")  # what every script knows, and this one passes on
+FLAGS = ("--short", "--no-peers", "--all-peers")  # what every script knows, and this one passes on
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """W1: pull and push 65,536 Zipf ids a step from one sparse table, dim 16, Adam on the servers.
 
 The contenders take turns within one run. "ids" are raw ids of the batch (about 26,000 are
-distinct); CPU is that of all servers and workers.
+distinct); CPU is that of all servers and workers. The warm-up sees every batch once, so that the
+measured steps find every row.
 """
 
 import contextlib
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 from data import W1_BATCH, W1_IDS, batches_w1
 from measuring import Summary, in_turn
-from peers.torch_group import torch_crew
+from peers import attendance
 from processes import obey, psfleet_crew
-from reporting import Report, arguments, finish, torch_missing
+from reporting import Report, arguments, finish
 
 DIM = 16
 BATCHES = 40
@@ -72,9 +73,6 @@ def main() -> None:
         f"W1 sparse: pull + push, {W1_BATCH:,} raw ids a step, dim {DIM}, "
         f"Adam, 2 servers, {rows:,} rows",
     )
-    missing = "left out" if options.no_peers else torch_missing()
-    if missing:
-        report.skipped["torch rpc"] = missing
     for workers in options.workers:
         with contextlib.ExitStack() as stack:
             program = [__file__, "--worker", str(rows)]
@@ -102,10 +100,16 @@ def main() -> None:
                         psfleet_crew(name, program, workers=workers, variables=variables)
                     )
                 )
-            if not missing:
-                crews.append(stack.enter_context(torch_crew("torch rpc", "w1", workers)))
+            peers = [
+                attendance.torch("w1", workers),
+                attendance.tensorflow(
+                    "w1", workers, "adagrad"
+                ),  # its Adam touches all rows in each step
+                attendance.paddle("w1", workers, "adam", rows),
+            ]
+            crews += attendance.enter(stack, report, options, peers)
             steps = options.steps or (30 if options.short else 60)
-            found = in_turn(crews, warm=20, steps=steps, runs=options.runs)
+            found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
         report.rows += [row(name, workers, steps, summary) for name, summary in found.items()]
     finish(report, options.json)
 

@@ -3,15 +3,16 @@
 GB counts both directions: 128 MB a step. The contenders take turns within one run.
 """
 
+import argparse
 import contextlib
 import sys
 from typing import Any
 
 import numpy as np
 from measuring import Summary, in_turn
-from peers.torch_group import torch_crew
+from peers import attendance
 from processes import obey, psfleet_crew
-from reporting import Report, arguments, finish, torch_missing
+from reporting import Report, arguments, finish
 
 ARRAYS, LENGTH = 16, 1_000_000
 GIGABYTES = 2 * ARRAYS * LENGTH * 4 / 1e9
@@ -43,18 +44,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1])
     options = parser.parse_args()
     report = Report("w2_dense", f"W2 dense: pull + push {ARRAYS} x {LENGTH:,} float32, 2 servers")
-    missing = "left out" if options.no_peers else torch_missing()
-    if missing:
-        report.skipped["torch rpc"] = missing
     for kind in ("sgd", "adam"):
         for workers in options.workers:
-            steps = options.steps or (6 if options.short else 15)
-            report.rows += measure(kind, workers, steps, options.runs, not missing)
+            report.rows += measure(kind, workers, options, report)
     finish(report, options.json)
 
 
-def measure(kind: str, workers: int, steps: int, runs: int, peers: bool) -> list[dict[str, Any]]:
+def measure(
+    kind: str, workers: int, options: argparse.Namespace, report: Report
+) -> list[dict[str, Any]]:
     """The lines of one rule and number of workers."""
+    steps = options.steps or (6 if options.short else 15)
     with contextlib.ExitStack() as stack:
         program = [__file__, "--worker", kind]
         crews = [
@@ -69,9 +69,13 @@ def measure(kind: str, workers: int, steps: int, runs: int, peers: bool) -> list
                 )
             ),
         ]
-        if peers:
-            crews.append(stack.enter_context(torch_crew("torch rpc", f"w2-{kind}", workers)))
-        found = in_turn(crews, warm=3, steps=steps, runs=runs)
+        peers = [
+            attendance.torch(f"w2-{kind}", workers),
+            attendance.tensorflow("w2", workers, kind),
+            attendance.paddle("w2", workers, kind),
+        ]
+        crews += attendance.enter(stack, report, options, peers)
+        found = in_turn(crews, warm=3, steps=steps, runs=options.runs)
     return [row(name, kind, workers, steps, summary) for name, summary in found.items()]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from data import FIELDS, W3_BATCH, W3_DENSE, W3_IDS, batches_w3
 from measuring import Summary, in_turn
-from peers.torch_group import torch_alone, torch_crew
+from peers import attendance
+from peers.torch_group import torch_alone
 from processes import obey, psfleet_crew
-from reporting import Report, arguments, finish, torch_missing
+from reporting import Report, arguments, finish
 
 DIM, HIDDEN, BATCHES = 16, 400, 40
 INLINE = {"PSFLEET_LANE": "inline"}
@@ -98,9 +99,6 @@ def main() -> None:
         f"W3 CTR: {FIELDS} fields x {DIM}, MLP {HIDDEN}-{HIDDEN}-1, batch "
         f"{W3_BATCH}, Adam, async, 2 servers + {options.workers} workers",
     )
-    missing = "left out" if options.no_peers else torch_missing()
-    if missing:
-        report.skipped |= dict.fromkeys(("torch rpc", "torch, one process"), missing)
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(
@@ -114,16 +112,18 @@ def main() -> None:
             )
             for name, kind, tcp, variables in contenders(options.psfleet_torch)
         ]
-        if not missing:
-            crews.append(stack.enter_context(torch_crew("torch rpc", "w3", options.workers)))
-            crews.append(stack.enter_context(torch_alone("torch, one process")))
+        peers = [
+            attendance.torch("w3", options.workers),
+            attendance.Peer("torch, one process", "torch", torch_alone),
+            attendance.tensorflow("w3", options.workers, "adagrad"),
+            attendance.tensorflow("w3", options.workers, "adam"),
+            attendance.paddle("w3", options.workers, "adam"),
+        ]
+        crews += attendance.enter(stack, report, options, peers)
         steps = options.steps or (15 if options.short else 40)
         found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
     for crew in crews:
-        workers = len(crew.processes()["workers"])
-        report.rows.append(row(crew.name, workers, steps, found[crew.name]))
-    for peer in ("TensorFlow ParameterServerStrategy", "Paddle"):
-        report.skipped[peer] = "needs an environment of its own; see benchmarks/README.md"
+        report.rows.append(row(crew.name, crew.workers, steps, found[crew.name]))
     finish(report, options.json)
 
 

@@ -4,12 +4,11 @@ torch is never imported here; the processes run `torch_rpc.py` and `torch_single
 """
 
 import contextlib
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import Crew, environment, release, start, wait_ready
+from processes import Crew, environment, free_ports, release, start, wait_ready
 
 __all__ = ["torch_alone", "torch_crew"]
 
@@ -22,11 +21,11 @@ def torch_crew(name: str, workload: str, workers: int) -> Iterator[Crew]:
     """Servers and workers of `workload`: w1, w2-sgd, w2-adam or w3."""
     with contextlib.ExitStack() as stack:
         processes = []
-        port = str(_free_port())
+        [port] = free_ports(1)
         for rank in range(_SERVERS + workers):
             own = environment(
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
+                MASTER_PORT=str(port),
                 TP_SOCKET_IFNAME="lo",
                 GLOO_SOCKET_IFNAME="lo",
             )
@@ -57,10 +56,3 @@ def torch_alone(name: str) -> Iterator[Crew]:
         stack.callback(release, [process])
         wait_ready(process)
         yield Crew(name, [], [process])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
