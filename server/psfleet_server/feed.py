@@ -13,11 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from psfleet.errors import Fenced, ProtocolError
 from psfleet.testing.faults import Crashes
-from psfleet_server.log import Part
+from psfleet_server.log import Part, flat
 
 __all__ = ["DEPOSED", "Fed", "Feed", "joined"]
 
@@ -183,7 +181,4 @@ class Feed:
 
 def joined(parts: Sequence[Part]) -> bytes:
     """The body of a record in one piece."""
-    return b"".join(
-        np.ascontiguousarray(part).data.cast("B") if isinstance(part, np.ndarray) else part
-        for part in parts
-    )
+    return b"".join(map(flat, parts))

@@ -33,7 +33,7 @@ from psfleet.errors import LogError
 from psfleet.testing.faults import Crashes
 from psfleet.testing.notes import FullDisk
 
-__all__ = ["Log", "Part", "chained", "files_of", "read_header", "records"]
+__all__ = ["Log", "Part", "chained", "files_of", "flat", "read_header", "records"]
 
 Part = bytes | memoryview | NDArray[Any]
 
@@ -162,7 +162,7 @@ class Log:
         Raises:
             LogError: It could not be written; the log is as it was.
         """
-        views = [_flat(part) for part in parts]
+        views = [flat(part) for part in parts]
         length, crc = 0, 0
         for view in views:
             length, crc = length + view.nbytes, zlib.crc32(view, crc)
@@ -329,7 +329,8 @@ def _create(path: Path, header: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _flat(part: Part) -> memoryview:
+def flat(part: Part) -> memoryview:
+    """The bytes of a part, of an array without values too; not copied if they lie side by side."""
     if isinstance(part, np.ndarray):
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return memoryview(part)
