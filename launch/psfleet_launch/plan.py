@@ -32,7 +32,13 @@ __all__ = [
 
 Role = Literal["server", "worker"]
 
-_OWN = ("PSFLEET_READY_FILE", "PSFLEET_STANDBY", "PSFLEET_TLS", "PSFLEET_INSECURE")
+_OWN = (
+    "PSFLEET_READY_FILE",
+    "PSFLEET_LEFT_FILE",
+    "PSFLEET_STANDBY",
+    "PSFLEET_TLS",
+    "PSFLEET_INSECURE",
+)
 """Variables that a job sets for its members or not at all."""
 
 
@@ -201,19 +207,28 @@ class Job:
 
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
-        stage = f".stage.{member.stage}" if member.stage >= 0 else ""
-        copy = f".copy.{member.copy}" if member.copy >= 0 else ""
-        return self.logs / f"{member.role}log.{member.rank}{stage}{copy}"
+        return self.logs / f"{member.role}log.{_seat(member)}"
 
     def ready_file(self, member: Member) -> Path:
         """Where a server says that it is ready, and at which endpoint."""
         copy = f".{member.copy}" if member.copy >= 0 else ""
         return self.folder / f"ready.{member.rank}{copy}"
 
+    def left_file(self, member: Member) -> Path:
+        """What a worker makes when it has left the fleet."""
+        return self.folder / f"left.{_seat(member)}"
+
     def log_folder(self, member: Member) -> Path:
         """Where a server keeps its log: each standby in a folder of its own."""
         logs = self.logs.absolute()
         return logs / f"standby.{member.rank}.{member.copy}" if member.copy >= 0 else logs
+
+
+def _seat(member: Member) -> str:
+    """In names of files: 1, 1.stage.0, 1.stage.0.copy.2."""
+    stage = f".stage.{member.stage}" if member.stage >= 0 else ""
+    copy = f".copy.{member.copy}" if member.copy >= 0 else ""
+    return f"{member.rank}{stage}{copy}"
 
 
 def job_name(request: Request) -> str:
@@ -295,6 +310,8 @@ def child_environment(
         settled["PSFLEET_SNAPSHOT_EVERY"] = job.request.snapshot_every
     if resume:
         settled["PSFLEET_RESUME"] = resume
+    if member.role == "worker":
+        settled["PSFLEET_LEFT_FILE"] = str(job.left_file(member))
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
         if member.copy >= 0:

@@ -58,10 +58,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Exited:
-    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number."""
+    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
+
+    `left`: it is a worker that had left the fleet before.
+    """
 
     member: Member
     code: int
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,11 @@ class Send:
 
 @dataclass(frozen=True)
 class Lost:
-    """This worker has died for good; the job goes on without it."""
+    """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
 
     member: Member
     code: int
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,8 @@ class Supervisor:
         match event:
             case Ready(member):
                 return self._ready(member)
-            case Exited(member, code):
-                return self._exited(member, code, at)
+            case Exited():
+                return self._exited(event, at)
             case Asked(number):
                 return self._asked(number, at)
             case Tick():
@@ -229,7 +234,8 @@ class Supervisor:
         """Whose ready files are looked for."""
         return self.awaited | (self.standbys.awaited if self.standbys else set())
 
-    def _exited(self, member: Member, code: int, at: float) -> list[Action]:
+    def _exited(self, exited: Exited, at: float) -> list[Action]:
+        member, code = exited.member, exited.code
         self.alive.discard(member)
         awaited = member in self.awaited
         self.awaited.discard(member)
@@ -241,12 +247,15 @@ class Supervisor:
             code = 0  # it is not needed any more
         if code and (found := self._taken_over(member)):
             return found
+        if code and self._had_left(exited):
+            lost = Lost(member, code, left=True)
+            return [lost] if self._living("worker") else [lost, *self._leave(at)]
         if code and self._may_go_back(member):
             self.generation += 1
             self.phase, self.failure = Phase.GOING_BACK, None
             living = self._living()
             return [Send(living, signal.SIGKILL)] if living else self._going_back(at)
-        if code and self._may_restart(member):
+        if code and not exited.left and self._may_restart(member):
             self.restarted[member] = self.restarted.get(member, 0) + 1
             return self._start((member,))
         if code and self._may_lose(member):
@@ -257,6 +266,19 @@ class Supervisor:
         if not self._living("worker"):
             return self._leave(at)
         return []
+
+    def _had_left(self, exited: Exited) -> bool:
+        """Whether a worker that has died is done: nobody waits for it, nor could it come back.
+
+        One that dies while its last word is answered is started again; what that ends with when the
+        servers have ended, as they do when all workers have left, does not count.
+        """
+        member = exited.member
+        if member.role != "worker" or self.phase is not Phase.TRAINING:
+            return False
+        if member in self.restarted and not self._living("server"):
+            return True
+        return exited.left and exited.code < 0 and bool(self.worker_restarts or self.spares_workers)
 
     def _follows(self, member: Member) -> bool:
         return self.standbys is not None and self.standbys.follows(member)

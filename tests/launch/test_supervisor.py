@@ -223,6 +223,36 @@ def test_a_worker_is_started_again() -> None:
     assert job.failure.member == W1
 
 
+def test_a_worker_that_has_left_is_done() -> None:
+    """Killed after its last word it is not started again, for nobody would know it any more."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1))
+    assert told(job, Exited(W1, -9, left=True)) == [Lost(W1, -9, left=True)]
+    told(job, Exited(S0, 0), Exited(S1, 0))
+    assert told(job, Exited(W0, -9, left=True)) == [Lost(W0, -9, left=True), Finish(0)]
+
+
+def test_a_script_that_fails_after_it_has_left_fails_the_job() -> None:
+    """At once: another process would not find its seat. So does one that is killed by surprise."""
+    for code, restarts in ((3, 1), (-9, 0)):
+        job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=restarts)
+        job.begin(at=0)
+        told(job, Ready(S0), Ready(S1))
+        assert told(job, Exited(W1, code, left=True)) == [Send((W0,), signal.SIGTERM)]
+        assert job.failure is not None
+
+
+def test_a_worker_that_came_back_too_late_is_done() -> None:
+    """It was killed while its last word was answered; servers end when every worker has left."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1))
+    assert told(job, Exited(W1, -9)) == [Start((W1,))]
+    assert told(job, Exited(W0, 0), Exited(S0, 0), Exited(S1, 0)) == []
+    assert told(job, Exited(W1, 1)) == [Lost(W1, 1, left=True), Finish(0)]
+
+
 def test_a_job_goes_on_without_a_worker() -> None:
     """As long as another one trains."""
     job = Supervisor((S0, S1), (W0, W1), LIMITS, spares_workers=True)

@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Connection:
         staleness: int = 0,
     ) -> None:
         self.worker = environment.rank
+        self._left_file = environment.left_file
         self.workers = environment.workers
         self.mode: Mode = mode
         self.staleness = staleness
@@ -79,6 +81,8 @@ class Connection:
 
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
+        if self._left_file:
+            Path(self._left_file).unlink(missing_ok=True)
         self._boot = int.from_bytes(os.urandom(8), "little")
         register = coordinator_pb2.RegisterRequest(
             worker=self.worker,
@@ -199,6 +203,8 @@ class Connection:
         for call in calls:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
+        if self._left_file:
+            Path(self._left_file).touch()
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
         """The same call to every server."""

@@ -154,12 +154,15 @@ class LocalEngine:
     def _happened(self) -> list[Event]:
         asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
         ended = [
-            Exited(member, process.returncode)
+            Exited(member, process.returncode, self._has_left(member))
             for member, process in self._processes.items()
             if member not in self.ended_at and process.poll() is not None
         ]
         self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
         return [*asked, *self._now_ready(), *causes_first(ended)]
+
+    def _has_left(self, member: Member) -> bool:
+        return member.role == "worker" and self._job.left_file(member).exists()
 
     def _now_ready(self) -> list[Ready]:
         ready = []
@@ -215,10 +218,9 @@ class LocalEngine:
                 case Send(members, number):
                     for member in members:
                         send(self._processes[member], number)
-                case Lost(member, code):
-                    self._screen.say(
-                        f"{member} ended with {_words(code)}; the job goes on without it"
-                    )
+                case Lost(member, code, left):
+                    without = "it had left the fleet" if left else "the job goes on without it"
+                    self._screen.say(f"{member} ended with {_words(code)}; {without}")
                 case Promote():
                     self._promote(action)
                 case Release(member, attach):
@@ -260,6 +262,8 @@ class LocalEngine:
         self._processes.clear()
         for member in self._job.servers:
             self._job.ready_file(member).unlink(missing_ok=True)
+        for member in self._job.workers:
+            self._job.left_file(member).unlink(missing_ok=True)
         self._resume = snapshots.latest(self._job.logs) or self._job.request.resume
         self._screen.say(
             f"a server died; generation {self._generation} starts from "
