@@ -20,6 +20,8 @@ from pathlib import Path
 
 _TRAINER = Path(__file__).parents[1] / "tests" / "chaos" / "scripts" / "trainer.py"
 _EVERY = 1.0
+_PACE = 45  # seconds between two faults: servers live a few minutes, long enough for a trend
+_LATE = 900.0  # seconds after its time until the job is asked to end; it tells its promises first
 _LONG = 60  # samples of a process whose trend counts
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _GROWTH = {"memory": (1.10, 8 << 20), "descriptors": (1.0, 4), "threads": (1.0, 2)}
@@ -106,11 +108,19 @@ def main(minutes: float, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="psfleet-soak-") as folder:
         command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
         command += ["--durability", "log", "--snapshot-every", "20s", "--chaos", str(seed)]
-        command += ["--chaos-pace", "15", "--no-progress", "--log-dir", folder, "--job", "soak"]
+        command += [
+            "--chaos-pace",
+            str(_PACE),
+            "--no-progress",
+            "--log-dir",
+            folder,
+            "--job",
+            "soak",
+        ]
         # The script ends by itself, so that the promises can be told; that it does is one of them.
         environment = {**os.environ, "SOAK_UNTIL": str(time.time() + minutes * 60)}
         job = subprocess.Popen([*command, str(_TRAINER), "async", "100000"], env=environment)
-        lives = watch(job, time.monotonic() + minutes * 60 + 120)
+        lives = watch(job, time.monotonic() + minutes * 60 + _LATE)
         report = json.loads(Path(folder, "soak", "chaos.json").read_text())
     return tell(lives, report, shared_memory() - before, job.returncode)
 
