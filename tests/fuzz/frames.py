@@ -21,13 +21,19 @@ from google.protobuf.message import DecodeError, Message
 
 from psfleet.limits import Limits
 from psfleet.shard.shard import Shard
+from psfleet.wire.security import Access
 from psfleet.wire.shared import SharedMemory
-from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2
+from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2, snapshot_pb2
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
+from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator import Coordinator
+from psfleet_server.feed import Feed
 from psfleet_server.host import Host
+from psfleet_server.lead import Lead
 from psfleet_server.parking import Deadlines
+from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
+from psfleet_server.snapshots import snapshot_handlers
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 
@@ -81,8 +87,17 @@ class Details:
     invocation_metadata: tuple[Any, ...] = ()
 
 
+class Undying(Feed):
+    """A feed whose process does not end when it hears that it is deposed: this one has more to try."""
+
+    def depose(self, term: int) -> None:
+        """See Feed."""
+
+
 class Ground:
     """A server without its sockets: two tables and a worker that has joined.
+
+    It is alone: its snapshots have no other server to ask, whatever a request says.
 
     Args:
         mode: Of the fleet, as the protocol has it.
@@ -94,7 +109,14 @@ class Ground:
         self.shard = Shard(0, 1, 2)
         limits = Limits(tables=24, parked=64, lane=1 << 20)
         self.host = Host(self.shard, self.coordinator, self.deadlines, limits)
-        self._services = handlers(self.host)
+        self.host.feed = Undying()
+        self._released = 0
+        self._lead = Lead(self.host, Access())
+        self._services = [
+            *handlers(self.host),
+            *snapshot_handlers(self.host, self._lead),
+            replica_handler(self.host),
+        ]
         self.methods = sorted(
             path for service in self._services for path in getattr(service, "_method_handlers", ())
         )
@@ -102,13 +124,16 @@ class Ground:
         self.life = register(self.coordinator, 0, 5, 2)
         self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.life, mode=mode))
         self._make_tables()
+        feeds_standby(self.host)
         self._share()
         self._requests = dict(self._valid())
         for method in self.unknown():
             self._requests[method.removeprefix("/psfleet.v1.")] = self._plain(method)
 
     def close(self) -> None:
-        """Let go of the shared memory, and of what watches over it."""
+        """Let go of the shared memory, and of what watches over it; no file is being written."""
+        self._lead.stop()
+        self.host.parts.stop()
         self.host.lanes.start()
         self.host.lanes.stop()
 
@@ -119,16 +144,26 @@ class Ground:
         details: Any = Details(method)
         context: Any = Context()
         answers: list[bytes | None] = []
+        self._lead.endpoints = ()
         for service in self._services:
             handler: Any = service.service(details)
             if handler is None:
                 continue
             if handler.unary_unary is not None:
                 answers.append(handler.unary_unary(request, context))
+            elif handler.stream_stream is not None:
+                answers += handler.stream_stream(iter([request, request]), context)
+                with contextlib.suppress(DecodeError):
+                    self._release(FollowRequest.FromString(request).attach)
             else:
                 handler.unary_stream(request, context, answers.append)
             return context.code, context.details, answers
         raise Broken(f"no method {method}")
+
+    def _release(self, attach: int) -> None:
+        """Nobody waits for that standby any more, as its stream is over."""
+        self.host.feed.release(attach)
+        self._released = max(self._released, attach)
 
     def _ask(self, method: str, request: Message) -> bytes:
         code, text, answers = self.send(f"/psfleet.v1.{method}", request.SerializeToString())
@@ -242,6 +277,22 @@ class Ground:
         beat: Any = membership_pb2
         yield "Coordinator/Beat", beat.BeatRequest(incarnation=self.life, boot=5, step=1)
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
+        yield from self._valid_for_snapshots()
+        yield "Replica/Follow", FollowRequest(attach=1, taken=1)
+
+    def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
+        cut: Any = snapshot_pb2
+        folder = {"number": 1, "folder": "checkpoint"}
+        yield "Snapshots/Begin", cut.BeginCutRequest(**folder, members={0: self.life})
+        yield "Snapshots/Begin of rounds", cut.BeginCutRequest(**folder, at_round=True, round=1)
+        yield "Snapshots/Begin and hold", cut.BeginCutRequest(**folder, hold=True, remember=True)
+        yield "Snapshots/Finish", cut.FinishRequest(number=1, cut=True)
+        yield "SnapshotLead/Keep", cut.KeepRequest(incarnation=self.life, state=b'[[1, {"a": 2}]]')
+        yield (
+            "SnapshotLead/Kept",
+            cut.KeptRequest(incarnation=self.life, keeps=True, servers=["localhost:0"]),
+        )
+        yield "SnapshotLead/Take", cut.TakeRequest(path="checkpoint", kind="full", base=True)
 
     def _plain(self, method: str) -> Message:
         """A request of a method that nobody has written a better one for, from its definition."""
@@ -315,6 +366,17 @@ class Ground:
             )
         return Frame(header=header, payload=payload)
 
+    def _good(self, name: str) -> Message:
+        """The request as it is good now: some have numbers that must rise."""
+        if name.startswith(("Shard/Push", "Shard/Exchange")):
+            return self._push(name)
+        good = self._requests[name]
+        if name.startswith("Snapshots/"):
+            cast("Any", good).number = min(self.shard.cuts.last + 1, 2**64 - 1)
+        elif name.startswith("Replica/"):
+            cast("Any", good).attach = min(self._released + 1, 2**64 - 1)
+        return good
+
     def _turn(self) -> int:
         shared = self.host.lanes._shared.get(0)
         return 1 if shared is None else min(shared.turn + 1, 2**64 - 1)
@@ -327,11 +389,7 @@ class Ground:
         name = dice.choice(names)
         if name == "Shard/Load" and dice.randrange(50):
             name = "Shard/Push"  # that reads files
-        good: Message = (
-            self._push(name)
-            if name.startswith(("Shard/Push", "Shard/Exchange"))
-            else self._requests[name]
-        )
+        good = self._good(name)
         message = type(good)()
         message.CopyFrom(good)
         kind = dice.randrange(10)
@@ -403,9 +461,8 @@ def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> An
 
 
 def fuzz(count: int, seed: int, folder: Path, per_ground: int = 1500) -> Tally:
-    """Send `count` changed requests; the working folder must be `folder`, which takes checkpoints."""
+    """Send `count` changed requests; the working folder must be `folder`, with one named checkpoint."""
     assert Path.cwd() == folder
-    (folder / "checkpoint").mkdir(exist_ok=True)
     tally = Tally()
     while tally.frames < count:
         dice = random.Random(f"{seed}/{tally.grounds}")
