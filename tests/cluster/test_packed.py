@@ -1,0 +1,227 @@
+"""Gradients and weights in fewer bytes: the same bits on every fleet and lane, and the bytes promised."""
+
+import contextlib
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import ConfigError, UsageError
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.strategy import Wire
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.faults import Faults, Send
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet.wire import frame
+from psfleet_worker.runtime import ClusterRuntime
+
+TRAINING = Training(steps=15, dim=9)
+NARROW = Training(steps=15, dim=3)
+
+
+def on(fleet: LocalFleet, worker: int, wire: Wire, lane: str = "auto", **more: Any) -> Any:
+    """One worker's runtime in sync mode."""
+    environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
+    return ClusterRuntime(environment, "sync", wire=wire, **more)
+
+
+def train(fleet: LocalFleet, wire: Wire, training: Training, **more: Any) -> list[TableState]:
+    """Two workers in rounds; the tables afterwards."""
+    found: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = on(fleet, worker, wire, **more)
+        training.run(runtime)
+        runtime.barrier()
+        if worker == 0:
+            found.extend(training.result(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    in_threads([partial(work, worker) for worker in range(2)])
+    return found
+
+
+class Sent:
+    """Notes the bytes of every attempt at a push, under faults."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.pushes: dict[tuple[int, int, int], list[bytes]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server."""
+
+        def noted(method: str, request: bytes, seconds: float) -> bytes:
+            if method == "Shard/Push":
+                header, _ = frame.decode(request)
+                with self._lock:
+                    self.pushes[server, header.worker, header.sequence].append(request)
+            return send(method, request, seconds)
+
+        return self.faults(server, noted)
+
+
+@pytest.mark.parametrize(("form", "training"), [("int8", TRAINING), ("bf16", NARROW)])
+def test_servers_lanes_and_faults_do_not_change_a_bit(form: str, training: Training) -> None:
+    """Two workers in rounds: 1 server with shared memory, and 3 with messages of which many are lost or
+    repeated, end with the same bits; a push that is sent again is the same bytes."""
+    wire, sent = Wire.both(form), Sent(Faults(3, drop=0.15, duplicate=0.15))
+    with LocalFleet(1, 2) as fleet:
+        wanted = train(fleet, wire, training)
+    with LocalFleet(3, 2) as fleet:
+        same_bits(train(fleet, wire, training, lane="inline", meddle=sent), wanted)
+    assert sum(len(attempts) > 1 for attempts in sent.pushes.values()) > 3
+    assert all(len(set(attempts)) == 1 for attempts in sent.pushes.values())
+
+
+@pytest.mark.parametrize("wire", [Wire("int8", "bf16"), Wire("bf16", "int8")], ids=str)
+def test_embedded_is_the_same(wire: Wire) -> None:
+    """A script without a cluster rounds as one with 2 servers and a worker does."""
+    alone = EmbeddedRuntime(wire=wire)
+    TRAINING.run(alone)
+    with LocalFleet(2, 1) as fleet:
+        runtime = on(fleet, 0, wire)
+        TRAINING.run(runtime)
+        same_bits(TRAINING.result(runtime), TRAINING.result(alone))
+        runtime.close()
+
+
+def test_bytes_fall_as_promised() -> None:
+    """Async, 4,000 distinct rows of 16 and 50,000 dense values: bytes for a value are 4, 2, and 1 with a
+    step for each row or 256 values; in messages and in shared memory. Workers need not agree."""
+    rows = TableSpec("bytes/rows", "sparse", (16,), make_rule("adam", {}))
+    dense = TableSpec("bytes/dense", "dense", (50_000,), make_rule("adam", {}))
+    ids, wires = np.arange(4000), [Wire(), Wire.both("bf16"), Wire.both("int8")]
+    sizes = {"fp32": (64, 200_000), "bf16": (32, 100_000), "int8": (20, 50_000 + 4 * 196)}
+    lanes = [(wire, lane) for wire in wires for lane in ("inline", "auto")]
+    with LocalFleet(2, len(lanes)) as fleet, contextlib.ExitStack() as stack:
+        for worker, (wire, lane) in enumerate(lanes):
+            environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
+            runtime = ClusterRuntime(environment, "async", wire=wire)
+            stack.callback(runtime.close)
+            runtime.create(dense, np.zeros(50_000, np.float32))
+            runtime.create(rows)
+            begun = _bytes(runtime)
+            runtime.push(
+                [
+                    Gradient(rows.key, np.ones((4000, 16), np.float32), ids, 0.1),
+                    Gradient(dense.key, np.ones(50_000, np.float32), None, 0.1),
+                ]
+            )
+            runtime.pull([Read(rows.key, ids), Read(dense.key)])
+            moved = _bytes(runtime) - begun
+            row, whole = sizes[wire.push]
+            question = 8 if lane == "inline" else 0
+            wanted = np.array([4000 * (8 + row + question), 4000 * row]) + whole
+            assert (wanted <= moved).all()
+            assert (moved < wanted + 2000).all()
+
+
+def _bytes(runtime: Runtime) -> Any:
+    """What all servers have received and sent."""
+    stats = runtime.stats()
+    return np.array([sum(s[name] for s in stats) for name in ("bytes_in", "bytes_out")])
+
+
+def zeros(runtime: Runtime, *specs: TableSpec) -> None:
+    """Make the tables, all zero."""
+    for spec in specs:
+        runtime.create(spec, np.zeros(spec.shape, np.float32) if spec.kind == "dense" else None)
+
+
+PLAIN = make_rule("sgd", {})
+DENSE = TableSpec("packed/dense", "dense", (300,), PLAIN)
+ROWS = TableSpec("packed/rows", "sparse", (8,), PLAIN, initializer=Initializer("constant", 0.0))
+
+
+def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> None:
+    """Nothing of the refused push has an effect, neither in the tables nor in what is kept of
+    dense gradients; the worker goes on."""
+    wire, alone = Wire.both("int8"), EmbeddedRuntime(wire=Wire.both("int8"))
+    good = np.linspace(-1, 1, 300, dtype=np.float32)
+    bad = np.full((1, 8), 3e38, np.float32)
+    with LocalFleet(2, 1) as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "async", wire=wire)
+        for each in (runtime, alone):
+            zeros(each, DENSE, ROWS)
+            for rows, ids in ((np.full((1, 8), np.nan), [5]), (np.repeat(bad, 2, 0), [5, 5])):
+                with pytest.raises(UsageError, match=r"packed/rows.*int8"):
+                    each.push(
+                        [
+                            Gradient(DENSE.key, good, None, 1.0),
+                            Gradient(ROWS.key, rows.astype(np.float32), np.array(ids), 1.0),
+                        ]
+                    )
+            each.push([Gradient(DENSE.key, good, None, 1.0)])
+            each.flush()
+        same_bits([runtime.read_table(DENSE.key)], [alone.read_table(DENSE.key)])
+        assert len(runtime.read_table(ROWS.key).values[0]) == 0
+        with pytest.raises(ConfigError, match="geo"):
+            runtime.set_mode("geo")
+        runtime.close()
+
+
+def test_small_values_beside_a_large_one_arrive_in_the_end() -> None:
+    """A thousandth of the largest value is below a step: of dense arrays the rest brings it later, of
+    rows chance does; setting the table drops the rest."""
+    runtime = EmbeddedRuntime(wire=Wire("int8"))
+    zeros(runtime, DENSE, ROWS)
+    dense, row = np.full(300, 0.001, np.float32), np.full((1, 8), 0.001, np.float32)
+    dense[0] = row[0, 0] = 1
+    for _ in range(400):
+        runtime.push(
+            [Gradient(DENSE.key, dense, None, 1.0), Gradient(ROWS.key, row, np.array([7]), 1.0)]
+        )
+    found, rows = runtime.read_table(DENSE.key), runtime.read_table(ROWS.key)
+    np.testing.assert_allclose(found.values[0][1:256], -0.4, atol=0.5 / 127 + 1e-4)
+    assert abs(float(rows.values[0][0, 1:].mean()) + 0.4) < 0.05
+    runtime.write_table(DENSE.key, found)
+    runtime.push([Gradient(DENSE.key, np.zeros(300, np.float32), None, 1.0)])
+    same_bits([dataclasses.replace(found, step=found.step + 1)], [runtime.read_table(DENSE.key)])
+
+
+def losses(wire: Wire, steps: int = 300) -> Sequence[float]:
+    """Logistic regression on ids and dense columns under Adam: the loss of each step."""
+    runtime = EmbeddedRuntime(wire=wire)
+    rule = make_rule("adam", {})
+    dense = TableSpec("learn/dense", "dense", (20,), rule)
+    rows = TableSpec("learn/rows", "sparse", (8,), rule, seed=3)
+    zeros(runtime, dense, rows)
+    truth = np.random.default_rng(0)
+    answer, taste = truth.standard_normal(20), truth.standard_normal((50, 8))
+    found = []
+    for step in range(steps):
+        dice = np.random.default_rng((1, step))
+        columns = dice.standard_normal((64, 20)).astype(np.float32)
+        ids = dice.integers(0, 50, 64)
+        late = (columns @ answer + taste[ids].sum(axis=1) > 0).astype(np.float32)
+        weights, held = runtime.pull([Read(dense.key), Read(rows.key, ids)])
+        p = 1 / (1 + np.exp(-(columns @ weights + held.sum(axis=1))))
+        found.append(float(-np.log(np.where(late > 0, p, 1 - p)).mean()))
+        slope = ((p - late) / 64).astype(np.float32)
+        runtime.push(
+            [
+                Gradient(dense.key, slope @ columns, None, 0.02),
+                Gradient(rows.key, np.repeat(slope[:, None], 8, 1), ids, 0.02),
+            ]
+        )
+    return found
+
+
+def test_learning_is_as_good() -> None:
+    """The loss at the end is that of float32, to a twentieth; the beginning was twice as high."""
+    plain = losses(Wire())
+    wanted = float(np.mean(plain[-50:]))
+    assert wanted < 0.5 * np.mean(plain[:20])
+    for wire in (Wire.both("bf16"), Wire.both("int8"), Wire("int8", "bf16")):
+        assert abs(float(np.mean(losses(wire)[-50:])) - wanted) < 0.05 * wanted
