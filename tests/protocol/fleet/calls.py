@@ -1,0 +1,143 @@
+"""What travels between the processes of a run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from psfleet.shard.views import Freeze, Install, Report
+from psfleet_server.supply import Order
+
+__all__ = [
+    "CreateTable",
+    "Deal",
+    "Depart",
+    "Follow",
+    "Frozen",
+    "Installed",
+    "Other",
+    "Part",
+    "Register",
+    "Request",
+    "Response",
+    "Silent",
+    "Told",
+    "Took",
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A worker's call; sent again until it is answered."""
+
+    number: int
+    content: Any
+
+
+@dataclass(frozen=True)
+class Response:
+    """Its answer."""
+
+    number: int
+    content: Any
+
+
+@dataclass(frozen=True)
+class Register:
+    """A worker process has started."""
+
+    worker: int
+    boot: int
+
+
+@dataclass(frozen=True)
+class CreateTable:
+    """A worker wants a table."""
+
+    spec: Any
+    worker: int
+
+
+@dataclass(frozen=True)
+class Deal:
+    """A worker wants data."""
+
+    worker: int
+    incarnation: int
+    order: Order
+
+
+@dataclass(frozen=True)
+class Depart:
+    """A worker comes to no more meetings."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Silent:
+    """So many seconds pass in which everybody but this worker gives signs of life."""
+
+    worker: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Told:
+    """The coordinator to a server: for its process `boot`."""
+
+    boot: int
+    message: Freeze | Install
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A server to the coordinator."""
+
+    server: int
+    boot: int
+    view: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A server to the coordinator."""
+
+    server: int
+    boot: int
+    view: int
+
+
+@dataclass(frozen=True)
+class Other:
+    """A server to the coordinator: its process is another one than was meant."""
+
+    server: int
+    boot: int
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A standby to its primary."""
+
+    attach: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The `place`-th message of the stream to a standby: a record, or kind 0 for "required"."""
+
+    attach: int
+    place: int
+    number: int
+    kind: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Took:
+    """A standby to its primary: it has taken the stream up to a place, and the record of a number."""
+
+    attach: int
+    place: int
+    number: int

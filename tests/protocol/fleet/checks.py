@@ -1,0 +1,243 @@
+"""What must hold at the end of a run, from what the shards hold and what their logs say."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from psfleet.dealing import Entry, Plan
+from psfleet.kernels.dedup import merge_pushes, owned_by
+from psfleet.runtime import Read
+from psfleet.shard.events import Close, Push
+from psfleet.shard.shard import Shard
+from psfleet.shard.views import Install, Seated
+from psfleet.tables.sparse import SparseTable
+from psfleet_server.supply import Torn
+from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
+from tests.protocol.fleet.worker import Pushes
+from tests.protocol.scheduler import Broken
+
+__all__ = ["check"]
+
+Round = dict[int, Ids]
+"""Of a closed round: by seat its samples."""
+History = Sequence[object]
+
+
+def check(
+    job: Job,
+    shards: Sequence[Shard],
+    again: Sequence[Shard],
+    histories: Sequence[History],
+    torn: Sequence[Torn],
+    pushes: Pushes,
+) -> None:
+    """Raise Broken if a promise is broken.
+
+    Args:
+        again: What the logs make of a shard.
+        histories: By server the records of its log.
+        torn: What the coordinator has declared torn.
+    """
+    for server, (shard, other) in enumerate(zip(shards, again, strict=True)):
+        if _content(shard) != _content(other):
+            raise Broken(f"the log of server {server} does not give what it holds")
+    if len({shard.rounds.closed for shard in shards}) > 1 and job.phases[-1].mode == "sync":
+        raise Broken("servers stand at different rounds")
+    if not job.deals:
+        _check_own(job, shards)
+    elif job.phases[0].mode == "sync":
+        _check_rounds(job, shards, histories, pushes)
+    else:
+        _check_leases(job, shards, histories, torn, pushes)
+
+
+def rows_of(shards: Sequence[Shard]) -> Rows:
+    """The weights of all of them."""
+    rows = np.zeros((len(IDS), 2), np.float32)
+    for server, shard in enumerate(shards):
+        mine = owned_by(IDS, server, len(shards))
+        [rows[mine]] = shard.tables.read([Read(ROWS.key, IDS[mine])])
+    return rows
+
+
+def counts_of(shard: Shard, samples: Ids) -> list[float]:
+    """How often each of these samples was used, in parts of a round."""
+    [rows] = shard.tables.read([Read(COUNTS.key, samples)])
+    return [round(float(value), 5) for value in rows[:, 0]]
+
+
+def _content(shard: Shard) -> bytes:
+    reads = [Read(ROWS.key, IDS), Read(COUNTS.key, np.arange(5000))]
+    return b"".join(rows.tobytes() for rows in shard.tables.read(reads))
+
+
+def _check_weights(shards: Sequence[Shard], rounds: Iterable[Round]) -> None:
+    if rows_of(shards).tobytes() != plain_rows(rounds).tobytes():
+        raise Broken("the weights are not those of these rounds in one table without faults")
+
+
+def plain_rows(rounds: Iterable[Round]) -> Rows:
+    """The weights after these rounds: one table, no servers, no faults."""
+    table = SparseTable(ROWS)
+    for members in rounds:
+        rows = np.zeros((len(IDS), 2), np.float32)
+        table.pull_into(IDS, rows)
+        parts = [(IDS, slopes(rows, members[seat])) for seat in sorted(members)]
+        if parts:
+            table.push(*merge_pushes(parts, 1.0 / len(parts)), 0.1)
+    rows = np.zeros((len(IDS), 2), np.float32)
+    table.pull_into(IDS, rows)
+    return rows
+
+
+def _check_counts(shards: Sequence[Shard], wanted: Mapping[int, float]) -> None:
+    """Every sample is there as often as wanted, on every server."""
+    samples = np.array(sorted(wanted), np.int64)
+    expected = [wanted[sample] for sample in samples]
+    for server, shard in enumerate(shards):
+        found = counts_of(shard, samples)
+        if not np.allclose(found, expected, atol=1e-5):
+            raise Broken(f"server {server} counts {found} where {expected} were used")
+
+
+# -- data of the workers' own ---------------------------------------------------------------------
+
+
+def _check_own(job: Job, shards: Sequence[Shard]) -> None:
+    """Every step of every worker is there once; with rounds alone: the bits of a run without faults."""
+    rounds: list[Round] = []
+    wanted: dict[int, float] = {}
+    total = [0] * job.workers
+    for phase in job.phases:
+        assert phase.steps is not None
+        for step in range(max(phase.steps)):
+            members: Round = {}
+            for worker in [w for w, steps in enumerate(phase.steps) if steps > step]:
+                total[worker] += 1
+                members[worker] = own_sample(worker, total[worker])
+            rounds.append(members)
+            share = 1.0 / len(members) if phase.mode == "sync" else 1.0
+            wanted |= {int(samples[0]): share for samples in members.values()}
+    _check_counts(shards, wanted)
+    if {phase.mode for phase in job.phases} == {"sync"}:
+        _check_weights(shards, rounds)
+
+
+# -- data that the fleet hands out ------------------------------------------------------------------
+
+
+def _check_rounds(
+    job: Job, shards: Sequence[Shard], histories: Sequence[History], pushes: Pushes
+) -> None:
+    """All servers close the same rounds, and every sample is in exactly one of them."""
+    if not job.removal:
+        rounds = _undisturbed(job)
+    else:
+        closed = [_closed(history) for history in histories]
+        longest = max(closed, key=len)
+        if any(own != longest[: len(own)] or len(longest) - len(own) > 1 for own in closed):
+            raise Broken(f"servers close different rounds: {closed}")
+        rounds = [
+            {seat: pushes[seat, life, number] for seat, life in members}
+            for number, members in enumerate(longest, 1)
+        ]
+    used = Counter(
+        int(sample) for members in rounds for samples in members.values() for sample in samples
+    )
+    if used != Counter(range(job.samples)):
+        raise Broken(f"not every sample is in one round: {used}")
+    _check_weights(shards, rounds)
+    _check_counts(
+        shards,
+        {
+            int(sample): 1.0 / len(members)
+            for members in rounds
+            for samples in members.values()
+            for sample in samples
+        },
+    )
+
+
+def _undisturbed(job: Job) -> list[Round]:
+    """The rounds of a run in which nobody dies."""
+    seats = tuple(range(job.workers))
+    stream = tuple((epoch * job.size, (epoch + 1) * job.size) for epoch in range(job.epochs))
+    plan = Plan(job.size, job.batch, (Entry(1, seats, stream),))
+    return [
+        {seat: places(plan.share(seat, number)) for seat in seats}
+        for number in range(1, plan.last() + 1)
+    ]
+
+
+def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
+    """The rounds that a server has closed, as seats and lives, from its log alone."""
+    held: dict[int, Push] = {}
+    closed: list[tuple[tuple[int, int], ...]] = []
+    for record in history:
+        match record:
+            case Push():
+                held[record.worker] = record
+            case Install(_, seats):
+                held = {seat: push for seat, push in held.items() if _counts(seats, push)}
+            case Close(number, members):
+                if number != len(closed) + 1 or sorted(held) != list(members):
+                    raise Broken(f"round {number} of {members} closes with {held}")
+                closed.append(tuple((seat, held[seat].incarnation) for seat in members))
+                held = {}
+    return closed
+
+
+def _counts(seats: Mapping[int, Seated], push: Push) -> bool:
+    lives = seats[push.worker].lives if push.worker in seats else ()
+    return any(
+        life.incarnation == push.incarnation and life.counts_in(push.sequence) for life in lives
+    )
+
+
+def _check_leases(
+    job: Job,
+    shards: Sequence[Shard],
+    histories: Sequence[History],
+    torn: Sequence[Torn],
+    pushes: Pushes,
+) -> None:
+    """On every server pushes 1, 2, 3, ... of each life, no sample twice, and missing are only those of
+    steps that are declared torn."""
+    tops = [_tops(history) for history in histories]
+    declared = {(step.worker, step.incarnation) for step in torn}
+    lives = {life for top in tops for life in top}
+    if not {life for life in lives if len({top[life] for top in tops}) > 1} <= declared:
+        raise Broken(f"servers differ in {tops}, declared torn are {declared}")
+    for server, top in enumerate(tops):
+        used = Counter(_samples(pushes, {life: (0, last) for life, last in top.items()}))
+        if used and max(used.values()) > 1:
+            raise Broken(f"server {server} has used samples twice: {used}")
+        furthest = {life: (top[life], max(each[life] for each in tops)) for life in declared}
+        if set(range(job.samples)) - set(used) != set(_samples(pushes, furthest)):
+            raise Broken(f"server {server} lacks more than torn steps: {used}")
+        _check_counts(
+            [shards[server]], {sample: float(used[sample]) for sample in range(job.samples)}
+        )
+
+
+def _tops(history: History) -> Counter[tuple[int, int]]:
+    """By life its last push."""
+    top: Counter[tuple[int, int]] = Counter()
+    for record in history:
+        if isinstance(record, Push):
+            life = (record.worker, record.incarnation)
+            if record.sequence != top[life] + 1:
+                raise Broken(f"push {record.sequence} of {life} comes after {top[life]}")
+            top[life] += 1
+    return top
+
+
+def _samples(pushes: Pushes, between: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
+    """The samples of each life's pushes after the first number up to the second."""
+    return [
+        int(sample)
+        for (seat, life), (low, high) in between.items()
+        for number in range(low + 1, high + 1)
+        for sample in pushes[seat, life, number]
+    ]

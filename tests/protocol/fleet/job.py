@@ -1,0 +1,139 @@
+"""What one run of the real machines is about: its fleet, its phases, and what may happen to it."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.dealing import Range
+from psfleet.rules import make_rule
+from psfleet.shard.events import Mode
+from psfleet.tables.spec import Initializer, TableSpec
+
+__all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
+
+Rows = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+ROWS = TableSpec(
+    "rows",
+    "sparse",
+    (2,),
+    make_rule("adagrad", {}),
+    initializer=Initializer("uniform", -1.0, 1.0),
+    seed=3,
+)
+"""Weights: in sync mode each gradient depends on what was pulled, so a wrong version, member or sample
+changes the final bits."""
+COUNTS = TableSpec(
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+"""How often each sample was used: a row per sample, to which every use adds one; on every server."""
+IDS = np.arange(12)
+_OWN = 1000  # samples of one worker that brings its own data
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps in one mode, with a meeting of all workers after them.
+
+    Attributes:
+        steps: Of each worker with data of its own; None: the fleet hands out the job's dataset.
+    """
+
+    mode: Mode
+    steps: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        apart: The coordinator is a process of its own, not within server 0.
+        removal: Silent workers are removed; some of the dead stay dead.
+        standbys: Each server has one.
+        snapshots: They are taken all the time.
+        size, batch, epochs: Of the dataset.
+        staleness: Of ssp.
+    """
+
+    servers: int
+    workers: int
+    phases: tuple[Phase, ...]
+    apart: bool = False
+    removal: bool = False
+    standbys: bool = False
+    snapshots: bool = False
+    size: int = 24
+    batch: int = 2
+    epochs: int = 1
+    staleness: int = 1
+
+    @property
+    def deals(self) -> bool:
+        """Whether the fleet hands out the data. Only then can workers die: who brings data of its own
+        does not know which of them a life before it has used."""
+        return self.phases[0].steps is None
+
+    @property
+    def home(self) -> str:
+        """Where the coordinator is."""
+        return "C" if self.apart else "S0"
+
+    @property
+    def samples(self) -> int:
+        """How many the dataset hands out."""
+        return self.size * self.epochs
+
+
+SUITES: dict[str, tuple[Mode, ...]] = {
+    "sync": ("sync",),
+    "sync removal": ("sync",),
+    "async": ("async",),
+    "async removal": ("async",),
+    "rests": ("sync", "sync"),
+    "ssp": ("ssp", "ssp"),
+    "switch": ("sync", "async", "ssp", "sync"),
+}
+"""By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
+
+
+def job_of(suite: str, dice: random.Random) -> Job:
+    """A random job of the suite."""
+    workers = dice.choice([1, 2, 3])
+    modes = SUITES[suite]
+    deals = suite.split()[0] in ("sync", "async")
+    steps = [None if deals else tuple(dice.randint(0, 6) for _ in range(workers)) for _ in modes]
+    return Job(
+        servers=dice.choice([1, 2, 3]),
+        workers=workers,
+        phases=tuple(map(Phase, modes, steps)),
+        apart=dice.random() < 0.4,
+        removal="removal" in suite,
+        standbys="standbys" in suite,
+        snapshots="snapshots" in suite,
+        size=dice.choice([12, 24, 47]),
+        epochs=dice.choice([1, 2]),
+        staleness=dice.choice([0, 1, 2]),
+    )
+
+
+def places(ranges: Iterable[Range]) -> Ids:
+    """The samples of the dataset at these positions."""
+    return np.array([at for low, high in ranges for at in range(low, high)], np.int64)
+
+
+def own_sample(worker: int, step: int) -> Ids:
+    """The one sample of a worker's own data at a step, counted over all phases."""
+    return np.array([_OWN * (worker + 1) + step], np.int64)
+
+
+def slopes(rows: Rows, samples: Ids) -> Rows:
+    """The gradient of these samples where these rows were pulled."""
+    dice = np.random.default_rng(samples)
+    return (rows * np.float32(0.5) + dice.standard_normal(rows.shape, np.float32)).astype(
+        np.float32
+    )

@@ -1,0 +1,204 @@
+"""A server process: a shard, perhaps the coordinator, and what goes to its standby; without I/O.
+
+Shard, Coordinator, Feed, and the records with which logs and standbys make them again are those that
+run in production. Journals become instructions to append to a log, so that the scheduler can kill the
+process before and after every record, and a new one is made by replay.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from psfleet.errors import PsfleetError
+from psfleet.shard.events import Answer, Event, Refuse, Serve, Tell
+from psfleet.shard.shard import Shard
+from psfleet.shard.views import Freeze, Install
+from psfleet_server.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
+from psfleet_server.feed import joined
+from psfleet_server.recovery import encode, encode_change, take
+from tests.protocol.fleet.calls import (
+    CreateTable,
+    Deal,
+    Depart,
+    Frozen,
+    Installed,
+    Other,
+    Register,
+    Request,
+    Response,
+    Silent,
+    Told,
+)
+from tests.protocol.fleet.job import Job
+from tests.protocol.scheduler import Append, Boot, Disk, Instruction, Received, Send, Tick
+
+__all__ = ["Server"]
+
+DEAD_AFTER = 1.0  # seconds
+
+
+class Server:
+    """One process: made from its log, and journaling to it.
+
+    Args:
+        index: Of its shard; None: it only hosts the coordinator.
+    """
+
+    def __init__(self, index: int | None, job: Job, disk: Disk, boot: int) -> None:
+        self.job, self.boot = job, boot
+        self.out: list[Instruction] = []
+        self.shard = None if index is None else Shard(index, job.servers, job.workers)
+        hosts = index is None or (index == 0 and not job.apart)
+        self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
+        self._now = 0.0
+        for kind, body, _ in disk.log:
+            take(kind, memoryview(body), self.shard or Shard(), self.coordinator)
+        if self.shard is not None:
+            self.shard.workers.frozen = True
+            self.shard.journal = lambda record: self._keep(*encode(record), record)
+        if self.coordinator is not None:
+            self.coordinator.journal = self._keep_decision
+
+    @property
+    def its_shard(self) -> Shard:
+        """The shard of a server that has one."""
+        assert self.shard is not None
+        return self.shard
+
+    def _keep(self, kind: int, parts: Any, record: object) -> None:
+        self.out.append(Append((kind, joined(parts), record)))
+
+    def _keep_decision(self, decision: Decision) -> None:
+        self._keep(*encode_change(decision), decision)
+
+    def handle(self, event: Any) -> list[Instruction]:
+        """See scheduler.Machine."""
+        self.out = []
+        match event:
+            case Boot() if self.coordinator is not None:
+                self.coordinator.start()
+            case Tick():
+                self._tick()
+            case Silent(worker, seconds):
+                self._pass(worker, seconds)
+            case Received(source, message):
+                self._receive(source, message)
+        if self.shard is not None:
+            self.shard.validate()
+        return self.out
+
+    def _receive(self, source: str, message: Any) -> None:
+        match message:
+            case Request(number, content):
+                self._called((source, number), content)
+            case Told(boot, content):
+                self._told(source, boot, content)
+            case _ if self.coordinator is not None:
+                self._heard(self.coordinator, message)
+
+    # -- the shard -----------------------------------------------------------------------------
+
+    def _event(self, event: Event, call: Any) -> None:
+        assert self.shard is not None
+        for instruction in self.shard.handle(event, call):
+            match instruction:
+                case Serve(waiting, reads):
+                    shard = self.shard
+                    values = shard.tables.read(reads)
+                    self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
+                case Refuse(waiting, error) if waiting is not None:
+                    self._answer(waiting, error)
+                case Answer(waiting) if waiting is not None:
+                    self._answer(waiting, instruction)
+
+    def _told(self, source: str, boot: int, message: Freeze | Install) -> None:
+        """What the coordinator wants: answered only by the process that is meant."""
+        shard = self.shard
+        assert shard is not None
+        if boot != self.boot:
+            self.out.append(Send(source, Other(shard.index, self.boot)))
+            return
+        call = object()
+        for instruction in shard.handle(message, call):
+            match instruction:
+                case Tell(_, report):
+                    found: Any = Frozen(shard.index, self.boot, message.view, report)
+                    self.out.append(Send(source, found))
+                case Answer(waiting) if waiting is call:
+                    self.out.append(Send(source, Installed(shard.index, self.boot, message.view)))
+                case Serve(waiting, reads):
+                    values = shard.tables.read(reads)
+                    self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
+                case Refuse(waiting, error) if waiting is not call:
+                    self._answer(waiting, error)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _called(self, call: tuple[str, int], content: Any) -> None:
+        try:
+            match content:
+                case CreateTable(spec, worker):
+                    assert self.shard is not None
+                    self.shard.create(spec, np.zeros(0, np.float32), worker)
+                    self._answer(call, True)
+                case Register() | Arrival() | Depart() | Deal():
+                    assert self.coordinator is not None
+                    self._coordinate(self.coordinator, call, content)
+                case _:
+                    self._event(content, call)
+        except PsfleetError as error:
+            self._answer(call, error)
+
+    def _coordinate(self, coordinator: Coordinator, call: Any, content: Any) -> None:
+        match content:
+            case Register(worker, boot):
+                self._release(coordinator.register(worker, boot, self.job.workers, call))
+            case Arrival():
+                self._release(coordinator.arrive(content, call))
+            case Depart(worker, incarnation):
+                self._release(coordinator.leave(worker, incarnation))
+                self._answer(call, True)
+            case Deal(worker, incarnation, order):
+                self._answer(call, (coordinator.deal(worker, incarnation, order), coordinator.view))
+
+    def _release(self, outcomes: Iterable[Outcome]) -> None:
+        for one in outcomes:
+            self._answer(one.call, one.error if isinstance(one, Refuse) else one)
+
+    def _answer(self, call: Any, content: Any) -> None:
+        source, number = call
+        self.out.append(Send(source, Response(number, content)))
+
+    # -- the coordinator -----------------------------------------------------------------------
+
+    def _heard(self, coordinator: Coordinator, message: Any) -> None:
+        match message:
+            case Beat():
+                coordinator.beat(message, self._now)
+            case Frozen(server, boot, view, report):
+                self._release(coordinator.reported(server, boot, view, report))
+            case Installed(server, boot, view):
+                self._release(coordinator.installed(server, boot, view))
+            case Other(server, boot):
+                coordinator.rebooted(server, boot)
+
+    def _tick(self) -> None:
+        if self.shard is not None:
+            beat = Beat(self.shard.index, server=True, boot=self.boot)
+            self.out.append(Send(self.job.home, beat))
+        if self.coordinator is not None:
+            for due in self.coordinator.due():
+                self.out.append(Send(f"S{due.server}", Told(due.boot, due.message)))
+
+    def _pass(self, worker: int, seconds: float) -> None:
+        """Time passes in which one worker is silent."""
+        coordinator = self.coordinator
+        assert coordinator is not None
+        coordinator.look(self._now)
+        self._now += seconds
+        for other in coordinator.members.present():
+            life = coordinator.members.seats[other].incarnation
+            if other != worker and life:
+                coordinator.beat(Beat(other, incarnation=life), self._now)
+        coordinator.look(self._now)

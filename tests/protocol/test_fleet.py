@@ -1,0 +1,79 @@
+"""The shards, the coordinator and the standbys of real servers under the scheduler of the model.
+
+Failures name their seed, and `shrink(fleet(suite, seed))` says which of its faults matter. The seeds of
+these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+from psfleet.shard.shard import Shard
+from psfleet.shard.workers import Workers
+from tests.protocol.fleet.fleet import fleet
+from tests.protocol.fleet.job import SUITES
+from tests.protocol.scheduler import Broken, run
+
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+SEEDS = 20 + MORE
+
+
+@pytest.mark.timeout(180 + 5 * MORE)
+@pytest.mark.parametrize("suite", SUITES)
+def test_promises_hold(suite: str) -> None:
+    """Messages are lost, doubled and late, processes die before and after every record, workers are
+    removed alive. Sync: the bits of these rounds without faults, each sample in one round; else: each
+    push counted once on every server, missing only what is declared torn; ssp: the bound; it ends."""
+    counts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            counts += run(fleet(suite, seed)).counts
+        except Broken as error:
+            error.add_note(f"suite {suite!r}, seed {seed}")
+            raise
+    assert counts["dead servers"] > SEEDS / 2
+    assert counts["torn"] > SEEDS / 2
+
+
+def is_noticed(suite: str) -> bool:
+    """Whether one of some runs breaks a promise."""
+    for seed in range(40):
+        try:
+            run(fleet(suite, seed))
+        except Broken:
+            return True
+    return False
+
+
+def test_a_shard_that_forgets_what_it_held_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pushes answered without a record are lost with the process, and the runs show it."""
+    record = Shard._record
+
+    def forgetful(shard: Shard, entry: object) -> None:
+        if type(entry).__name__ != "Push":
+            record(shard, entry)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shard, "_record", forgetful)
+    assert is_noticed("sync")
+    assert is_noticed("async")
+
+
+def test_a_shard_that_takes_repeats_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated push that counts again shows in the counts."""
+    monkeypatch.setattr(Workers, "is_new_push", lambda workers, push: True)
+    assert is_noticed("async")
+
+
+def test_a_shard_that_closes_rounds_while_views_change_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that has said where it stands, and goes on all the same, closes a round with lives that
+    the others leave out (R6)."""
+    closing = Shard._may_close
+
+    def hasty(shard: Shard) -> bool:
+        return closing(shard) or (not shard._replaying and shard.rounds.is_complete())
+
+    monkeypatch.setattr(Shard, "_may_close", hasty)
+    assert is_noticed("sync removal")
