@@ -317,7 +317,7 @@ class Optimizer:
         if self.shortener is not None:
             gradients = self.shortener.take(gradients)
         home.push(gradients, samples, loss)
-        self._advance()
+        self.advance()
 
     def _check_whole(self) -> None:
         """Refuse to update at once, in every stage, what only a program can be cut for."""
@@ -351,7 +351,8 @@ class Optimizer:
         for parameter in parameters:
             parameter.binding = parameter.binding or promised
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Count an update: schedules that count updates go on. An update here does this itself."""
         self._updates += 1
         if isinstance(self._rate, LRScheduler) and self._rate.steps_itself:
             self._rate.step()

@@ -48,6 +48,8 @@ def converted(
 ) -> tuple[M, Kind]:
     """As convert(), with an optimizer of this kind."""
     given = listed(optimizers)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is {model!r}; it must be a torch.nn.Module")
     trained = {id(p) for o in given for group in o.param_groups for p in group["params"]}
     _check_all_in(model, given)
     modules = {

@@ -12,6 +12,7 @@ from psfleet import fleet
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
 from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.base import Optimizer as FleetOptimizer
 from psfleet.optimizer.binding import watch
 from psfleet.optimizer.gradients import Grad, pushed
 from psfleet.optimizer.merging import GradientMerger
@@ -83,6 +84,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._shortener = Shortener(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan)
         self._own, self._own_rows = self._dense, self._sparse
+        owners = [each.owner for each in self._sparse if isinstance(each.owner, FleetOptimizer)]
+        self._owners = list({id(owner): owner for owner in owners}.values())
         self._stale = False  # the model may have older values than the fleet
         self.refresh()
         watch(self)
@@ -143,6 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             pairs, samples = merged
             self.runtime.push(self._gradients(pairs), samples=samples, loss=loss)
+            for owner in self._owners:
+                owner.advance()
             self.refresh()
         return value
 

@@ -98,6 +98,10 @@ class Plan:
                     f"no optimizer has the embedding {name!r}; give it `optimizer=`, or pass "
                     "its weight to a torch optimizer"
                 )
+        if not self._parameters and not self._modules:
+            raise UsageError(
+                "the optimizers train no parameter of the model; give them model.parameters()"
+            )
 
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
         own = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
@@ -160,7 +164,7 @@ class Plan:
         name = self._rows_name(runtime, path, module)
         own = module.optimizer
         if own is not None:
-            rows.bind(runtime, name, Formula(own.rule(), own.decay()))
+            rows.bind(runtime, name, Formula(own.rule(), own.decay(), own.every_row))
             return Sparse(rows, own)
         group, formula = self._group_of[id(module.weight)]
         rows.bind(runtime, name, formula)
@@ -183,7 +187,9 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     """The optimizers, none of which has stepped."""
     if optimizers is None:
         return []
-    given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    given: list[Any] = [optimizers]
+    if isinstance(optimizers, Iterable) and not isinstance(optimizers, str):
+        given = list(optimizers)
     for optimizer in given:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")

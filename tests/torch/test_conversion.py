@@ -11,6 +11,7 @@ import pytest
 
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError, PsfleetError, ShapeError, UsageError
+from psfleet.optimizer import Ftrl
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
 
@@ -226,3 +227,18 @@ def test_state_dict_goes_both_ways() -> None:
     np.testing.assert_allclose(got, curve(other, OPTIMIZERS["sgd"](other), data), rtol=1e-5)
     with pytest.raises(ShapeError, match=r"\(3, 6\) under 'mean.weight'"):
         moved.load_state_dict({"mean.weight": torch.zeros(3, 6)}, strict=False)
+
+
+@pytest.mark.parametrize("given", [None, [], "sgd", Ftrl(0.1)])
+def test_no_torch_optimizer(given: Any) -> None:
+    """Without a torch optimizer there is nothing to convert; what is none is quoted."""
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=r"train no parameter|it must be a torch\.optim optimizer"):
+        pst.convert(model, given)
+
+
+def test_no_model() -> None:
+    """What is no model is quoted."""
+    line: Any = None
+    with pytest.raises(UsageError, match=r"the model is None; it must be a torch\.nn\.Module"):
+        pst.convert(line, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import initializer
+from psfleet import fluid, initializer
 from psfleet import optimizer as fleet_optimizer
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
@@ -201,3 +201,62 @@ def test_stand_in_takes_no_memory(fleet: EmbeddedRuntime) -> None:
         assert bool(module.weight[5, 5].isnan())
         rows = fleet.pull([Read(emb.table.key, np.array([3]))])[0]
         assert torch.equal(module(torch.tensor([3])), torch.from_numpy(rows))
+
+
+def trained(own: Any, steps: int = 4) -> Any:
+    """Rows 1 and 2 of an embedding under an optimizer of psfleet; only the first step names row 2."""
+    users = pst.Embedding(None, 2, name="users", optimizer=own)
+    opt = pst.DistributedOptimizer(torch.nn.Sequential(users), runtime=EmbeddedRuntime())
+    for step in range(steps):
+        users(torch.tensor([1] if step else [1, 2])).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    return opt.runtime.pull([users.table.read(np.array([1, 2]))])[0]
+
+
+def test_own_optimizer_counts_updates() -> None:
+    """A schedule that counts updates goes on with each step."""
+    own = fleet_optimizer.SGD(fluid.layers.piecewise_decay([2], [1.0, 0.5]))
+    moved = trained(own)[0] - trained(fleet_optimizer.SGD(0.0))[0]
+    np.testing.assert_allclose(moved, -3.0, atol=1e-6)  # 1 + 1 + 0.5 + 0.5
+    assert own.get_lr() == 0.5
+
+
+def test_own_optimizer_visits_every_row() -> None:
+    """Adam's mode "full" moves rows without a gradient, the mode "lazy" does not."""
+    full, lazy, once = (
+        trained(fleet_optimizer.Adam(0.1, sparse_mode=mode), steps)
+        for mode, steps in (("full", 4), ("lazy", 4), ("full", 1))
+    )
+    assert np.all(full[1] < once[1])
+    np.testing.assert_array_equal(lazy[1], once[1])
+
+
+NOT_FOR_ROWS = {
+    "grad_clip": lambda: fleet_optimizer.SGD(0.1, grad_clip=fleet_optimizer.ClipGradByNorm(1.0)),
+    "LookAhead": lambda: fleet_optimizer.LookAhead(fleet_optimizer.SGD(0.1)),
+    "DGCMomentum": lambda: fleet_optimizer.DGCMomentum(0.1, 0.9, 0),
+    "'sgd'": lambda: "sgd",
+}
+
+
+@pytest.mark.parametrize("word", NOT_FOR_ROWS)
+def test_not_for_rows(word: str) -> None:
+    """What an optimizer of psfleet could not do for rows is refused, not left out."""
+    own: Any = NOT_FOR_ROWS[word]()
+    with pytest.raises(ConfigError, match=word):
+        pst.Embedding(4, 2, optimizer=own)
+
+
+@pytest.mark.parametrize("rows", [0, -4, "a", 4.0])
+def test_numbers_of_rows(rows: Any) -> None:
+    """A number of rows that a table cannot have is refused at once and quoted."""
+    with pytest.raises(ConfigError, match=f"num_embeddings is {rows!r}"):
+        pst.Embedding(rows, 2)
+
+
+@pytest.mark.parametrize("dim", [0, 1025, 2.0, None])
+def test_widths(dim: Any) -> None:
+    """So is a width."""
+    with pytest.raises(ConfigError, match=f"embedding_dim is {dim!r}; it must be 1 to 1024"):
+        pst.EmbeddingBag(4, dim)
