@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet import runtime as runtimes
 from psfleet.coming import Coming
 from psfleet.dealing import Range
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import UsageError
 from psfleet.runtime import Runtime
 
 __all__ = ["batches"]
@@ -52,15 +52,10 @@ class _Dataset:
         for name, value in named:
             if isinstance(value, bool) or value < 1:
                 raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
-        runtime = runtimes.active()
-        shares = getattr(runtime, "shares", None)  # not every runtime has steps that others know of
-        if shares is None:
-            raise ConfigError(
-                "fleet.dataset does not go with localsgd, whose steps the fleet does not count; "
-                "use fleet.shard"
-            )
+        runtime: Any = runtimes.active()
         seed = -1 if self._seed is None else self._seed
-        for ranges in shares(_Steps(runtime), self._size, self._batch, self._epochs, seed, merged):
+        asked = (self._size, self._batch, self._epochs, seed, merged)
+        for ranges in runtime.shares(_Steps(runtime), *asked):
             yield self._samples(ranges)
 
     def peek(self) -> Any:

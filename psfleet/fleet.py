@@ -356,7 +356,8 @@ class Fleet:
         back or are added. Make one step for each batch. Other modes: a sample is used at most once on
         every server; half-async: at least once. In one process: all batches in order.
 
-        All workers must use the same datasets in the same order. A worker that is started again runs
+        All stages of a worker get the same batches; under localsgd too each batch is one step of the
+        fleet. All workers must use the same datasets in the same order. A worker that is started again runs
         its script from the beginning; datasets, or parts of them, that are used up are passed over.
 
         Args:
@@ -366,8 +367,6 @@ class Fleet:
             epochs: How often all samples are used.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
         """
-        if self._place.stages > 1 or sum(self._place.counts) > 1:
-            raise ConfigError("fleet.dataset does not go with a pipeline's stages; use fleet.shard")
         merge = self._settings(self._strategy).gradient_merge
         merged = merge.k_steps if merge is not None else 1
         found = batches(source, batch_size, epochs, shuffle_seed, merged)

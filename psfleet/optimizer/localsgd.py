@@ -1,11 +1,12 @@
 """Local SGD: workers train dense parameters by themselves and average them now and then."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.dealing import Range
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
 from psfleet.strategy import LocalSGD
@@ -46,7 +47,9 @@ class LocalRuntime:
         self._local = EmbeddedRuntime()
         self._pushes = 0
         self._begun = False
-        self._since = 0  # local pushes since the last average
+        self._since = 0  # steps since the last average
+        self._trained = False  # there were local pushes among them
+        self._near = False  # the last step has stayed here
         self._samples = 0
         self._unpublished = False  # the servers' tables are older than the average
         self._rewritten = False  # this worker has changed tables for everybody
@@ -99,15 +102,40 @@ class LocalRuntime:
         if near:
             self._local.push(near)
             self._since += 1
+            self._trained = True
+        self._near = True
         if far or not self._begun or self._since >= self._settings.k_steps:
-            ticket = self._fleet.push(far, samples=self._samples, loss=loss)
-            self._samples = 0
+            ticket = self._send(far, loss)
+        self._advance()
+        return ticket
+
+    def _send(self, gradients: Sequence[Gradient], loss: float | None) -> Ticket:
+        ticket = self._fleet.push(gradients, samples=self._samples, loss=loss)
+        self._samples, self._near = 0, False
+        return ticket
+
+    def _advance(self) -> None:
         self._pushes += 1
         if not self._begun and self._pushes >= self._settings.begin_step:
             self._begin()
         elif self._since >= self._settings.k_steps:
             self._meet(stay=False)
-        return ticket
+
+    def shares(self, trainer: Any, *asked: int) -> Iterator[tuple[Range, ...]]:
+        """As those of the cluster: each step is one push, also one that brings nothing of dense tables."""
+        found: Iterator[tuple[Range, ...]] = self._fleet.shares(self, *asked)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
+        return found
+
+    def skip(self) -> None:
+        """End a step of `shares` that has pushed nothing to the servers.
+
+        A worker without samples in it counts it as the others do, so that all average in the same step.
+        """
+        idle = not self._near
+        self._send([], None)
+        if idle:
+            self._since += self._begun
+            self._advance()
 
     def _begin(self) -> None:
         """Take every dense table from the servers, where all workers' pushes are in it."""
@@ -127,7 +155,7 @@ class LocalRuntime:
     def _meet(self, stay: bool) -> None:
         """Average with all workers; `stay`: until all of them stay."""
         while True:
-            words = np.array([self._since > 0, stay, self._rewritten, self._begun], np.int64)
+            words = np.array([self._trained, stay, self._rewritten, self._begun], np.int64)
             trained, staying, rewritten, begun = self._fleet.all_reduce(words).tolist()
             self._rewritten = False
             if begun and not self._begun:
@@ -143,20 +171,20 @@ class LocalRuntime:
         keys = sorted(self._local.specs())
         states = [self._local.read_table(key) for key in keys]
         mine = np.concatenate([state.values[0].reshape(-1) for state in states])
-        total = self._fleet.all_reduce(mine if self._since else np.zeros_like(mine))
+        total = self._fleet.all_reduce(mine if self._trained else np.zeros_like(mine))
         mean, at = (total / np.float32(trained)).astype(np.float32, copy=False), 0
         for key, state in zip(keys, states, strict=True):
             weights = state.values[0]
             mean_here = mean[at : at + weights.size].reshape(weights.shape)
             self._local.write_table(key, TableState(state.step, [mean_here, *state.values[1:]]))
             at += weights.size
-        self._since, self._unpublished = 0, True
+        self._since, self._trained, self._unpublished = 0, False, True
 
     def _retake(self) -> None:
         """A worker has written tables: what the servers hold counts, for everybody."""
         for spec in self._local.specs().values():
             self._take(spec)
-        self._since, self._unpublished = 0, False
+        self._since, self._trained, self._unpublished = 0, False, False
 
     def _publish(self) -> None:
         """Bring this worker's dense tables to the servers."""

@@ -375,6 +375,7 @@ class _Coordinator:
             asked.round,
             asked.lease,
             asked.used,
+            max(asked.group, 1),
         )
         coordinator = self._host.coordinator
         assert coordinator is not None

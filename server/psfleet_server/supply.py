@@ -29,6 +29,7 @@ class Order:
         round: Sync: the worker's next round.
         lease: Otherwise: how many leases the worker's life has taken already.
         used: Otherwise: how many of them are used up, with all pushes acknowledged.
+        group: Seats of a worker that is cut into stages, of which the first has data for all.
     """
 
     number: int
@@ -39,9 +40,10 @@ class Order:
     round: int = 0
     lease: int = 0
     used: int = 0
+    group: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.size, self.batch, self.epochs) < 1:
+        if min(self.size, self.batch, self.epochs, self.group) < 1:
             raise UsageError(
                 f"a dataset of {self.size} samples, batches of {self.batch} and {self.epochs} epochs; "
                 "each must be at least 1"
@@ -51,6 +53,10 @@ class Order:
     def same(self) -> tuple[int, ...]:
         """What all workers must agree on."""
         return (self.size, self.batch, self.epochs, self.seed)
+
+    def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
+        """Those of the seats that have data, in order."""
+        return tuple(sorted(seat for seat in seats if seat % self.group == 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class Supply:
         for dataset in self.datasets:
             if dataset.plan is not None:
                 dataset.plan = dataset.plan.changed(
-                    closed + LOOKAHEAD + 1, seats, closed, counts_in
+                    closed + LOOKAHEAD + 1, dataset.order.takers(seats), closed, counts_in
                 )
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, Report]) -> None:
@@ -216,7 +222,7 @@ def _plan(order: Order, first_of: Mapping[int, int]) -> Plan:
     begins = sorted({max(order.round, first) for first in first_of.values()})
     plan = Plan(order.size, order.batch)
     for begin in begins:
-        seats = tuple(sorted(seat for seat, first in first_of.items() if first <= begin))
+        seats = order.takers(seat for seat, first in first_of.items() if first <= begin)
         rest = plan.rest(begin) if plan.entries else stream
         if rest:
             plan = Plan(order.size, order.batch, (*plan.entries, Entry(begin, seats, rest)))

@@ -16,7 +16,7 @@ import pytest
 from psfleet.dealing import Range
 from psfleet.errors import Fenced
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, TableState
+from psfleet.runtime import Gradient, Read, Runtime, TableState
 from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.faults import Death, Died
@@ -39,7 +39,7 @@ def counts(worker: int) -> TableSpec:
 class Steps:
     """Who pushes, for the one who deals."""
 
-    def __init__(self, runtime: ClusterRuntime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def skip(self) -> None:

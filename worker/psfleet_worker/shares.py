@@ -1,11 +1,15 @@
 """The data that the fleet hands out, as one worker takes it step by step."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Protocol
 
+import numpy as np
+
 from psfleet.dealing import Plan, Range, length, part
-from psfleet.errors import UsageError
+from psfleet.errors import ConfigError, UsageError
+from psfleet.pipeline.links import here, links
 from psfleet.wire.membership import read_plan, read_ranges
 from psfleet.wire.v1 import membership_pb2
 from psfleet_worker.client import wait_all
@@ -55,11 +59,19 @@ class Shares:
             batch=batch,
             epochs=epochs,
             seed=seed,
+            group=here().processes,
         )
         if self._fleet.mode == "sync":
             order.batch = batch * merged
             return self._in_rounds(trainer, order, merged)
-        return self._leased(trainer, order)
+        if here().processes == 1:
+            return self._leased(trainer, order)
+        if self._fleet.mode == "ssp":
+            raise ConfigError(
+                "fleet.dataset does not go with stages in ssp mode: stages would wait for each other's "
+                "data; use sync or async mode, or fleet.shard"
+            )
+        return self._told() if here().process else self._telling(self._leased(trainer, order))
 
     def _ask(self, order: membership_pb2.DealRequest) -> membership_pb2.DealReply:
         call = self._fleet.clients[0].start("Coordinator/Deal", order.SerializeToString())
@@ -88,7 +100,8 @@ class Shares:
                 if fleet.view > known:
                     continue
                 return
-            yield from _parts(plan.share(fleet.worker, number), merged)
+            # All stages of a worker use what its first one has.
+            yield from _parts(plan.share(fleet.worker - here().process, number), merged)
             self._check_mode("sync")
             if self._made(number) == 0:
                 trainer.skip()
@@ -116,16 +129,40 @@ class Shares:
 
     # -- other modes ---------------------------------------------------------------------------
 
+    def _telling(self, steps: Iterator[tuple[Range, ...]]) -> Iterator[tuple[Range, ...]]:
+        """The steps of the first stage; each is told to the others, and at last that there is no more."""
+        ways = links()
+        tags = (f"dataset/{self._count}/{number}" for number in itertools.count())
+        for ranges in itertools.chain(steps, [()]):
+            told, tag = np.array(ranges, np.int64), next(tags)
+            for process in range(1, here().processes):
+                ways.send(process, tag, [told])
+            if ranges:
+                yield ranges
+
+    def _told(self) -> Iterator[tuple[Range, ...]]:
+        """The same in another stage of that worker."""
+        ways = links()
+        for number in itertools.count():
+            [told] = ways.receive(0, f"dataset/{self._count}/{number}")
+            if not told.size:
+                return
+            yield tuple((low, high) for low, high in told.tolist())
+            self._check_mode("async")
+
+    @property
+    def _exact(self) -> bool:
+        """Merged pushes leave later than their steps; then only what is flushed is said to be used."""
+        return self._fleet.mode != "half-async"
+
     def _leased(
         self, trainer: Trainer, order: membership_pb2.DealRequest
     ) -> Iterator[tuple[Range, ...]]:
-        # Merged pushes leave later than their steps; then only what is flushed is said to be used.
-        exact = self._fleet.mode != "half-async"
-        while (lease := self._lease(trainer, order, exact)) is not None:
+        while (lease := self._lease(trainer, order)) is not None:
             total, batch = length(lease), order.batch
             for low in range(0, total, batch):
                 high = min(low + batch, total)
-                if exact:
+                if self._exact:
                     self.position = (self._leases, high)
                 self.coming = part(lease, high, min(high + batch, total))
                 yield part(lease, low, high)
@@ -133,12 +170,12 @@ class Shares:
             self._leases += 1
 
     def _lease(
-        self, trainer: Trainer, order: membership_pb2.DealRequest, exact: bool
+        self, trainer: Trainer, order: membership_pb2.DealRequest
     ) -> tuple[Range, ...] | None:
         """The next lease; None: everything is used."""
         order.lease = self._leases
         while True:
-            if not exact:
+            if not self._exact:
                 self._settle(trainer)
             order.used = self._used
             reply = self._ask(order)

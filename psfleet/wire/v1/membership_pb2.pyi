@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 918ab834d331e6811118e3afc222bba979d26766f57316796afefe70c57551cf
+# From protos/psfleet/v1/membership.proto, SHA-256 40de002afaf3ff2eacb814a5a94544db8e0e2a9b7b2da0a26225d418866992e1
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -142,7 +142,7 @@ class InstallReply(_message.Message):
     def __init__(self, boot: _Optional[int] = ..., installed: bool = ...) -> None: ...
 
 class DealRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used")
+    __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used", "group")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class DealRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     dataset: int
@@ -163,7 +164,8 @@ class DealRequest(_message.Message):
     round: int
     lease: int
     used: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+    group: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[int] = ..., size: _Optional[int] = ..., batch: _Optional[int] = ..., epochs: _Optional[int] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., lease: _Optional[int] = ..., used: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
 
 class DealReply(_message.Message):
     __slots__ = ("view", "plan", "lease", "ended")

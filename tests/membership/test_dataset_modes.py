@@ -1,0 +1,110 @@
+"""fleet.dataset beside what else a strategy says: local SGD, other modes, changes of the mode."""
+
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+
+from psfleet.dealing import length
+from psfleet.errors import UsageError
+from psfleet.modes.changing import ChangingRuntime
+from psfleet.optimizer.localsgd import LocalRuntime
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.strategy import Consistency, LocalSGD
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from tests.consistency.workers import DENSE, ROWS, together
+from tests.membership.test_deaths import Steps
+
+SAMPLES, BATCH, EPOCHS = 21, 2, 2
+WEIGHTS = TableSpec("weights", "dense", (500,), make_rule("adam", {}))
+ONCE = Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_local_training_uses_each_sample_once(rows: bool) -> None:
+    """Three workers with unequal last rounds, averaging every third step: every sample is in one step,
+    and all end with the same weights, whether steps push rows to the servers or stay local."""
+    used: Counter[int] = Counter()
+    ended: dict[int, bytes] = {}
+
+    def work(fleet: LocalFleet, worker: int) -> None:
+        runtime = LocalRuntime(fleet.connect(worker, "sync"), LocalSGD(k_steps=3, begin_step=2))
+        runtime.create(WEIGHTS, np.linspace(-1, 1, 500, dtype=np.float32))
+        runtime.create(ROWS)
+        for ranges in runtime.shares(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
+            chosen = np.concatenate([np.arange(*pair) for pair in ranges])
+            used.update(chosen.tolist())
+            (weights,) = runtime.pull([Read(WEIGHTS.key)])
+            noise = np.random.default_rng(chosen).standard_normal(500, np.float32)
+            gradients = [Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01)]
+            if rows:
+                ones = np.ones((len(chosen), ROWS.dim), np.float32)
+                gradients.append(Gradient(ROWS.key, ones, chosen, 1.0))
+            runtime.push(gradients, samples=len(chosen))
+        runtime.barrier()
+        (weights,) = runtime.pull([Read(WEIGHTS.key)])
+        ended[worker] = weights.tobytes()
+        runtime.close()
+
+    with LocalFleet(2, 3) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(3)])
+        assert fleet.wait(60) == [0, 0]
+    assert used == ONCE
+    assert len(set(ended.values())) == 1
+
+
+def test_leases_stay_when_the_mode_changes() -> None:
+    """Through every mode that leases data and back, within one dataset, each sample is handed out once."""
+    modes = [
+        Consistency("ssp", staleness=1),
+        Consistency("half-async", max_merge=3),
+        Consistency("geo", k_steps=2),
+        Consistency("async"),
+    ]
+    used: Counter[int] = Counter()
+
+    def work(runtime: ChangingRuntime) -> None:
+        left = list(modes)
+        size = 8 * SAMPLES  # more leases than changes, so that nobody waits for who has no data
+        for ranges in runtime.shares(Steps(runtime), size, BATCH, 1, 0, 1):
+            used.update(position for pair in ranges for position in range(*pair))
+            runtime.pull([Read(ROWS.key, np.arange(3)), Read(DENSE.key)])
+            one = Gradient(ROWS.key, np.ones((length(ranges), ROWS.dim), np.float32),
+                           np.arange(length(ranges)), 1.0)  # fmt: skip
+            runtime.push([one, Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+            if left:
+                runtime.set_mode(left.pop(0))
+        assert not left
+        runtime.barrier()
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("async"), work)
+    assert used == Counter(dict.fromkeys(range(8 * SAMPLES), 1))
+
+
+def test_rounds_and_leases_do_not_follow_each_other_within_a_dataset() -> None:
+    """Between two datasets the mode may become any other; within one, from rounds to leases, it may not."""
+    used: Counter[int] = Counter()
+
+    def work(runtime: ChangingRuntime) -> None:
+        for consistency in (Consistency("sync"), Consistency("async"), Consistency("sync")):
+            if consistency != runtime.consistency:
+                runtime.set_mode(consistency)
+            for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+                used.update(position for pair in ranges for position in range(*pair))
+                runtime.pull([Read(DENSE.key)])
+                runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+        steps = runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1)
+        next(steps)
+        runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+        runtime.set_mode(Consistency("ssp"))
+        with pytest.raises(UsageError, match="'ssp' within a dataset; change it between two"):
+            next(steps)
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("sync"), work)
+    assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
