@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from psfleet.client import Client, DenseTable, SparseTable, connect
     from psfleet.errors import PsfleetError
     from psfleet.parameter import Parameter, SparseGrad
+    from psfleet.program.attribute import ParamAttr
     from psfleet.program.executor import Executor
     from psfleet.program.program import (
         Program,
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "DenseTable",
     "Executor",
+    "ParamAttr",
     "Parameter",
     "Program",
     "PsfleetError",
@@ -54,6 +56,7 @@ _HOMES = {
     "Client": "psfleet.client",
     "DenseTable": "psfleet.client",
     "Executor": "psfleet.program.executor",
+    "ParamAttr": "psfleet.program.attribute",
     "Parameter": "psfleet.parameter",
     "Program": "psfleet.program.program",
     "PsfleetError": "psfleet.errors",
