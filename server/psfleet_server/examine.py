@@ -12,7 +12,8 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.log import chained, files_of, read_header
-from psfleet_server.recovery import KINDS, restored
+from psfleet_server.records import name_of
+from psfleet_server.recovery import restored
 
 __all__ = ["main", "replay", "verify"]
 
@@ -29,7 +30,7 @@ def verify(path: str) -> str:
     for kind, _, end, _ in chained(first, min(files_of(first))):
         whole = end
         if kind:
-            kinds[KINDS.get(kind, f"kind {kind}")] += 1
+            kinds[name_of(kind)] += 1
     last = list(files_of(first).values())[-1]
     torn = last.stat().st_size - whole
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())

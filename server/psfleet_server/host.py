@@ -35,10 +35,10 @@ from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.answers import Places, lay_out
 from psfleet_server.coordinator import Coordinator, Outcome, Release, Seating
 from psfleet_server.feed import Feed
+from psfleet_server.keeper import Keeper
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
 from psfleet_server.parts import Parts, joined_core
-from psfleet_server.recovery import Keeper
 
 __all__ = ["OUTCOMES", "Host"]
 

@@ -29,12 +29,13 @@ from psfleet_server.beats import Beats
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.gate import gates
 from psfleet_server.host import Host
+from psfleet_server.keeper import Keeper, open_log
 from psfleet_server.lead import Lead
 from psfleet_server.log import Log
 from psfleet_server.memory import table_limit
 from psfleet_server.orders import Orders
 from psfleet_server.parking import Deadlines
-from psfleet_server.recovery import Keeper, go_on_from, open_log
+from psfleet_server.recovery import go_on_from
 from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
 from psfleet_server.snapshots import snapshot_handlers

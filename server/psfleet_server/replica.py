@@ -19,7 +19,8 @@ from psfleet_server.feed import Fed, Feed, joined
 from psfleet_server.host import Host
 from psfleet_server.parking import as_psfleet_error
 from psfleet_server.parts import joined_core
-from psfleet_server.recovery import copied, encode, encode_change
+from psfleet_server.records import encode, encode_change
+from psfleet_server.recovery import copied
 
 __all__ = ["feeds_standby", "replica_handler"]
 

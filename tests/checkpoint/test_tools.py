@@ -11,8 +11,8 @@ from psfleet.runtime import Gradient
 from psfleet.shard.shard import Shard
 from psfleet.tables.spec import TableSpec
 from psfleet_launch.tools import main
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log
-from psfleet_server.recovery import Keeper
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())
 DENSE = TableSpec("d", "dense", (4,), Adam())

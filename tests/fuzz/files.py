@@ -38,8 +38,8 @@ from psfleet.strategy import Settings, load_strategy_file, resolve
 from psfleet.tables.spec import TableSpec
 from psfleet.wire.credentials import FILES, Credentials
 from psfleet_server.coordinator import Coordinator
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log
-from psfleet_server.recovery import Keeper
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register

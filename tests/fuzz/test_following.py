@@ -29,7 +29,7 @@ from psfleet_server.coordinator import Coordinator
 from psfleet_server.feed import joined
 from psfleet_server.host import Host
 from psfleet_server.parking import Deadlines
-from psfleet_server.recovery import encode, encode_change
+from psfleet_server.records import encode, encode_change
 from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.standby import Standby
 from tests.fuzz.files import SPECS

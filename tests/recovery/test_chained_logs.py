@@ -16,9 +16,9 @@ from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.examine import replay, verify
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log, files_of, records
 from psfleet_server.parts import joined_core
-from psfleet_server.recovery import Keeper
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))

@@ -15,8 +15,8 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
 from psfleet_server.coordinator import Arrival, Coordinator
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log, records
-from psfleet_server.recovery import Keeper
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))

@@ -23,8 +23,8 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log
-from psfleet_server.recovery import Keeper
 
 POLICY = (
     CountFilterEntry(2)

@@ -18,9 +18,9 @@ from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.plan import Job, Member, Request, child_environment
+from psfleet_server.keeper import Keeper
 from psfleet_server.log import Log
 from psfleet_server.memory import resident, table_limit
-from psfleet_server.recovery import Keeper
 
 MIB = 1 << 20
 BATCH = 8192

@@ -16,7 +16,8 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.views import Freeze, Install
 from psfleet_server.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
 from psfleet_server.feed import joined
-from psfleet_server.recovery import encode, encode_change, take
+from psfleet_server.records import encode, encode_change
+from psfleet_server.recovery import take
 from tests.protocol.fleet.calls import (
     CreateTable,
     Deal,
