@@ -506,6 +506,7 @@ def resolve(
         ConfigError: The overrides are not JSON, or something is unknown or contradictory.
     """
     said: Any = strategy.parts() if isinstance(strategy, DistributedStrategy) else strategy
+    _check_parts({} if said is None else said)
     parts: dict[str, Any] = dict(said or {})
     if overrides:
         try:

@@ -76,6 +76,10 @@ class PipelineOptimizer(Optimizer):
             raise ConfigError(
                 f"PipelineOptimizer: optimizer is {optimizer!r}, it must be an optimizer"
             )
+        if not isinstance(cut_list, list | tuple | None):
+            raise ConfigError(
+                f"PipelineOptimizer: cut_list is {cut_list!r}, it must be a list of lists of variables"
+            )
         cuts = list(cut_list or ())
         count = 2 * len(cuts) - 1
         for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
@@ -88,11 +92,12 @@ class PipelineOptimizer(Optimizer):
             ("queue_size", queue_size, 1),
             ("sync_steps", sync_steps, 1),
             ("start_cpu_core_id", start_cpu_core_id, 0),
-            ("concurrency_list", min(concurrency_list or [1]), 1),
+            *(("concurrency_list", copies, 1) for copies in concurrency_list or ()),
         ):
-            if value < least:
+            if not isinstance(value, int) or value < least:
                 raise ConfigError(
-                    f"PipelineOptimizer: {name} is {value}, it must be at least {least}"
+                    f"PipelineOptimizer: {name} is {value!r}, it must be a whole number of at least "
+                    f"{least}"
                 )
         if sync_steps > 1:
             raise ConfigError(

@@ -11,7 +11,7 @@ from psfleet.program.program import default_main_program
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable, leaf
 
-__all__ = ["Automatic", "Backward", "append_backward", "gradients", "known_names"]
+__all__ = ["Automatic", "Backward", "append_backward", "gradients", "known_names", "known_variable"]
 
 
 @dataclass(frozen=True)
@@ -146,19 +146,25 @@ def _make(
     elif isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | None):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
     elif checkpoints is not None:
-        made.checkpoints = [_checkpoint(entry) for entry in checkpoints]
+        made.checkpoints = [known_variable(entry, "checkpoint") for entry in checkpoints]
     return made
 
 
-def _checkpoint(entry: Variable | str) -> Variable:
-    """A variable, by itself, by its name or by its layer's name."""
+def known_variable(entry: Any, what: str) -> Variable:
+    """A variable of the default program, by itself, by its name or by its layer's name.
+
+    Args:
+        what: What the variable is for, for messages.
+    """
     program = default_main_program()
     if isinstance(entry, Variable):
         return entry
+    if not isinstance(entry, str):
+        raise UsageError(f"{what} {entry!r} is neither a variable nor the name of one")
     results = [v for name, v in program.variables.items() if name.startswith(f"{entry}.tmp_")]
     if entry not in program.variables and results:
         return results[-1]
-    return program.variable(entry, "checkpoint")
+    return program.variable(entry, what)
 
 
 def _parameters_of(loss: Variable) -> dict[str, Variable]:

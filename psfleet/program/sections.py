@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psfleet.errors import UsageError
+from psfleet.program.backward import known_variable
 from psfleet.program.gradient import ancestors
 from psfleet.program.record import Record
 from psfleet.program.variable import Variable
@@ -42,17 +43,20 @@ class Section:
     gives: tuple[Variable, ...]
 
 
-def split(loss: Variable, cut_list: Sequence[Sequence[Variable] | Variable]) -> list[Section]:
+def split(
+    loss: Variable, cut_list: Sequence[Sequence[Variable | str] | Variable | str]
+) -> list[Section]:
     """The sections of the step that computes a loss and goes back from it.
 
     Args:
         loss: What is minimized.
-        cut_list: For each forward piece the variables that it ends with; the last must be the loss.
+        cut_list: For each forward piece the variables that it ends with, or names of variables or
+            layers; the last must be the loss.
 
     Raises:
         UsageError: A cut is empty, not part of the loss, or behind a later one.
     """
-    cuts = [[cut] if isinstance(cut, Variable) else list(cut) for cut in cut_list]
+    cuts = [_variables(number, cut) for number, cut in enumerate(cut_list)]
     if not cuts or cuts[-1] != [loss]:
         raise UsageError(
             f"cut_list must end with the loss, [{loss.name!r}]; it ends with "
@@ -69,16 +73,22 @@ def split(loss: Variable, cut_list: Sequence[Sequence[Variable] | Variable]) -> 
     ]
 
 
+def _variables(number: int, cut: Any) -> list[Variable]:
+    entries = list(cut) if isinstance(cut, list | tuple) else [cut]
+    if not entries:
+        raise UsageError(f"cut {number} is empty; it must have a variable")
+    return [known_variable(entry, f"cut {number}:") for entry in entries]
+
+
 def _pieces(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
     whole = set(ancestors([loss]))
     done: set[Record] = set()
     pieces = []
     for number, cut in enumerate(cuts):
         strange = [v.name for v in cut if v.record not in whole]
-        if strange or not cut:
+        if strange:
             raise UsageError(
-                f"cut {number} has {strange[0] if strange else 'no variable'!r}, which "
-                f"the loss {loss.name!r} is not computed by"
+                f"cut {number} has {strange[0]!r}, which the loss {loss.name!r} is not computed by"
             )
         piece = [record for record in ancestors(cut) if record not in done]
         if not piece:
