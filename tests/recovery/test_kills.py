@@ -18,6 +18,7 @@ from psfleet.runtime import Gradient, TableState
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_worker.client import Patience
 from psfleet_worker.runtime import ClusterRuntime
 
 TRAINING = Training()
@@ -30,6 +31,7 @@ COUNTS = TableSpec(
 )
 TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
 PUSHES = 60
+PATIENCE = Patience(answer=500.0, outage=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
 
@@ -52,7 +54,7 @@ def train(fleet: LocalFleet) -> list[TableState]:
     result: list[TableState] = []
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        runtime = ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
         TRAINING.run(runtime)
         runtime.barrier()
         if worker == 0:
@@ -102,7 +104,7 @@ def test_every_push_is_counted_once(
     states: list[TableState] = []
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async")
+        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
         runtime.create(COUNTS)
         runtime.create(TOTAL, np.zeros(9000, np.float32))
         dice = np.random.default_rng(worker)

@@ -18,6 +18,7 @@ from psfleet.runtime import Gradient, TableState
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet_worker.client import Patience
 from psfleet_worker.runtime import ClusterRuntime
 
 TRAINING = Training(steps=60, pause=0.03)
@@ -29,6 +30,7 @@ PUSHES = 120
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
+PATIENCE = Patience(answer=500.0, outage=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
 
@@ -52,7 +54,7 @@ def train(fleet: LocalFleet) -> list[TableState]:
     result: list[TableState] = []
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        runtime = ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
         TRAINING.run(runtime)
         runtime.barrier()
         if worker == 0:
@@ -103,7 +105,7 @@ def test_every_push_is_counted_once(
     counted: list[np.ndarray] = []
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async")
+        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
         runtime.create(COUNTS)
         for _ in range(PUSHES):
             rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), np.arange(50), 1.0)
