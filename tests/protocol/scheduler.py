@@ -209,6 +209,10 @@ class Scheduler:
         """Do something to some machine."""
         raise NotImplementedError
 
+    def at(self, address: str) -> str:
+        """The machine that gets what is sent to this address."""
+        return address
+
     def may_die(self, name: str) -> bool:
         """Whether a machine may die between two instructions."""
         return True
@@ -291,7 +295,7 @@ class Scheduler:
             self.nudge(turn)
 
     def _deliver(self, to: str, source: str, message: Any) -> None:
-        self.do(to, Received(source, message))
+        self.do(self.at(to), Received(source, message))
 
     def do(self, name: str, event: Any) -> None:
         """Let a machine take an event, and perform what it wants; it may die meanwhile."""

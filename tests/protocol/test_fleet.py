@@ -13,6 +13,7 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.workers import Workers
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
+from tests.protocol.fleet.primary import Primary
 from tests.protocol.scheduler import Broken, run
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
@@ -77,3 +78,11 @@ def test_a_shard_that_closes_rounds_while_views_change_is_noticed(
 
     monkeypatch.setattr(Shard, "_may_close", hasty)
     assert is_noticed("sync removal")
+
+
+def test_a_primary_that_does_not_wait_for_its_standby_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was said before the standby had it is not true any more after a takeover (R1)."""
+    monkeypatch.setattr(Primary, "_is_settled", lambda primary, end: True)
+    assert is_noticed("async standbys")

@@ -15,7 +15,9 @@ __all__ = [
     "Installed",
     "Other",
     "Part",
+    "Promote",
     "Register",
+    "Release",
     "Request",
     "Response",
     "Silent",
@@ -125,13 +127,17 @@ class Follow:
 
 @dataclass(frozen=True)
 class Part:
-    """The `place`-th message of the stream to a standby: a record, or kind 0 for "required"."""
+    """The `place`-th message of the stream to a standby: a record, or kind 0 for "required".
+
+    `record`: for the checks of a run what it says; of the end of the copy, all records before it.
+    """
 
     attach: int
     place: int
     number: int
     kind: int
     body: bytes
+    record: object
 
 
 @dataclass(frozen=True)
@@ -141,3 +147,15 @@ class Took:
     attach: int
     place: int
     number: int
+
+
+@dataclass(frozen=True)
+class Promote:
+    """The launcher to a standby: take the place of your primary."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The launcher to a primary: no standby up to this attachment will ever take over."""
+
+    attach: int

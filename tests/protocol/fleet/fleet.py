@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psfleet.shard.shard import Shard
-from tests.protocol.fleet.calls import Silent
+from tests.protocol.fleet.calls import Promote, Release, Silent
 from tests.protocol.fleet.checks import check
 from tests.protocol.fleet.job import Job, job_of
+from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
+from tests.protocol.fleet.standby import Standby
 from tests.protocol.fleet.worker import Pushes, Worker
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
@@ -18,7 +20,7 @@ _LONG = 200.0  # seconds of silence after which also a worker that has never com
 
 
 class Fleet(Scheduler):
-    """Servers "S0", "S1", ..., workers "w0", ..., perhaps a coordinator "C".
+    """Servers "S0.0", "S1.0", ..., standbys "S0.1", ..., workers "w0", ..., perhaps a coordinator "C".
 
     Attributes:
         pushes: What workers have pushed.
@@ -29,7 +31,8 @@ class Fleet(Scheduler):
         self, job: Job, chances: Chances, seed: object, suppressed: Iterable[int] = ()
     ) -> None:
         self.job = job
-        self.servers = [f"S{server}" for server in range(job.servers)]
+        self.places = [Place(f"S{server}", job.standbys) for server in range(job.servers)]
+        self.servers = [name for place in self.places for name in place.names]
         self.workers = [f"w{worker}" for worker in range(job.workers)]
         self.pushes: Pushes = {}
         self.gone: set[str] = set()
@@ -42,7 +45,57 @@ class Fleet(Scheduler):
         """See Scheduler."""
         if name in self.workers:
             return Worker(int(name[1:]), self.job, boot, self.pushes)
-        return Server(None if name == "C" else int(name[1:]), self.job, disk, boot)
+        if name == "C":
+            return Server(None, self.job, disk, boot)
+        index, number = map(int, name[1:].split("."))
+        boot = 2 * boot + number  # of no other process of this place
+        place = self.places[index]
+        if name == place.primary:
+            return Server(index, self.job, disk, boot)
+        return Standby(index, self.job, boot, place.attach)
+
+    def at(self, address: str) -> str:
+        """See Scheduler. Who takes over listens where the one before did, which may still live."""
+        for place in self.places:
+            if address == place.address:
+                late = place.deposed and self.dice.random() < 0.2
+                return place.deposed if late else place.primary
+        return address
+
+    def start(self, name: str) -> None:
+        """See Scheduler. Who starts beside a primary is its next standby."""
+        place = self._place_of(name)
+        if place is not None and name != place.primary:
+            self.disks[name] = self.first_disk(name)
+            place.follows(name)
+        super().start(name)
+
+    def crash(self, name: str) -> None:
+        """See Scheduler. The launcher knows it at once, and decides."""
+        super().crash(name)
+        place = self._place_of(name)
+        if place is None:
+            return
+        if name == place.deposed:
+            place.deposed = ""
+        elif name == place.standby:
+            place.standby = ""
+            self.do(place.primary, Release(place.attach))
+        elif place.standby and name == place.primary:
+            standby: Standby = self.machines[place.standby]
+            if standby.is_ready:
+                self._promote(place)
+            else:  # it has lost its primary, which goes on from its log
+                super().crash(place.standby)
+                place.standby = ""
+
+    def _promote(self, place: Place) -> None:
+        self.counts["takeovers"] += 1
+        place.take_over(lives=place.primary not in self.crashed)
+        self.do(place.primary, Promote())
+
+    def _place_of(self, name: str) -> Place | None:
+        return next((place for place in self.places if name in place.names), None)
 
     def may_die(self, name: str) -> bool:
         """See Scheduler."""
@@ -52,19 +105,30 @@ class Fleet(Scheduler):
 
     def random_fault(self) -> None:
         """See Scheduler."""
-        kind = self.dice.choice(["server", "worker", "restart", "restart", "silence"])
+        kind = self.dice.choice(["server", "worker", "restart", "restart", "silence", "takeover"])
         if kind == "restart" and self.crashed:
             self.start(self.dice.choice(sorted(self.crashed)))
         elif kind == "silence" and self.job.removal:
             worker = self.dice.randrange(self.job.workers)
             if self.fault(f"w{worker} is silent"):
                 self.counts["silences"] += 1
-                self.do(self.job.home, Silent(worker, 2.0))
+                self.do(self.at(self.job.home), Silent(worker, 2.0))
+        elif kind == "takeover":
+            self._depose(self.dice.choice(self.places))
         else:
             self._kill(kind)
 
+    def _depose(self, place: Place) -> None:
+        """A standby takes over although its primary lives."""
+        standby = self.machines.get(place.standby)
+        ready = standby is not None and standby.is_ready and not place.deposed
+        if ready and self.fault(f"{place.primary} is deposed"):
+            self.counts["deposed"] += 1
+            self._promote(place)
+
     def _kill(self, kind: str) -> None:
-        names = self.workers if kind == "worker" else [*self.servers, self.job.home]
+        apart = ["C"] if self.job.apart else []
+        names = self.workers if kind == "worker" else [*self.servers, *apart]
         name = self.dice.choice(names)
         if self.may_die(name) and name not in self.crashed and self.fault(f"{name} dies"):
             self.counts[f"dead {'workers' if name in self.workers else 'servers'}"] += 1
@@ -83,6 +147,9 @@ class Fleet(Scheduler):
 
     def calm(self) -> None:
         """See Scheduler. Some of the dead stay dead where the fleet may go on without them."""
+        for place in self.places:
+            if place.deposed:
+                self.crash(place.deposed)
         for name in sorted(self.crashed):
             others = [worker for worker in self.workers if worker not in self.crashed]
             stays = name in self.workers and self.job.removal and others
@@ -94,18 +161,17 @@ class Fleet(Scheduler):
     def nudge(self, turn: int) -> None:
         """See Scheduler."""
         for name in sorted(self.gone):
-            self.do(self.job.home, Silent(int(name[1:]), _LONG))
+            self.do(self.at(self.job.home), Silent(int(name[1:]), _LONG))
 
     def is_over(self) -> bool:
         """See Scheduler."""
-        coordinator = self.machines[self.job.home].coordinator
-        views = {self._shard(name).workers.view for name in self.servers}
+        coordinator = self.machines[self.at(self.job.home)].coordinator
+        views = {shard.workers.view for shard in self._shards()}
         done = all(self.machines[name].done for name in self.workers if name not in self.gone)
         return done and not coordinator.is_busy and len(views) == 1
 
-    def _shard(self, name: str) -> Shard:
-        server: Server = self.machines[name]
-        return server.its_shard
+    def _shards(self) -> list[Shard]:
+        return [self.machines[place.primary].its_shard for place in self.places]
 
     def describe(self) -> str:
         """See Scheduler."""
@@ -114,24 +180,24 @@ class Fleet(Scheduler):
             for name in self.workers
             if (worker := self.machines.get(name))
         }
-        shards = {name: self._shard(name) for name in self.servers}
         standing = {
-            name: (shard.workers.view, shard.workers.frozen, shard.rounds.closed)
-            for name, shard in shards.items()
+            place.primary: (shard.workers.view, shard.workers.frozen, shard.rounds.closed)
+            for place, shard in zip(self.places, self._shards(), strict=True)
         }
-        coordinator = self.machines[self.job.home].coordinator
+        coordinator = self.machines[self.at(self.job.home)].coordinator
         return f"{waiting} {standing} {coordinator.members.seats} {coordinator.due()}"
 
     def check(self) -> None:
         """See Scheduler."""
-        shards = [self._shard(name) for name in self.servers]
-        histories = [[record for _, _, record in self.disks[name].log] for name in self.servers]
+        shards = self._shards()
         again = [
-            Server(number, self.job, self.disks[name], 0).its_shard
-            for number, name in enumerate(self.servers)
+            Server(number, self.job, self.disks[place.primary], 0)
+            for number, place in enumerate(self.places)
         ]
-        coordinator = self.machines[self.job.home].coordinator
-        check(self.job, shards, again, histories, coordinator.supply.torn, self.pushes)
+        coordinator = self.machines[self.at(self.job.home)].coordinator
+        kept = [server.its_shard for server in again]
+        histories = [server.history for server in again]
+        check(self.job, shards, kept, histories, coordinator.supply.torn, self.pushes)
 
 
 def fleet(suite: str, seed: int) -> Callable[[Iterable[int]], Scheduler]:

@@ -94,9 +94,12 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "sync removal": ("sync",),
     "async": ("async",),
     "async removal": ("async",),
+    "sync standbys": ("sync",),
+    "async standbys": ("async",),
     "rests": ("sync", "sync"),
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),
+    "switch standbys": ("sync", "async", "ssp", "sync"),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 

@@ -22,16 +22,20 @@ from tests.protocol.fleet.calls import (
     CreateTable,
     Deal,
     Depart,
+    Follow,
     Frozen,
     Installed,
     Other,
     Register,
+    Release,
     Request,
     Response,
     Silent,
     Told,
+    Took,
 )
 from tests.protocol.fleet.job import Job
+from tests.protocol.fleet.primary import Primary
 from tests.protocol.scheduler import Append, Boot, Disk, Instruction, Received, Send, Tick
 
 __all__ = ["Server"]
@@ -48,18 +52,27 @@ class Server:
 
     def __init__(self, index: int | None, job: Job, disk: Disk, boot: int) -> None:
         self.job, self.boot = job, boot
+        self.history: list[object] = list(disk.fields.get("history", []))
         self.out: list[Instruction] = []
+        self._primary = Primary(self)
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
         self._now = 0.0
-        for kind, body, _ in disk.log:
+        for kind, body, record in disk.log:
             take(kind, memoryview(body), self.shard or Shard(), self.coordinator)
+            self.history.append(record)
+
+    def _lead(self) -> None:
+        """Be the process that answers for its place, and keep what changes."""
         if self.shard is not None:
             self.shard.workers.frozen = True
             self.shard.journal = lambda record: self._keep(*encode(record), record)
         if self.coordinator is not None:
             self.coordinator.journal = self._keep_decision
+            if self.shard is not None:
+                self.coordinator.rebooted(0, self.boot)
+            self.coordinator.start()
 
     @property
     def its_shard(self) -> Shard:
@@ -68,7 +81,10 @@ class Server:
         return self.shard
 
     def _keep(self, kind: int, parts: Any, record: object) -> None:
-        self.out.append(Append((kind, joined(parts), record)))
+        body = joined(parts)
+        self.out.append(Append((kind, body, record)))
+        self.history.append(record)
+        self._primary.feed_record(kind, body, record)
 
     def _keep_decision(self, decision: Decision) -> None:
         self._keep(*encode_change(decision), decision)
@@ -77,17 +93,23 @@ class Server:
         """See scheduler.Machine."""
         self.out = []
         match event:
-            case Boot() if self.coordinator is not None:
-                self.coordinator.start()
+            case Boot():
+                self._lead()
             case Tick():
                 self._tick()
             case Silent(worker, seconds):
                 self._pass(worker, seconds)
+            case Release(attach):
+                self._primary.feed.release(attach)
+            case Received(source, Follow(attach)):
+                self._primary.begin(source, attach)
+            case Received(_, Took() as took):
+                self._primary.took(took)
             case Received(source, message):
                 self._receive(source, message)
         if self.shard is not None:
             self.shard.validate()
-        return self.out
+        return self._primary.hold(self.out)
 
     def _receive(self, source: str, message: Any) -> None:
         match message:
@@ -185,6 +207,7 @@ class Server:
                 coordinator.rebooted(server, boot)
 
     def _tick(self) -> None:
+        self._primary.send_again()
         if self.shard is not None:
             beat = Beat(self.shard.index, server=True, boot=self.boot)
             self.out.append(Send(self.job.home, beat))

@@ -1,0 +1,95 @@
+"""A server as the primary of a standby: its feed, the stream, and what must not be said too early."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from psfleet.errors import PsfleetError
+from psfleet_server.feed import Fed, Feed, joined
+from psfleet_server.parts import joined_core
+from psfleet_server.records import encode
+from psfleet_server.recovery import copied
+from psfleet_server.replica import _copy
+from tests.protocol.fleet.calls import Part, Took
+from tests.protocol.scheduler import Instruction, Send
+
+if TYPE_CHECKING:
+    from tests.protocol.fleet.server import Server
+
+__all__ = ["Primary"]
+
+_WINDOW = 20  # messages of a stream that are sent again at once
+
+
+class Primary:
+    """What a server has beside its shard when there may be standbys.
+
+    The stream is as reliable as a connection: its messages have places, and are sent again until they
+    are taken. Answers are kept back as Host.changing does it, which would hold the thread.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self.feed = Feed()
+        self._server = server
+        self._to = ""  # the standby
+        self._attach = 0
+        self._records: Iterator[Fed] = iter(())
+        self._said: list[object] = []  # what the records in the feed say
+        self._stream: list[Part] = []
+        self._taken = 0  # places of the stream
+        self._sent = 0  # likewise
+        self._held: list[tuple[int, Send]] = []
+
+    def begin(self, standby: str, attach: int) -> None:
+        """A standby wants to follow: copy all that the server holds, at this moment."""
+        server, shard = self._server, self._server.its_shard
+        try:
+            last = self.feed.attach(attach)
+        except PsfleetError:
+            return  # it asks again
+        self._to, self._attach, self._stream = standby, attach, []
+        self._taken = self._sent = 0
+        self._said = []
+        self._records = self.feed.records(attach)
+        frozen = shard.freeze()
+        for record in _copy(frozen):
+            kind, parts = encode(record)
+            self._add(0, kind, joined(parts), None)
+        kind, core = copied(shard, joined_core(frozen.core, server.coordinator))
+        frozen.close()
+        self._add(last, kind, joined(core), list(server.history))
+
+    def feed_record(self, kind: int, body: bytes, record: object) -> None:
+        """A record is about to take effect."""
+        if self.feed.attached:
+            self.feed.append(kind, [body])
+            self._said.append(record)
+
+    def took(self, took: Took) -> None:
+        """The standby has taken the stream up to a place."""
+        if took.attach == self._attach:
+            self._taken = max(self._taken, took.place)
+            self.feed.took(took.attach, took.number)
+
+    def send_again(self) -> None:
+        """What the standby has not taken."""
+        self._sent = min(self._sent, self._taken)
+
+    def hold(self, out: list[Instruction]) -> list[Instruction]:
+        """What may be performed now: what others are told waits until the standby has what it rests on."""
+        while self.feed._waiting:
+            fed = next(self._records)
+            self._add(fed.number, fed.kind, fed.body, self._said.pop(0) if fed.kind else None)
+        due = self._stream[self._sent : self._taken + _WINDOW]
+        self._sent += len(due)
+        self._held += [(self.feed.end, one) for one in out if isinstance(one, Send)]
+        free = [one for end, one in self._held if self._is_settled(end)]
+        self._held = [(end, one) for end, one in self._held if not self._is_settled(end)]
+        kept = [one for one in out if not isinstance(one, Send)]
+        return [*kept, *(Send(self._to, part) for part in due), *free]
+
+    def _is_settled(self, end: int) -> bool:
+        return not self.feed.required or self.feed._taken >= end
+
+    def _add(self, number: int, kind: int, body: bytes, record: object) -> None:
+        place = len(self._stream) + 1
+        self._stream.append(Part(self._attach, place, number, kind, body, record))
