@@ -32,8 +32,15 @@ Floats = NDArray[np.float32]
 class Cluster(Runtime, Protocol):
     """The runtime of a cluster: psfleet_worker.runtime.ClusterRuntime."""
 
+    @property
+    def mode(self) -> tuple[Mode, int]:
+        """The mode in which the fleet runs, and its staleness."""
+
     def set_mode(self, mode: Mode, staleness: int) -> None:
         """Tell the servers, together with all workers."""
+
+    def abandon(self) -> None:
+        """Let go of everything as if this process had died."""
 
 
 def connect(
@@ -51,13 +58,16 @@ class ChangingRuntime:
 
     Args:
         cluster: The cluster's runtime.
+        consistency: The mode that was asked for.
+
+    Attributes:
         consistency: The mode that it is in.
     """
 
     def __init__(self, cluster: Cluster, consistency: Consistency) -> None:
         self._cluster = cluster
-        self._inner = _around(cluster, consistency)
-        self.consistency = consistency
+        self.consistency = _settled(cluster, consistency)
+        self._inner = _around(cluster, self.consistency)
 
     def set_mode(self, consistency: Consistency) -> None:
         """Go on in another mode; all workers must come here between the same two steps.
@@ -67,10 +77,9 @@ class ChangingRuntime:
         """
         self._inner.flush()
         self._cluster.set_mode(consistency.mode, _staleness(consistency))
-        if isinstance(self._inner, GeoRuntime | MergingRuntime):
-            self._inner.release()
-        self._inner = _around(self._cluster, consistency)
-        self.consistency = consistency
+        self._release()
+        self.consistency = _settled(self._cluster, consistency)
+        self._inner = _around(self._cluster, self.consistency)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)  # what only a cluster has
@@ -155,6 +164,15 @@ class ChangingRuntime:
         """See Runtime.stats."""
         return self._inner.stats()
 
+    def _release(self) -> None:
+        if isinstance(self._inner, GeoRuntime | MergingRuntime):
+            self._inner.release()
+
+    def abandon(self) -> None:
+        """Let go of every resource without a word to the fleet, as if this process had died."""
+        self._cluster.abandon()
+        self._release()
+
     def close(self) -> None:
         """See Runtime.close."""
         self._inner.close()
@@ -168,6 +186,18 @@ def change(runtime: Runtime, consistency: Consistency) -> None:
     """
     if isinstance(runtime, ChangingRuntime):
         runtime.set_mode(consistency)
+
+
+def _settled(cluster: Cluster, wanted: Consistency) -> Consistency:
+    """What was asked for, or the mode that the fleet has come to in the meantime.
+
+    Settings that servers do not know, those of geo and half-async, are then the usual ones until the script
+    comes to the change that says them.
+    """
+    mode, staleness = cluster.mode
+    if (wanted.mode, _staleness(wanted)) == (mode, staleness):
+        return wanted
+    return Consistency(mode, staleness) if mode == "ssp" else Consistency(mode)
 
 
 def _staleness(consistency: Consistency) -> int:

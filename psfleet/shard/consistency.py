@@ -4,6 +4,7 @@ Sync: pushes are held for their round, and a pull waits until its round is close
 for workers too far behind it. In the other modes nothing waits.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +51,15 @@ class Consistency:
                 f"worker {event.worker} makes change {event.switch} of the mode, but server "
                 f"{self.server} has made {self.switches} and not all is settled here"
             )
+
+    def adopted(self, event: Join) -> Join:
+        """What a join comes to once the mode has been changed: with the fleet's own mode.
+
+        A worker that starts again asks for the mode that its script begins with.
+        """
+        if self.mode is None or not self.switches or event.switch:
+            return event
+        return dataclasses.replace(event, mode=self.mode, staleness=self.clocks.staleness)
 
     def _check_same(self, event: Join, mode: Mode) -> None:
         if event.mode != mode:

@@ -140,6 +140,7 @@ class Shard:
 
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
+        event = self.consistency.adopted(event)
         self.consistency.check_mode(event, waiting=bool(self._parked))
         self.workers.check_life(event.worker, event.incarnation)
         begins = event.incarnation > self.workers.lives.get(event.worker, -1)

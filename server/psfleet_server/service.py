@@ -34,7 +34,7 @@ from psfleet.wire.membership import (
     write_report,
 )
 from psfleet.wire.shared import Offer, SharedMemory
-from psfleet.wire.specs import read_mode, read_spec
+from psfleet.wire.specs import read_mode, read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
@@ -198,6 +198,8 @@ class _Shard:
                 sequence=answer.number,
                 clock=answer.clock,
                 switches=shard.consistency.switches,
+                mode=write_mode(shard.mode or mode),
+                staleness=shard.consistency.clocks.staleness,
             )
         )
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.environment import Environment
-from psfleet.errors import ConfigError, LimitExceeded, ProtocolError, ServerUnavailable
+from psfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    LimitExceeded,
+    ProtocolError,
+    ServerUnavailable,
+)
 from psfleet.shard.events import Mode
 from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
-from psfleet.wire.specs import write_mode
+from psfleet.wire.specs import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_worker.beats import Beats
@@ -24,6 +31,8 @@ from psfleet_worker.client import Call, Client, Patience, Send, wait_all
 from psfleet_worker.lane import Lane, Memories
 
 __all__ = ["Connection", "reduced"]
+
+_PAUSE = 0.05  # seconds between two looks whether the servers are in one mode
 
 
 class Connection:
@@ -53,6 +62,7 @@ class Connection:
         self.staleness = staleness
         self.clock = 0
         self._switches = 0
+        self._changes = 0  # of the mode that this life has come to
         self.patience = patience
         changed = threading.Condition()
         self.access = Access.of(environment)
@@ -94,7 +104,7 @@ class Connection:
         life = coordinator_pb2.RegisterReply.FromString(answer)
         self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
         self.first = max(life.first, 1)
-        self._join()
+        self._adopt()
         if self.mode == "sync":
             self.sequence = self.first - 1
         self.beats.start()
@@ -109,10 +119,23 @@ class Connection:
         """Whether the others would wait for this worker while it waits for them at a meeting."""
         return self.mode in ("sync", "ssp")
 
+    def _adopt(self) -> None:
+        """Join in the mode in which the fleet is by now, the same on every server."""
+        deadline = time.monotonic() + self.patience.start
+        while len({(reply.mode, reply.staleness, reply.switches) for reply in self._join()}) > 1:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded("the servers are in different modes: a change was left half done")
+            time.sleep(_PAUSE)  # the workers that make the change are on their way
+
     def change_mode(self, mode: Mode, staleness: int) -> None:
-        """Go on in another mode. All workers have met with nothing under way, and all do this."""
-        self.mode, self.staleness = mode, staleness
-        self.join(self._switches + 1)
+        """Go on in another mode. All workers have met with nothing under way, and all do this.
+
+        A change that the fleet had behind it when this life began is passed over.
+        """
+        self._changes += 1
+        if self._changes > self._switches:
+            self.mode, self.staleness = mode, staleness
+            self.join(self._changes)
 
     def join(self, switch: int = 0) -> None:
         """Go on after a rest; learns the last round.
@@ -120,11 +143,12 @@ class Connection:
         Args:
             switch: See `change_mode`; the number of the change.
         """
-        if len(set(sequences := self._join(switch))) != 1:
+        sequences = [reply.sequence for reply in self._join(switch)]
+        if len(set(sequences)) != 1:
             raise ProtocolError(f"the servers stand at different rounds: {sequences}")
 
-    def _join(self, switch: int = 0) -> list[int]:
-        """Begin or go on on every server; the last rounds or pushes."""
+    def _join(self, switch: int = 0) -> list[Any]:
+        """Begin or go on on every server, in the mode that it says."""
         request = shard_pb2.JoinRequest(
             worker=self.worker,
             incarnation=self.incarnation,
@@ -144,8 +168,9 @@ class Connection:
                 )
         self.sequence = replies[0].sequence
         self._switches = replies[0].switches
+        self.mode, self.staleness = read_mode(replies[0].mode), replies[0].staleness
         self.clock = min(reply.clock for reply in replies)
-        return [reply.sequence for reply in replies]
+        return replies
 
     @property
     def passes(self) -> bool:

@@ -109,7 +109,7 @@ class ClusterRuntime:
             self._fleet.close()
             raise
         self._audit = Audit.wanted(self.worker_index, self._fleet.incarnation, self.server_num)
-        if mode == "sync":  # of a life that follows another, the round before its first
+        if self._mode == "sync":  # of a life that follows another, the round before its first
             self._open = self._fleet.sequence
 
     @property
@@ -126,6 +126,12 @@ class ClusterRuntime:
     def server_num(self) -> int:
         """See Runtime."""
         return len(self._fleet.clients)
+
+    @property
+    def mode(self) -> tuple[Mode, int]:
+        """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
+        mode has been changed before this life began."""
+        return self._fleet.mode, self._fleet.staleness
 
     @property
     def _mode(self) -> Mode:
@@ -321,6 +327,8 @@ class ClusterRuntime:
     def set_mode(self, mode: Mode, staleness: int = 0) -> None:
         """Go on in another mode; every worker must come here between two of its steps.
 
+        A worker that has started again passes over the changes that the fleet has behind it.
+
         Args:
             mode: The same on all workers.
             staleness: Ssp mode: likewise.
@@ -334,10 +342,10 @@ class ClusterRuntime:
                 f"it does not go with {self._wire}"
             )
         wish = np.array([write_mode(mode), staleness], np.int64)
-        brought = np.concatenate([wish, -wish])
+        brought, passes = np.concatenate([wish, -wish]), self._fleet.passes
         most = reduced(self._meet(None, "max", brought), brought)
         if (most[:2] != -most[2:]).any():
-            if self._mode == "sync":
+            if self._mode == "sync" and not passes:
                 self._fleet.join()
             raise ConfigError(
                 f"worker {self.worker_index} asks for mode {mode!r} with staleness {staleness} and "

@@ -85,6 +85,8 @@ class Shares:
         fleet = self._fleet
         trainer.flush()  # what is planned for the next round is final from here on
         plan, known = self._plan(order)
+        if not plan.entries:  # it was leased, in another mode, and is over
+            return
         begin = plan.entries[0].first
         if fleet.sequence + 1 != begin and fleet.first <= begin:
             raise UsageError(
@@ -179,7 +181,7 @@ class Shares:
                 self._settle(trainer)
             order.used = self._used
             reply = self._ask(order)
-            if reply.ended:
+            if reply.ended or reply.plan:  # what was dealt in rounds, in another mode, is over
                 return None
             if reply.lease:
                 return read_ranges(reply.lease)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 72ef276a5d8020685393c9817a4a15d4aeebc131ad8ffc1626d30480ad4dac9b
+# From protos/psfleet/v1/shard.proto, SHA-256 e809676497bfedd3428840e474c4f130e510029971a9f7e35d07ebae9ab5d8f9
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -64,18 +64,22 @@ class AttachReply(_message.Message):
     def __init__(self, attached: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("server", "servers", "sequence", "clock", "switches")
+    __slots__ = ("server", "servers", "sequence", "clock", "switches", "mode", "staleness")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     server: int
     servers: int
     sequence: int
     clock: int
     switches: int
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ..., clock: _Optional[int] = ..., switches: _Optional[int] = ...) -> None: ...
+    mode: Mode
+    staleness: int
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., sequence: _Optional[int] = ..., clock: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "last", "rest")

@@ -1,0 +1,84 @@
+"""A worker that starts again after changes of the mode joins in the mode that the fleet is in."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.runtime import Read
+from psfleet.strategy import Consistency
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from tests.consistency.workers import DENSE, ROWS, step
+from tests.membership.test_deaths import Steps
+
+FIRST = Consistency("sync")
+CHANGES = [
+    Consistency("geo", k_steps=2),
+    Consistency("ssp", staleness=1),
+    Consistency("half-async", max_merge=2),
+    Consistency("sync"),
+]
+SAMPLES, BATCH = 24, 2
+
+
+class Dead(Exception):
+    """The worker's process is gone."""
+
+
+@pytest.mark.parametrize("phase", [0, 2, 3, 4])
+def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
+    """Worker 1 dies within the dataset after the phase-th change of the mode; its script runs from the
+    start. It passes over the changes behind the fleet, makes the others with it, and each sample of
+    each dataset is used once."""
+    used: list[Counter[int]] = [Counter() for _ in range(1 + len(CHANGES))]
+    modes: list[Any] = []
+    died: list[bool] = []
+
+    def script(runtime: ChangingRuntime) -> None:
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        for number, consistency in enumerate([FIRST, *CHANGES]):
+            if number:
+                runtime.set_mode(consistency)
+            for done, ranges in enumerate(
+                runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1), 1
+            ):
+                assert runtime.consistency == consistency
+                chosen = np.concatenate([np.arange(*pair) for pair in ranges])
+                step(runtime, chosen)
+                runtime.flush()
+                used[number].update(chosen.tolist())
+                if (runtime.worker_index, number, done) == (1, phase, 2) and not died:
+                    died.append(True)
+                    raise Dead
+            runtime.barrier()
+
+    def work(fleet: LocalFleet, worker: int) -> None:
+        runtime = connect(fleet.environment(worker), FIRST)
+        try:
+            script(runtime)
+        except Dead:
+            runtime.abandon()
+            runtime = connect(fleet.environment(worker), FIRST)
+            modes.append(runtime.consistency.mode)
+            script(runtime)
+        dense, rows = runtime.pull([Read(DENSE.key), Read(ROWS.key, np.arange(SAMPLES))])
+        assert np.isfinite(dense).all()
+        assert np.isfinite(rows).all()
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(2)])
+        assert fleet.wait(60) == [0, 0]
+    once = Counter(dict.fromkeys(range(SAMPLES), 1))
+    assert modes == [[FIRST, *CHANGES][phase].mode]
+    # A merged push may be given out once more to whoever comes after the dead worker.
+    for number, counts in enumerate(used):
+        if number == phase == 3:
+            assert counts.keys() == once.keys()
+        else:
+            assert counts == once
