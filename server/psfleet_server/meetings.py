@@ -86,6 +86,8 @@ class Meetings:
     def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
         """Take a worker to its meeting; an earlier one is answered at once."""
         try:
+            if arrival.value is not None and arrival.mode not in REDUCTIONS:
+                raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
             if arrival.number <= self.met:
                 return [Release(call, self._result(arrival))]
             self._check(arrival)
@@ -147,8 +149,6 @@ class Meetings:
                 f"worker {arrival.worker} comes to meeting {arrival.number}, "
                 f"the last one was {self.met}"
             )
-        if arrival.value is not None and arrival.mode not in REDUCTIONS:
-            raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
         for other, _ in self._waiting.values():
             if other.kind == arrival.kind:
                 continue
