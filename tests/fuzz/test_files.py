@@ -36,7 +36,7 @@ def test_good_files_are_read(found: list[Reader], tmp_path: Path) -> None:
         reader.read(place)
 
 
-@pytest.mark.timeout(24 * 3600 if FILES > 100_000 else 180)
+@pytest.mark.timeout(24 * 3600 if FILES > 10_000 else 180)
 def test_no_file_brings_a_reader_down() -> None:
     """Thousands of changed files: read, or refused in a sentence; with checksums never read."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # logs wait for their disk

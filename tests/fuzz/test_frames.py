@@ -47,7 +47,7 @@ def test_every_method_is_attacked() -> None:
         ground.close()
 
 
-@pytest.mark.timeout(24 * 3600 if FRAMES > 100_000 else 180)
+@pytest.mark.timeout(24 * 3600 if FRAMES > 10_000 else 180)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_request_brings_a_server_down(working_folder: Path) -> None:
     """Thousands of changed requests: answers or sentences, and a refused one has changed nothing."""
