@@ -21,7 +21,8 @@ class Limits:
         message: Bytes of one request. A longer one is refused before its bytes are taken in.
         tables: Tables that may exist at once.
         lane: Bytes of shared memory that one worker may offer; beyond it tensors go in messages.
-        parked: Calls that wait at once: pulls of open rounds, barriers, reductions.
+        parked: Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of
+            workers that register.
         connections: Open connections. A further one is closed at once.
         streams: Calls that are open at once on one connection. Further ones wait in the client.
     """

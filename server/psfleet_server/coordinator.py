@@ -171,6 +171,11 @@ class Coordinator:
 
     # -- workers -------------------------------------------------------------------------------
 
+    @property
+    def registering(self) -> int:
+        """How many calls of workers wait for a seat."""
+        return sum(len(calls) for _, calls in [*self._registering.values()])
+
     def register(self, worker: int, boot: int, workers: int, call: Call) -> list[Outcome]:
         """A worker process that has started as number `boot` wants a seat.
 

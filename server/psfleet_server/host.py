@@ -208,13 +208,21 @@ class Host:
         self.feed.settle(self.feed.end)
 
     def meet(
-        self, step: Callable[[Coordinator], Sequence[Outcome]], reply: Reply | None = None
+        self,
+        step: Callable[[Coordinator], Sequence[Outcome]],
+        reply: Reply | None = None,
+        *,
+        registers: bool = False,
     ) -> None:
-        """Take a step of the coordinator; `reply` waits for it unless it is answered."""
+        """Take a step of the coordinator; `reply` waits for it unless it is answered.
+
+        Calls that register have places of their own to wait in: who comes in is not kept out by
+        those who wait for it.
+        """
         assert self.coordinator is not None
         coordinator = self.coordinator
         if reply is not None:
-            self._check_parked()
+            self._check_parked(registers=registers)
         with self.changing():
             outcomes = step(coordinator)
             busy = coordinator.is_busy
@@ -229,10 +237,12 @@ class Host:
         if not reply.done:
             reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
 
-    def _check_parked(self) -> None:
-        if len(self._deadlines) >= self.limits.parked:
+    def _check_parked(self, *, registers: bool = False) -> None:
+        registering = 0 if self.coordinator is None else self.coordinator.registering
+        waiting = registering if registers else len(self._deadlines) - registering
+        if waiting >= self.limits.parked:
             raise LimitExceeded(
-                f"{len(self._deadlines)} calls wait at server {self.shard.index}, its limit is "
+                f"{waiting} calls wait at server {self.shard.index}, its limit is "
                 f"{self.limits.parked}; raise parked in PSFLEET_LIMITS"
             )
 

@@ -364,7 +364,11 @@ class _Coordinator:
         asked = _parse(coordinator_pb2.RegisterRequest, request)
         if asked.servers:
             self._host.find(asked.servers)
-        self._host.meet(lambda c: c.register(asked.worker, asked.boot, asked.workers, reply), reply)
+        self._host.meet(
+            lambda c: c.register(asked.worker, asked.boot, asked.workers, reply),
+            reply,
+            registers=True,
+        )
 
     def deal(self, request: bytes) -> bytes:
         asked = _parse(membership_pb2.DealRequest, request)

@@ -26,6 +26,7 @@ from psfleet.errors import (
     ServerUnavailable,
 )
 from psfleet.wire.channel import GRACE, await_connection, open_channel
+from psfleet.wire.probing import closes_at_once
 from psfleet.wire.security import Access, is_tcp
 from psfleet.wire.status import error_of
 
@@ -267,11 +268,22 @@ class Client:
                 now = time.monotonic()
                 lost = now if lost is None else lost
                 if self._closing.is_set() or now >= min(deadline, lost + call.outage):
-                    raise type(error)(_given_up(error, self.name, now - lost)) from None
+                    raise type(error)(self._given_up(error, now - lost)) from None
                 if isinstance(error, NotReady) and not answered:
                     answered, pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
                 self._rest(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _given_up(self, error: PsfleetError, seconds: float) -> str:
+        if isinstance(error, NotReady):
+            return str(error)
+        said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
+        if closes_at_once(self.endpoint):
+            return (
+                f"{said}; it closes connections at once, perhaps because it has as many as it "
+                "takes: raise connections in PSFLEET_LIMITS of the servers"
+            )
+        return said
 
     def _rest(self, error: PsfleetError, seconds: float) -> None:
         """Wait before the call is made again; shorter if the connection comes back meanwhile."""
@@ -286,7 +298,8 @@ class Client:
             return
         from psfleet.wire.refusals import why_refused  # loads the cryptography, rarely needed
 
-        if why := why_refused(self.endpoint, self._access):
+        why = why_refused(self.endpoint, self._access)
+        if why and not closes_at_once(self.endpoint):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
@@ -310,9 +323,3 @@ class Client:
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
         return answer
-
-
-def _given_up(error: PsfleetError, name: str, seconds: float) -> str:
-    if isinstance(error, NotReady):
-        return str(error)
-    return f"{name} has not answered for {seconds:.1f} seconds: {error}"
