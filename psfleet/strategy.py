@@ -15,6 +15,7 @@ A strategy file is TOML with a table for each part that is to be on:
 
 import dataclasses
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -120,6 +121,17 @@ class DGC:
     rampup_step: int = 1
     sparsity: tuple[float, ...] = (0.999,)
 
+    def __post_init__(self) -> None:
+        for name, least in (("rampup_begin_step", 0), ("rampup_step", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"dgc {name} is {getattr(self, name)}; it must be at least {least}"
+                )
+        if not self.sparsity or not all(0 <= part < 1 for part in self.sparsity):
+            raise ConfigError(
+                f"dgc sparsity is {list(self.sparsity)}; it must be a list of numbers in [0, 1)"
+            )
+
 
 @dataclass(frozen=True)
 class AMP:
@@ -201,6 +213,10 @@ class Lars:
     epsilon: float = 0.0
     exclude_from_weight_decay: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("lars_coeff", "lars_weight_decay", "epsilon"):
+            _check_size(f"lars {name}", getattr(self, name))
+
 
 @dataclass(frozen=True)
 class Lamb:
@@ -208,6 +224,14 @@ class Lamb:
 
     lamb_weight_decay: float = 0.01
     exclude_from_weight_decay: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("lamb lamb_weight_decay", self.lamb_weight_decay)
+
+
+def _check_size(what: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{what} is {value}; it must be a finite number of at least 0")
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,12 @@ def test_strategy_file(tmp_path: Path) -> None:
         ("[gradient_merge]\nk_steps = 0\n", "0"),
         ("[gradient_merge]\nk_steps = 'two'\n", "two"),
         ("[lars]\n[lamb]\n", "contradict"),
+        ("[dgc]\nsparsity = [0.9, 1.0]\n", r"dgc sparsity is \[0.9, 1.0\]"),
+        ("[dgc]\nrampup_begin_step = -1\n", "dgc rampup_begin_step is -1"),
+        ("[dgc]\nrampup_step = 0\n", "dgc rampup_step is 0"),
+        ("[lars]\nlars_coeff = nan\n", "lars lars_coeff is nan"),
+        ("[lars]\nepsilon = -0.1\n", "lars epsilon is -0.1"),
+        ("[lamb]\nlamb_weight_decay = inf\n", "lamb lamb_weight_decay is inf"),
         ("[lars\n", "cannot be read"),
     ],
 )
