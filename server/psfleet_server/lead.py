@@ -7,9 +7,10 @@ next one has another number. Complete is what has its name on the disk: the mani
 import contextlib
 import json
 import shutil
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from psfleet_server.host import Host
 from psfleet_server.parking import Reply
 from psfleet_server.peers import Peer
 
-__all__ = ["Lead", "Limits", "Wanted"]
+__all__ = ["GaveWay", "Lead", "Limits", "Wanted"]
 
 _LOOK = 0.05  # seconds between looks whether a worker has left
 
@@ -60,13 +61,20 @@ class Wanted:
 
     Attributes:
         path: Where it is to lie; empty: in the job's folder under its number.
-        delta: Only what has changed since the last base or delta.
+        delta: Only what has changed since the last base or delta; everything, if a server has
+            forgotten that one because it was started again.
         base: The next delta says the changes since this one.
+        every: Sync mode: cut after the next round whose number is a multiple of this; 0: after any.
     """
 
     path: str = ""
     delta: bool = False
     base: bool = False
+    every: int = 0
+
+
+class GaveWay(CheckpointError):
+    """A snapshot that waited for its round gave way, to another one or to a change of the fleet."""
 
 
 class Lead:
@@ -105,8 +113,11 @@ class Lead:
         self._turn = threading.Lock()
         self._changed = threading.Condition()
         self._number = 0
+        self._tried = 0  # the last number that was used, perhaps in vain
         self._members: dict[int, int] = {}
         self._round: int | None = None  # sync: where it was cut
+        self._last_round = 0  # of the last one that is complete
+        self._callers = 0
         self._ready: dict[int, Reply] = {}
         self._kept: dict[int, Any] = {}
         self._keepers: dict[tuple[int, int], bool] = {}  # by seat and life
@@ -144,8 +155,9 @@ class Lead:
         Raises:
             CheckpointError: It could not be taken; what was there is untouched.
             DeadlineExceeded: A worker or a server did not do its part in time.
+            GaveWay: Of one that waits for its round.
         """
-        with self._turn, contextlib.ExitStack() as opened:
+        with self._asking(), self._turn, contextlib.ExitStack() as opened:
             number = self._next_number()
             path = Path(wanted.path) if wanted.path else self._own_path(number)
             peers = self._peers()
@@ -153,8 +165,7 @@ class Lead:
                 opened.callback(peer.close)
             folder = begin_save(str(path))
             try:
-                base = self._last_base if wanted.delta else None
-                parts = self._parts(peers, number, folder, wanted, base)
+                parts, base = self._parts(peers, number, folder, wanted)
                 manifest = self._manifest(number, parts, path, base)
                 finish_save(folder, str(path), manifest, self._crashes)
             except BaseException as error:
@@ -164,6 +175,7 @@ class Lead:
             finally:
                 self._end_orders()
             self._reach("complete")
+            self._last_round = self._round or 0
             if wanted.base or wanted.delta:
                 self._last_base = (number, path.absolute())
             # Only what the job keeps itself will be there for a log to begin with.
@@ -172,46 +184,86 @@ class Lead:
                 self._drop_old()
             return number, str(path)
 
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Within, somebody wants a snapshot; one that waits for its round gives way."""
+        with self._changed:
+            self._callers += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._callers -= 1
+
     def _parts(
-        self,
-        peers: Sequence[Peer],
-        number: int,
-        folder: str,
-        wanted: Wanted,
-        base: tuple[int, Path] | None,
-    ) -> list[dict[str, Any]]:
-        """What each server says of its file, when all of them are on the disk."""
+        self, peers: Sequence[Peer], number: int, folder: str, wanted: Wanted
+    ) -> tuple[list[dict[str, Any]], tuple[int, Path] | None]:
+        """What each server says of its file, when all of them are on the disk; what they build on."""
         asked = snapshot_pb2.BeginCutRequest(
             number=number, folder=folder, hold=True, remember=wanted.base or wanted.delta
         )
         said = self._begin_on_all(peers, asked)
-        if wanted.delta:
-            if base is None or any(base[0] not in reply.remembered for reply in said):
-                raise CheckpointError(
-                    "there is no snapshot that a delta could say the changes of (a server that "
-                    "starts again forgets them); save a base first (mode 2)"
-                )
+        base = self._base(number, said) if wanted.delta else None
+        if base is not None:
             asked.since = base[0]
         asked.hold = False
-        self._agree(asked, said)
+        self._agree(asked, said, wanted.every)
         for peer in peers:
             self._begin(peer, asked)
+        if self._round is not None and wanted.every:
+            self._await_round(number)
         self._tell_workers(number, said[0])
         self._await_ready()
         for peer in peers:
             self._finish(peer, number, cut=True)
         found = [json.loads(self._finish(peer, number, cut=False)) for peer in peers]
         self._await_workers()
-        return found
+        return found, base
 
-    def _agree(self, asked: Any, said: Sequence[Any]) -> None:
+    def _base(self, number: int, said: Sequence[Any]) -> tuple[int, Path] | None:
+        """What a delta says the changes of; None: it must hold everything, and a line says why."""
+        base = self._last_base
+        forgetful = [
+            f"server {index}"
+            for index, reply in enumerate(said)
+            if base is None or base[0] not in reply.remembered
+        ]
+        if not forgetful:
+            return base
+        print(
+            f"snapshot {number} was to be a delta and holds everything: {', '.join(forgetful)} "
+            "remembers no earlier one (a server that was started again does not)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+
+    def _agree(self, asked: Any, said: Sequence[Any], every: int) -> None:
         """Where all servers cut: after the same round, or at the marks of the same lives."""
         if _is_sync(said[0].mode):
             asked.at_round, asked.round = True, max(reply.closed for reply in said)
+            if every:
+                asked.round = _multiple(max(asked.round, self._last_round + 1), every)
             self._round = asked.round
             return
         self._round = None
         asked.members.update(said[0].lives)
+
+    def _await_round(self, number: int) -> None:
+        """Wait until this server is cut, however long the training takes to come to the round."""
+        cuts = self._host.shard.cuts
+        while True:
+            with self._host.lock:
+                made, now = cuts.last >= number, cuts.under_way
+            if made:
+                return
+            if now is None or now.number != number:
+                raise GaveWay("a worker or a server came or went")
+            with self._changed:
+                if self._closing or self._callers > 1:
+                    raise GaveWay(f"it waited for round {self._round}")
+                self._changed.wait(_LOOK)
 
     def _begin_on_all(self, peers: Sequence[Peer], asked: Any) -> list[Any]:
         """What all servers say of themselves, once they agree on who is in the fleet.
@@ -371,10 +423,11 @@ class Lead:
 
     def _next_number(self) -> int:
         """One that no server and no folder has seen."""
-        there = [0, self._number, self._host.shard.cuts.last]
+        there = [self._tried, self._host.shard.cuts.last]
         if self._folder is not None and self._folder.is_dir():
             there += [int(path.name[-6:]) for path in self._own()]
-        return max(there) + 1
+        self._tried = max(there) + 1
+        return self._tried
 
     def _own_path(self, number: int) -> Path:
         if self._folder is None:
@@ -407,6 +460,11 @@ def _built_on(path: Path) -> list[Path]:
         folder = (folder / base.path).resolve()
         found.append(folder)
     return found
+
+
+def _multiple(number: int, every: int) -> int:
+    """The first multiple of `every` from `number` on."""
+    return -(-number // every) * every
 
 
 def _is_sync(mode: int) -> bool:

@@ -144,7 +144,10 @@ class Server:
         self.host.lanes.start()
         if self._lead is not None and self.environment.snapshot_every:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
-            self._timetable = Timetable(self._lead, every, self._shard.progress)
+            shard = self._shard
+            self._timetable = Timetable(
+                self._lead, every, shard.progress, lambda: shard.mode == "sync"
+            )
             self._timetable.start()
         server.start()
         self._server = server

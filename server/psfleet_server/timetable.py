@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from psfleet.errors import PsfleetError
 from psfleet.intervals import Interval
-from psfleet_server.lead import Lead, Wanted
+from psfleet_server.lead import GaveWay, Lead, Wanted
 
 __all__ = ["Timetable"]
 
@@ -21,6 +21,8 @@ class Timetable:
         lead: Takes them.
         every: How often; None: never.
         position: How many rounds the training has done.
+        has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
+            2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
         clock: Seconds that only go up.
     """
 
@@ -29,11 +31,13 @@ class Timetable:
         lead: Lead,
         every: Interval | None,
         position: Callable[[], int],
+        has_rounds: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lead = lead
         self._every = every
         self._position = position
+        self._has_rounds = has_rounds
         self._clock = clock
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="timetable", daemon=True)
@@ -54,18 +58,23 @@ class Timetable:
         every, failures = self._every, 0
         time_done, rounds_done = self._clock(), self._position()
         while not self._over.wait(min(_LOOK, every.seconds or _LOOK)):
-            rounds = self._position()
-            if every.rounds and rounds // every.rounds <= rounds_done // every.rounds:
-                continue
-            if rounds == rounds_done or (
-                every.seconds and self._clock() < time_done + every.seconds
-            ):
+            rounds, exact = self._position(), bool(every.rounds) and self._has_rounds()
+            if not exact and not self._is_due(rounds, rounds_done, time_done):
                 continue
             try:
-                self._lead.take(Wanted())
+                self._lead.take(Wanted(every=every.rounds if exact else 0))
+            except GaveWay:
+                continue
             except (PsfleetError, OSError) as error:
                 failures += 1
                 if not self._over.is_set():
                     print(f"{error} ({failures} in a row)", file=sys.stderr, flush=True)
                 continue
             failures, time_done, rounds_done = 0, self._clock(), rounds
+
+    def _is_due(self, rounds: int, rounds_done: int, time_done: float) -> bool:
+        assert self._every is not None
+        every = self._every
+        if every.rounds:
+            return rounds // every.rounds > rounds_done // every.rounds
+        return rounds != rounds_done and self._clock() >= time_done + every.seconds

@@ -40,8 +40,10 @@ def push(runtime: ClusterRuntime) -> None:
     )
 
 
-def train(fleet: LocalFleet, mode: Mode, stop: threading.Event, worker: int) -> None:
-    """Push and pull until it is enough; at different speeds."""
+def train(
+    fleet: LocalFleet, mode: Mode, begun: threading.Semaphore, stop: threading.Event, worker: int
+) -> None:
+    """Push and pull until it is enough; at different speeds. `begun`: that the first push is made."""
     runtime = ClusterRuntime(fleet.environment(worker), mode)
     runtime.create(COUNTS)
     runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
@@ -49,6 +51,7 @@ def train(fleet: LocalFleet, mode: Mode, stop: threading.Event, worker: int) -> 
     while not enough:
         push(runtime)
         runtime.pull([Read(COUNTS.key, np.arange(IDS * WORKERS))])
+        begun.release()
         if mode != "sync":
             time.sleep(0.002 * worker)
         enough = (
@@ -82,13 +85,14 @@ def counted(shard: Shard) -> list[set[float]]:
 @pytest.mark.parametrize("mode", ["async", "ssp"])
 def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> None:
     """Under load: all servers hold the same pushes of each worker, those that the manifest names."""
-    stop = threading.Event()
+    begun, stop = threading.Semaphore(0), threading.Event()
 
     def take(fleet: LocalFleet) -> None:
         try:
             runtime = ClusterRuntime(fleet.environment(WORKERS), mode)
             runtime.create(COUNTS)
             runtime.create(SHARE, np.zeros(SHARE.size, np.float32))
+            begun.acquire(timeout=60)
             for number in range(3):
                 runtime.save(str(tmp_path / f"{number}"))
         finally:
@@ -97,7 +101,7 @@ def test_every_push_is_wholly_inside_or_outside(tmp_path: Path, mode: Mode) -> N
         runtime.close()
 
     with LocalFleet(SERVERS, WORKERS + 1) as fleet:
-        works = [partial(train, fleet, mode, stop, worker) for worker in range(WORKERS)]
+        works = [partial(train, fleet, mode, begun, stop, worker) for worker in range(WORKERS)]
         in_threads([*works, partial(take, fleet)])
     for number in range(3):
         cut = read_manifest(tmp_path / f"{number}").cut

@@ -1,0 +1,63 @@
+"""A server that was started again remembers no base: the next delta holds everything and says so."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import load_shard, read_manifest
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.shard.shard import Shard
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_worker.runtime import ClusterRuntime
+
+COUNTS = TableSpec(
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+IDS = np.arange(100)
+
+
+def held(path: Path) -> list[float]:
+    """The rows of a snapshot, with those that it builds on."""
+    shard = Shard()
+    load_shard(path, shard)
+    table = shard.tables[COUNTS.key]
+    assert isinstance(table, SparseTable)
+    values: list[float] = table.rows(IDS).values[:, 0].tolist()
+    return values
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -> None:
+    """Base, a server dies, delta, delta: the first of these needs no base, the second is small."""
+
+    def push(count: int) -> None:
+        ids = IDS[:count]
+        rows = Gradient(COUNTS.key, np.full((count, 1), -1, np.float32), ids, 1.0)
+        runtime.push([rows]).wait()
+
+    with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime.create(COUNTS)
+        push(100)
+        runtime.save(str(tmp_path / "base"), base=True)
+        push(10)
+        fleet.kill(server)
+        push(10)
+        runtime.save(str(tmp_path / "whole"), delta=True)
+        push(10)
+        runtime.save(str(tmp_path / "delta"), delta=True)
+        log = fleet.log(0)
+        runtime.close()
+        assert fleet.wait() == [0, 0]
+    assert "was to be a delta and holds everything" in log
+    assert f"server {server}" in log.partition("holds everything: ")[2]
+    shutil.rmtree(tmp_path / "base")
+    assert read_manifest(tmp_path / "whole").base is None
+    assert held(tmp_path / "whole") == 10 * [3.0] + 90 * [1.0]
+    assert read_manifest(tmp_path / "delta").base is not None
+    assert held(tmp_path / "delta") == 10 * [4.0] + 90 * [1.0]

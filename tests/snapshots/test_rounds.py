@@ -1,0 +1,64 @@
+"""Every N rounds means after the rounds N, 2 N, 3 N, ..., whatever else is saved in between."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+from psfleet.checkpoint import load_shard, read_manifest
+from psfleet.errors import CheckpointError
+from psfleet.shard.shard import Shard
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import Training, in_threads
+from psfleet_worker.runtime import ClusterRuntime
+
+EVERY, STEPS = 3, 12
+TRAINING = Training(steps=1)
+
+
+def has(folder: Path, number: int) -> bool:
+    """Whether the snapshot of that round is there."""
+    for path in folder.glob("snapshot-*"):
+        try:
+            if read_manifest(path).cut.round == number:
+                return True
+        except CheckpointError:  # it is just being removed
+            continue
+    return False
+
+
+def appears(folder: Path, number: int) -> bool:
+    """Wait for it."""
+    deadline = time.monotonic() + 60
+    while not (found := has(folder, number)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def test_snapshots_lie_on_their_rounds(tmp_path: Path) -> None:
+    """Two servers and two workers; another snapshot is asked for while the next one is awaited."""
+    seen: list[int] = []
+
+    def work(worker: int) -> None:
+        runtime = ClusterRuntime(fleet.environment(worker), "sync")
+        for step in range(1, STEPS + 1):
+            TRAINING.run(runtime)
+            if step % EVERY == 0 and appears(fleet.snapshots, step):
+                seen.append(step)
+            if step % EVERY == 1 and worker == 0:
+                runtime.save(str(tmp_path / str(step)))
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(2, 2, snapshot_every=f"{EVERY} rounds") as fleet:
+        in_threads([partial(work, worker) for worker in range(2)])
+        assert fleet.wait() == [0, 0]
+        log = fleet.log(0)
+        for path in sorted(fleet.snapshots.glob("snapshot-*")):
+            shard = Shard()
+            load_shard(path, shard)
+            cut = read_manifest(path).cut
+            assert {table.step for table in shard.tables.values()} == {cut.round}
+            assert cut.round % EVERY == 0
+    assert sorted(seen) == sorted(2 * [*range(EVERY, STEPS + 1, EVERY)])
+    assert "was not taken" not in log
+    assert read_manifest(tmp_path / "4").cut.round == 4
