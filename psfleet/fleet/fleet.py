@@ -1,16 +1,8 @@
-"""The fleet as a trainer script sees it: roles, barriers, the distributed optimizer, saving.
-
-    from psfleet import fleet
-    fleet.init()
-
-The module's functions are the methods of one Fleet; a process that wants two makes its own.
-Without a cluster in the environment every function works on the embedded runtime of this process.
-"""
+"""One process of a fleet: its role, its runtime, and what a script does with both."""
 
 import atexit
 import dataclasses
 import importlib.metadata
-import json
 import math
 import os
 import sys
@@ -18,137 +10,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
-from psfleet.coming import Coming, Peeked
 from psfleet.dataset import batches
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.fleet import figures
+from psfleet.fleet.loops import Loops
+from psfleet.fleet.utilities import Util
 from psfleet.modes.changing import change, connect
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
-from psfleet.remembering import Place, Remembered
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from psfleet.tables.spec import key_of
 
-__all__ = [
-    "DistributedStrategy",
-    "Fleet",
-    "PaddleCloudRoleMaker",
-    "Role",
-    "UserDefinedRoleMaker",
-    "Util",
-    "barrier_worker",
-    "dataset",
-    "distributed_optimizer",
-    "init",
-    "init_server",
-    "init_worker",
-    "is_first_worker",
-    "is_server",
-    "is_worker",
-    "load_model",
-    "print_table_stat",
-    "remember",
-    "run_server",
-    "save_inference_model",
-    "save_persistables",
-    "server_endpoints",
-    "server_index",
-    "server_num",
-    "set_mode",
-    "settings",
-    "shard",
-    "shrink",
-    "snapshot",
-    "staleness",
-    "step_done",
-    "stop_worker",
-    "util",
-    "worker_endpoints",
-    "worker_index",
-    "worker_num",
-]
+__all__ = ["Fleet"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Role:
-    """Names of the roles, for UserDefinedRoleMaker."""
-
-    WORKER = "worker"
-    SERVER = "server"
-
-
-class PaddleCloudRoleMaker:
-    """Takes the role from the environment: what `init()` does without a role maker."""
-
-    def __init__(self, is_collective: bool = False) -> None:
-        self.environment = read_environment()
-
-
-class UserDefinedRoleMaker:
-    """Takes the role from its arguments."""
-
-    def __init__(
-        self,
-        current_id: int = 0,
-        role: str = Role.WORKER,
-        worker_num: int = 1,
-        server_endpoints: Sequence[str] = (),
-        worker_endpoints: Sequence[str] = (),
-    ) -> None:
-        if role not in (Role.WORKER, Role.SERVER):
-            raise ConfigError(f"role is {role!r}; it must be Role.WORKER or Role.SERVER")
-        self.environment = Environment(
-            "server" if role == Role.SERVER else "worker",
-            current_id,
-            tuple(server_endpoints),
-            worker_num,
-            tuple(worker_endpoints),
-        )
-
-
-class Util:
-    """Small helpers across workers, as `fleet.util`."""
-
-    def __init__(self, fleet: "Fleet") -> None:
-        self._fleet = fleet
-
-    def all_reduce(
-        self, input: ArrayLike, mode: str = "sum", comm_world: str = "worker"
-    ) -> NDArray[Any]:
-        """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
-        if comm_world != "worker":
-            raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
-        brought = np.asarray(input)
-        if mode == "sum" and self._fleet.is_later_stage():  # all stages of a worker bring the same
-            brought = np.zeros_like(brought)
-        return runtimes.active().all_reduce(brought, mode)
-
-    def barrier(self, comm_world: str = "worker") -> None:
-        """Wait until every worker is here."""
-        self._fleet.barrier_worker()
-
-    def get_file_shard(self, files: Sequence[str]) -> list[str]:
-        """This worker's part of a list of files: contiguous, and of equal length but for one."""
-        if isinstance(files, str):
-            raise UsageError(f"files is the string {files!r}; it must be a list of file names")
-        index, workers = self._fleet.worker_index(), self._fleet.worker_num()
-        length, longer = divmod(len(files), workers)
-        start = index * length + min(index, longer)
-        return list(files[start : start + length + (index < longer)])
-
-    def print_on_rank(self, message: str, rank_id: int) -> None:
-        """Print on one worker only."""
-        if self._fleet.worker_index() == rank_id and not self._fleet.is_later_stage():
-            print(message, flush=True)
 
 
 class Fleet:
@@ -159,10 +42,7 @@ class Fleet:
         self._place = links.Place()
         self._strategy: DistributedStrategy | None = None
         self._load_path: str | None = None
-        self._remembered: Remembered | None = None
-        self._restored: dict[str, Any] = {}
-        self._data_place: Place | None = None
-        self._loops = 0
+        self._loops = self._new_loops()
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
@@ -184,7 +64,7 @@ class Fleet:
             raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
         self._environment = role_maker.environment if role_maker else read_environment()
         self._strategy = strategy
-        self._remembered, self._data_place, self._loops = None, None, 0
+        self._loops = self._new_loops()
         before = runtimes.use(None)
         if before is not None:
             before.close()
@@ -197,13 +77,18 @@ class Fleet:
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
+    def _new_loops(self) -> Loops:
+        here = self._environment
+        snapshots = bool(here.snapshot_every or here.resume or here.durability == "snapshot")
+        return Loops(here.rank, here.workers, snapshots, self.barrier_worker)
+
     def _connect(self) -> runtimes.Runtime:
-        settings = self._settings(self._strategy)
+        settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
 
     def _embed(self) -> runtimes.Runtime:
-        return runtimes.load_runtime("embedded", wire=self._settings(self._strategy).wire)
+        return runtimes.load_runtime("embedded", wire=self.settings().wire)
 
     def settings(self) -> Settings:
         """The strategy that counts: of each setting what the launcher says, else what `init` was told."""
@@ -298,10 +183,10 @@ class Fleet:
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy
-        return DistributedOptimizer(optimizer, self._settings(self._strategy))
+        return DistributedOptimizer(optimizer, self.settings())
 
     def _check_unconnected(self, strategy: DistributedStrategy) -> None:
-        now, wanted = self._settings(self._strategy), self._settings(strategy)
+        now, wanted = self.settings(), self._settings(strategy)
         if not (runtimes.is_active() and self._environment.role):
             return
         if now.consistency != wanted.consistency:
@@ -309,16 +194,13 @@ class Fleet:
                 f"the fleet is connected in mode {now.consistency.mode!r}; pass the strategy "
                 f"for mode {wanted.consistency.mode!r} before the first parameter is used"
             )
-        if now.wire != wanted.wire:
-            raise ConfigError(
-                f"the fleet is connected with wire {now.wire}; pass the strategy "
-                f"with {wanted.wire} before the first parameter is used"
-            )
-        if now.localsgd != wanted.localsgd:
-            raise ConfigError(
-                f"the fleet is connected with localsgd {now.localsgd}; pass the strategy "
-                f"with {wanted.localsgd} before the first parameter is used"
-            )
+        for name in ("wire", "localsgd"):
+            here, there = getattr(now, name), getattr(wanted, name)
+            if here != there:
+                raise ConfigError(
+                    f"the fleet is connected with {name} {here}; pass the strategy "
+                    f"with {there} before the first parameter is used"
+                )
 
     def set_mode(self, mode: str, **settings: Any) -> None:
         """Go on in another consistency mode; every worker calls it between the same two steps.
@@ -336,7 +218,7 @@ class Fleet:
         """
         wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         # Refused here, if it does not go with the other parts of the strategy.
-        dataclasses.replace(self._settings(self._strategy), consistency=wanted.consistency)
+        dataclasses.replace(self.settings(), consistency=wanted.consistency)
         change(runtimes.active(), wanted.consistency)
         invalidate()
 
@@ -367,16 +249,9 @@ class Fleet:
             epochs: How often all samples are used.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
         """
-        merge = self._settings(self._strategy).gradient_merge
+        merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        found = batches(source, batch_size, epochs, shuffle_seed, merged)
-        return Coming(self._stepping(found), found.peek)
-
-    def _stepping(self, found: Iterable[T]) -> Iterator[T]:
-        """The same batches; what is remembered is taken after each."""
-        for batch in found:
-            yield batch
-            self.step_done()
+        return self._loops.stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
@@ -384,42 +259,7 @@ class Fleet:
         When they are used up it waits for the other workers, so that workers with unequal numbers of
         batches end the loop together.
         """
-        own = Peeked(self._own(batches))
-
-        def peek() -> T | None:
-            found = own.peek()
-            return None if found is None else found[1]
-
-        return Coming(self._sharded(own), peek)
-
-    def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
-        """This worker's batches with their numbers."""
-        index, workers = self.worker_index(), self.worker_num()
-        return ((n, batch) for n, batch in enumerate(batches) if n % workers == index)
-
-    def _sharded(self, own: Iterable[tuple[int, T]]) -> Iterator[T]:
-        """The batches; the place in the data is noted after each, and the workers meet at the end."""
-        place = self._place_in_data()
-        loop, self._loops = self._loops, self._loops + 1
-        # In the snapshot from which the fleet has started this loop may have begun, or have been over.
-        begin = place.item if loop >= place.loop else sys.maxsize
-        for number, batch in own:
-            if number >= begin:
-                yield batch
-                place.item = number + 1
-                self.step_done()
-        place.loop, place.item = max(place.loop, loop + 1), 0 if loop >= place.loop else place.item
-        self.step_done()
-        self.barrier_worker()
-
-    def _place_in_data(self) -> Place:
-        """How far this worker is in its loops; remembered where snapshots are taken."""
-        if self._data_place is None:
-            self._data_place = Place()
-            here = self._environment
-            if here.snapshot_every or here.resume or here.durability == "snapshot":
-                self.remember("psfleet.place", self._data_place)
-        return self._data_place
+        return self._loops.shard(batches)
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -436,14 +276,7 @@ class Fleet:
         Returns:
             `thing`.
         """
-        if self._remembered is None:
-            self._remembered = Remembered()
-            keep = getattr(
-                runtimes.active(), "keep", None
-            )  # only a cluster's has snapshots of workers
-            said = keep(self._remembered.state_at) if keep else b""
-            self._restored = json.loads(said) if said else {}
-        self._remembered.add(name, thing, self._restored.get(name))
+        self._loops.remember(name, thing)
         return thing
 
     def step_done(self) -> None:
@@ -451,8 +284,7 @@ class Fleet:
 
         The loops of `shard` say it by themselves; a loop of another kind calls it after each step.
         """
-        if self._remembered is not None:
-            self._remembered.capture(getattr(runtimes.active(), "step", 0))
+        self._loops.step_done()
 
     def snapshot(self) -> str:
         """Take a snapshot of the whole fleet in the job's folder; where it lies.
@@ -546,29 +378,11 @@ class Fleet:
 
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
-        for name, entry in self.table_stat().items():
-            if table in (None, name):
-                print(
-                    f"table {name}: {entry['count']:,} {entry['unit']} on {entry['servers']} server(s), "
-                    f"{entry['bytes'] / 2**20:,.1f} MiB, {entry['step']:,} updates",
-                    flush=True,
-                )
+        figures.print_table_stat(table)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
         """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
-        totals: dict[str, dict[str, Any]] = {}
-        runtimes.active().flush()
-        for server in runtimes.active().stats():
-            for table in server["tables"]:
-                unit = "rows" if table["kind"] == "sparse" else "values"
-                entry = totals.setdefault(
-                    table["name"], {"count": 0, "bytes": 0, "step": 0, "servers": 0, "unit": unit}
-                )
-                entry["count"] += table["count"]
-                entry["bytes"] += table["bytes"]
-                entry["step"] = max(entry["step"], table["step"])
-                entry["servers"] += 1
-        return totals
+        return figures.table_stat()
 
     def staleness(self) -> dict[int, int]:
         """How many pushes of all workers were how stale, summed over the servers.
@@ -576,11 +390,7 @@ class Fleet:
         The staleness of a push is the number of pushes of other workers that a server has applied since it
         last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
         """
-        total: dict[int, int] = {}
-        for server in runtimes.active().stats():
-            for age, count in server.get("staleness", {}).items():
-                total[age] = total.get(age, 0) + count
-        return dict(sorted(total.items()))
+        return figures.staleness()
 
 
 def _link(place: links.Place, queue_size: int) -> links.Links:
@@ -599,36 +409,3 @@ def _dirname(function: str, arguments: Sequence[Any]) -> str:
         if isinstance(argument, str | os.PathLike):
             return os.fspath(argument)
     raise UsageError(f"{function} needs a folder; it got {arguments!r}")
-
-
-_fleet = Fleet()
-util = _fleet.util
-init = _fleet.init
-is_server = _fleet.is_server
-is_worker = _fleet.is_worker
-is_first_worker = _fleet.is_first_worker
-worker_index = _fleet.worker_index
-server_index = _fleet.server_index
-worker_num = _fleet.worker_num
-server_num = _fleet.server_num
-settings = _fleet.settings
-server_endpoints = _fleet.server_endpoints
-worker_endpoints = _fleet.worker_endpoints
-init_worker = _fleet.init_worker
-init_server = _fleet.init_server
-run_server = _fleet.run_server
-stop_worker = _fleet.stop_worker
-barrier_worker = _fleet.barrier_worker
-distributed_optimizer = _fleet.distributed_optimizer
-set_mode = _fleet.set_mode
-dataset = _fleet.dataset
-shard = _fleet.shard
-remember = _fleet.remember
-step_done = _fleet.step_done
-snapshot = _fleet.snapshot
-save_persistables = _fleet.save_persistables
-load_model = _fleet.load_model
-save_inference_model = _fleet.save_inference_model
-shrink = _fleet.shrink
-staleness = _fleet.staleness
-print_table_stat = _fleet.print_table_stat

@@ -1,0 +1,84 @@
+"""The fleet as a trainer script sees it: roles, barriers, the distributed optimizer, saving.
+
+    from psfleet import fleet
+    fleet.init()
+
+The module's functions are the methods of one Fleet; a process that wants two makes its own.
+Without a cluster in the environment every function works on the embedded runtime of this process.
+"""
+
+from psfleet.fleet.fleet import Fleet
+from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
+from psfleet.fleet.utilities import Util
+from psfleet.strategy import DistributedStrategy
+
+__all__ = [
+    "DistributedStrategy",
+    "Fleet",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "UserDefinedRoleMaker",
+    "Util",
+    "barrier_worker",
+    "dataset",
+    "distributed_optimizer",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_model",
+    "print_table_stat",
+    "remember",
+    "run_server",
+    "save_inference_model",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "set_mode",
+    "settings",
+    "shard",
+    "shrink",
+    "snapshot",
+    "staleness",
+    "step_done",
+    "stop_worker",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]
+
+_fleet = Fleet()
+util = _fleet.util
+init = _fleet.init
+is_server = _fleet.is_server
+is_worker = _fleet.is_worker
+is_first_worker = _fleet.is_first_worker
+worker_index = _fleet.worker_index
+server_index = _fleet.server_index
+worker_num = _fleet.worker_num
+server_num = _fleet.server_num
+settings = _fleet.settings
+server_endpoints = _fleet.server_endpoints
+worker_endpoints = _fleet.worker_endpoints
+init_worker = _fleet.init_worker
+init_server = _fleet.init_server
+run_server = _fleet.run_server
+stop_worker = _fleet.stop_worker
+barrier_worker = _fleet.barrier_worker
+distributed_optimizer = _fleet.distributed_optimizer
+set_mode = _fleet.set_mode
+dataset = _fleet.dataset
+shard = _fleet.shard
+remember = _fleet.remember
+step_done = _fleet.step_done
+snapshot = _fleet.snapshot
+save_persistables = _fleet.save_persistables
+load_model = _fleet.load_model
+save_inference_model = _fleet.save_inference_model
+shrink = _fleet.shrink
+staleness = _fleet.staleness
+print_table_stat = _fleet.print_table_stat
