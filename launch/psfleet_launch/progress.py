@@ -28,6 +28,7 @@ class Progress:
         rows: Rows of all sparse tables.
         bytes: Bytes of data calls, both ways.
         staleness: Which 99 % of all pushes did not exceed; None: of rounds, or no push yet.
+        torn: Steps that some servers have and others have not, because a worker died between them.
     """
 
     at: float
@@ -37,6 +38,7 @@ class Progress:
     rows: int = 0
     bytes: int = 0
     staleness: int | None = None
+    torn: int = 0
 
 
 def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> Progress:
@@ -67,6 +69,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> P
         ),
         bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
         staleness=quantile((reply.staleness for reply in replies), 0.99),
+        torn=sum(len(reply.torn) for reply in replies),
     )
 
 
@@ -82,6 +85,8 @@ def line(now: Progress, before: Progress | None = None) -> str:
         parts.append(f"loss {now.loss:.4f}")
     if now.staleness is not None:
         parts.append(f"staleness p99 {now.staleness}")
+    if now.torn:
+        parts.append(f"{now.torn} torn step{'s' if now.torn > 1 else ''}")
     return " · ".join([*parts, f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"])
 
 

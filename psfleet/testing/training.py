@@ -2,6 +2,7 @@
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,13 +77,17 @@ class Training:
 
 
 def in_threads(works: Sequence[Callable[[], None]]) -> None:
-    """Run the works at the same time; raises the first error after all of them have ended."""
+    """Run the works at the same time; raises the first error after all of them have ended.
+
+    Each error is printed when it happens: the others may then wait for that worker for a long time.
+    """
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
+            traceback.print_exception(error)
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(work,)) for work in works]

@@ -251,6 +251,7 @@ class Host:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         with self.lock:
             shard, counters = self.shard, self.shard.counters
+            torn = [] if self.coordinator is None else self.coordinator.supply.torn
             return shard_pb2.StatusReply(
                 server=shard.index,
                 tables=[_table_status(t) for t in shard.tables.values()],
@@ -268,6 +269,12 @@ class Host:
                 staleness=shard.staleness.counts,
                 lead=shard.consistency.clocks.lead,
                 mode=write_mode(shard.mode) if shard.mode else None,
+                torn=[
+                    shard_pb2.TornStep(
+                        worker=step.worker, incarnation=step.incarnation, last=step.sequences
+                    )
+                    for step in torn
+                ],
             )
 
     def _expire(self, reply: Reply) -> None:

@@ -1,6 +1,6 @@
 """How servers' counts become one line."""
 
-from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus
+from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.progress import Progress, add_up, line
 
 
@@ -32,6 +32,13 @@ def test_staleness() -> None:
     now = add_up(replies, at=0.0)
     assert now.staleness == 2
     assert line(now) == "0 steps · staleness p99 2 · 0 rows · 0 MB"
+
+
+def test_torn_steps() -> None:
+    """They are counted in the line once there are any."""
+    step = TornStep(worker=1, incarnation=4, last={0: 7, 1: 8})
+    now = add_up([StatusReply(torn=[step, step]), StatusReply()], at=0.0)
+    assert line(now) == "0 steps · 2 torn steps · 0 rows · 0 MB"
 
 
 def test_nothing_yet() -> None:

@@ -604,6 +604,10 @@ def _stats(status: Any) -> dict[str, Any]:
         "losses": dict(status.losses),
         "round": status.round,
         "workers": status.workers,
+        "torn": [
+            {"worker": step.worker, "incarnation": step.incarnation, "last": dict(step.last)}
+            for step in status.torn
+        ],
         "bytes_in": status.bytes_in,
         "bytes_out": status.bytes_out,
         "cpu_seconds": status.cpu_seconds,

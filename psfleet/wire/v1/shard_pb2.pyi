@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 e809676497bfedd3428840e474c4f130e510029971a9f7e35d07ebae9ab5d8f9
+# From protos/psfleet/v1/shard.proto, SHA-256 0a3dd12893dac05765b6fe1650cf115c190e3096564bad139bf5e6c5c225a8f0
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -214,7 +214,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode")
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode", "torn")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class StatusReply(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    TORN_FIELD_NUMBER: _ClassVar[int]
     server: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     pushes: int
@@ -268,7 +269,25 @@ class StatusReply(_message.Message):
     staleness: _containers.ScalarMap[int, int]
     lead: int
     mode: Mode
-    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
+    torn: _containers.RepeatedCompositeFieldContainer[TornStep]
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ...) -> None: ...
+
+class TornStep(_message.Message):
+    __slots__ = ("worker", "incarnation", "last")
+    class LastEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    last: _containers.ScalarMap[int, int]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., last: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "kind", "count", "bytes", "step")
