@@ -109,9 +109,16 @@ class Host:
             return self._handle(event, call)
 
     def _handle(self, event: Event, call: Call) -> list[Instruction]:
-        """Let the shard take an event; what it wants kept is read as it is now."""
+        """Let the shard take an event; what it wants kept is read as it is now.
+
+        The traceback of an error holds frames, and with them the event and the memory that a worker
+        shares in which its tensors lie. A frame that held the error too would keep all that until the
+        garbage collector comes, so errors travel without.
+        """
         instructions = self.shard.handle(event, call)
         for instruction in instructions:
+            if isinstance(instruction, Refuse):
+                instruction.error.__traceback__ = None
             if isinstance(instruction, Keep):
                 frozen = instruction.frozen
                 self.parts.begin(frozen, joined_core(frozen.core, self.coordinator))
@@ -128,9 +135,14 @@ class Host:
         instructions = self._take(event, call)
         mine = next(i for i in instructions if i.call is call)
         self._perform([i for i in instructions if i.call is not call])
-        if isinstance(mine, Refuse):
-            raise mine.error
-        return mine
+        if not isinstance(mine, Refuse):
+            return mine
+        error = mine.error
+        del mine, instructions  # see _handle
+        try:
+            raise error
+        finally:
+            del error
 
     def freeze(self, event: Freeze) -> Report:
         """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""

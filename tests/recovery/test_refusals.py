@@ -1,0 +1,44 @@
+"""A push that is refused leaves nothing behind: its gradients may lie in memory that a worker shares."""
+
+import gc
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import Gap
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient
+from psfleet.shard.events import Join, Push
+from psfleet.shard.shard import Shard
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet_server.host import Host
+from psfleet_server.parking import Deadlines
+
+ROWS = TableSpec(
+    "rows", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+
+
+def refused(host: Host) -> "weakref.ref[NDArray[np.float32]]":
+    """The gradient of a push that does not follow the one before it."""
+    values = np.ones((1, 1), np.float32)
+    gradient = Gradient(ROWS.key, values, np.zeros(1, np.int64), 1.0)
+    try:
+        host.ask(Push(0, 1, 7, (gradient,)))
+    except Gap:  # pytest.raises would keep it
+        return weakref.ref(values)
+    raise AssertionError("the push was taken")
+
+
+def test_a_refused_push_is_forgotten_at_once() -> None:
+    """Without the help of the garbage collector, which may come after many such pushes."""
+    host = Host(Shard(), None, Deadlines())
+    host.ask(Join(0, 1, "async"))
+    host.shard.create(ROWS, np.empty(0, np.float32))
+    gc.collect()
+    gc.disable()
+    try:
+        assert refused(host)() is None
+    finally:
+        gc.enable()
