@@ -79,14 +79,20 @@ def members(launcher: int) -> dict[int, str]:
 
 
 def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
-    """Look at the processes until the job ends; it is asked to end at `until` at the latest."""
+    """Look at the processes while workers train, until the job ends; it is asked to end at `until`.
+
+    Before and after, the launcher reads logs and does other things that are not the job.
+    """
     lives: dict[int, Life] = {}
     while job.poll() is None:
         if time.monotonic() > until:
             job.send_signal(signal.SIGTERM)
             until = float("inf")
         try:
-            for pid, name in members(job.pid).items():
+            found = members(job.pid)
+            if not any(name.startswith("worker") for name in found.values()):
+                continue
+            for pid, name in found.items():
                 life = lives.setdefault(pid, Life(name))
                 life.name = name  # a process that has only just been forked has none
                 life.look(pid)
