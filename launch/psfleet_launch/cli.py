@@ -16,6 +16,7 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
+from psfleet.wishing import DONE, WISH
 from psfleet_launch import security, snapshots
 from psfleet_launch.chaos import Trouble
 from psfleet_launch.engines.local import LocalEngine, private_folder
@@ -343,6 +344,8 @@ def _log_folder(parent: Path, name: str) -> Path:
             *folder.glob("workerlog.*"),
             *folder.glob("server.*.log"),
             *folder.glob("standby.*/server.*.log"),
+            *folder.glob(WISH),
+            *folder.glob(DONE),
         ):
             old.unlink()
     except OSError as error:

@@ -15,6 +15,7 @@ from psfleet.errors import CheckpointError, ConfigError
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch.cli import merged
 from psfleet_launch.inspecting import ckpt, log
+from psfleet_launch.modes import mode
 from psfleet_launch.security import certs
 
 __all__ = ["main"]
@@ -31,6 +32,7 @@ def psfleet() -> None:
 psfleet.add_command(certs)
 psfleet.add_command(ckpt)
 psfleet.add_command(log)
+psfleet.add_command(mode)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})

@@ -85,6 +85,7 @@ class Fleet:
     def _connect(self) -> runtimes.Runtime:
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
+        runtime.check = lambda wanted: dataclasses.replace(settings, consistency=wanted)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
 
     def _embed(self) -> runtimes.Runtime:

@@ -1,6 +1,7 @@
 """The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment
+from psfleet.errors import ConfigError
 from psfleet.modes.geo import GeoRuntime
 from psfleet.modes.merging import MergingRuntime
 from psfleet.runtime import (
@@ -21,7 +23,7 @@ from psfleet.runtime import (
     pull_ahead,
 )
 from psfleet.shard.events import Mode
-from psfleet.strategy import Consistency, Wire
+from psfleet.strategy import Consistency, Settings, Wire
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["ChangingRuntime", "Cluster", "change", "connect"]
@@ -38,6 +40,9 @@ class Cluster(Runtime, Protocol):
 
     def set_mode(self, mode: Mode, staleness: int) -> None:
         """Tell the servers, together with all workers."""
+
+    def take_wish(self) -> tuple[str, dict[str, int]] | None:
+        """The mode that the last barrier has told all workers to go on in; None: it has not."""
 
     def abandon(self) -> None:
         """Let go of everything as if this process had died."""
@@ -62,11 +67,14 @@ class ChangingRuntime:
 
     Attributes:
         consistency: The mode that it is in.
+        check: Raises ConfigError if a mode does not go with the rest of the strategy; asked before the
+            mode is changed from outside the script.
     """
 
     def __init__(self, cluster: Cluster, consistency: Consistency) -> None:
         self._cluster = cluster
         self.consistency = _settled(cluster, consistency)
+        self.check: Callable[[Consistency], Any] = lambda wanted: None
         self._inner = _around(cluster, self.consistency)
 
     def set_mode(self, consistency: Consistency) -> None:
@@ -127,8 +135,21 @@ class ChangingRuntime:
         self._inner.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier."""
+        """See Runtime.barrier. If somebody outside wants another mode, all workers go on in that."""
         self._inner.barrier(timeout)
+        wish = self._cluster.take_wish()
+        if wish is not None:
+            self._follow(*wish)
+
+    def _follow(self, mode: str, settings: dict[str, int]) -> None:
+        """Do what is wished for from outside; what does not go with the strategy is not done anywhere."""
+        try:
+            wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}}).consistency
+            self.check(wanted)
+        except ConfigError as error:
+            print(f"the mode stays {self.consistency.mode!r}: {error}", file=sys.stderr, flush=True)
+            return
+        self.set_mode(wanted)
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """See Runtime.all_reduce."""

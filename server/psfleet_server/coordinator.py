@@ -13,7 +13,7 @@ from psfleet.dealing import Plan, Range
 from psfleet.errors import ConfigError, Fenced, NotReady, PsfleetError
 from psfleet.shard.events import Call, Refuse
 from psfleet.shard.views import Freeze, Install, Report
-from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, Release
+from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, ModeWish, Release
 from psfleet_server.members import Change, Members, Seat
 from psfleet_server.supply import Begun, Ended, Leased, Order, Supply, Torn
 
@@ -60,10 +60,12 @@ class Orders:
     Attributes:
         snapshot: Number of the snapshot to mark, and the view in which that counts.
         drain: The mode to which the fleet changes; empty: none.
+        wish: The mode that somebody outside wants; workers are told of it at their next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
     drain: str = ""
+    wish: ModeWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +451,7 @@ class Coordinator:
         return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
 
     def _complete(self) -> list[Outcome]:
-        met = self.meetings.complete(self.members.present())
+        met = self.meetings.complete(self.members.present(), self.orders.wish)
         return [] if met is None else self._decide(met)
 
 

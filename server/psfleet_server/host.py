@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.limits import Limits
 from psfleet.runtime import Read
@@ -39,6 +37,7 @@ from psfleet_server.keeper import Keeper
 from psfleet_server.lanes import Lanes
 from psfleet_server.parking import Deadlines, Reply
 from psfleet_server.parts import Parts, joined_core
+from psfleet_server.wishes import Wishes
 
 __all__ = ["OUTCOMES", "Host"]
 
@@ -55,6 +54,7 @@ class Host:
         feed: Brings what changes to the standby, if there is one.
         parts: Of snapshots.
         boot: Number of this process's start.
+        wishes: For another mode, from outside the job's scripts.
         poke: Called when the coordinator may have something for the servers.
         aim: Called with the endpoint of the coordinator.
         find: Called with the endpoints of all servers, as a worker knows them.
@@ -79,6 +79,7 @@ class Host:
         self.feed = Feed(Crashes.wanted())
         self.parts = Parts(Crashes.wanted())
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
+        self.wishes = Wishes(None)
         self.poke: Callable[[], None] = lambda: None
         self.aim: Callable[[str], None] = lambda endpoint: None
         self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
@@ -328,7 +329,7 @@ def _release(outcomes: Sequence[Outcome]) -> None:
             case Refuse():
                 reply.fail(outcome.error)
             case Release():
-                reply.answer(b"" if outcome.value is None else _reduced(outcome.value))
+                reply.answer(_met(outcome))
             case Seating():
                 reply.answer(_seated(outcome))
 
@@ -341,8 +342,13 @@ def _seated(seating: Seating) -> bytes:
     return encoded
 
 
-def _reduced(value: NDArray[Any]) -> bytes:
-    reply = coordinator_pb2.AllReduceReply(value=value.tobytes())
+def _met(release: Release) -> bytes:
+    reply: Any = coordinator_pb2.BarrierReply()
+    if release.value is not None:
+        reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes())
+    elif release.wish is not None:
+        reply.wish.mode = release.wish.mode
+        reply.wish.settings.update(release.wish.settings)
     encoded: bytes = reply.SerializeToString()
     return encoded
 

@@ -21,7 +21,7 @@ from psfleet.errors import (
 )
 from psfleet.shard.events import Call, Refuse
 
-__all__ = ["DTYPES", "Arrival", "Meetings", "Met", "Release"]
+__all__ = ["DTYPES", "Arrival", "Meetings", "Met", "ModeWish", "Release"]
 
 Array = NDArray[Any]
 
@@ -53,19 +53,30 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeWish:
+    """Somebody outside wants another mode. `number`: of the wish; they grow."""
+
+    number: int
+    mode: str
+    settings: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Reply to `call`: the meeting is complete, with this combination (None: a barrier)."""
 
     call: Call
     value: Array | None
+    wish: ModeWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A meeting is complete, and what it has given."""
+    """A meeting is complete, and what it has given; of a barrier perhaps a wish."""
 
     number: int
     value: Array | None
+    wish: ModeWish | None = None
 
 
 @dataclass
@@ -75,10 +86,12 @@ class Meetings:
     Attributes:
         met: How many are over.
         results: What reductions have given, by number; the oldest are forgotten.
+        told: Wishes that barriers have told all workers of, by number of the barrier.
     """
 
     met: int = 0
     results: dict[int, Array] = field(default_factory=dict)
+    told: dict[int, ModeWish] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
@@ -89,7 +102,7 @@ class Meetings:
             if arrival.value is not None and arrival.mode not in REDUCTIONS:
                 raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
             if arrival.number <= self.met:
-                return [Release(call, self._result(arrival))]
+                return [Release(call, self._result(arrival), self.told.get(arrival.number))]
             self._check(arrival)
         except PsfleetError as error:
             return [Refuse(call, error)]
@@ -107,12 +120,23 @@ class Meetings:
             )
         return value
 
-    def complete(self, awaited: Collection[int]) -> Met | None:
-        """The decision that the meeting is over, once all the awaited workers are there."""
+    def last_told(self) -> int:
+        """Number of the last wish that all workers were told of."""
+        return max((wish.number for wish in self.told.values()), default=0)
+
+    def complete(self, awaited: Collection[int], wish: ModeWish | None = None) -> Met | None:
+        """The decision that the meeting is over, once all the awaited workers are there.
+
+        Args:
+            awaited: Those in the fleet.
+            wish: What they are to be told of at a barrier, unless they were.
+        """
         if not self._waiting or not self._waiting.keys() >= set(awaited):
             return None
         arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
-        return Met(self.met + 1, _combine(arrivals))
+        value = _combine(arrivals)
+        is_new = value is None and wish is not None and wish.number > self.last_told()
+        return Met(self.met + 1, value, wish if is_new else None)
 
     def take(self, met: Met) -> list[Release | Refuse]:
         """A meeting is over."""
@@ -120,9 +144,11 @@ class Meetings:
         if met.value is not None:
             self.results[met.number] = met.value
             self._forget()
+        if met.wish is not None:
+            self.told[met.number] = met.wish
         waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
         self._waiting.clear()
-        return [Release(call, met.value) for calls in waiting for call in calls]
+        return [Release(call, met.value, met.wish) for calls in waiting for call in calls]
 
     def drop(self, worker: int, error: PsfleetError) -> list[Refuse]:
         """The life of the worker is over; its arrival is void."""

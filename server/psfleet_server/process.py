@@ -43,6 +43,7 @@ from psfleet_server.standby import Standby
 from psfleet_server.ticking import Ticker
 from psfleet_server.timetable import Timetable
 from psfleet_server.views import Views
+from psfleet_server.wishes import Wishes
 
 __all__ = ["Server", "serve"]
 
@@ -81,6 +82,8 @@ class Server:
                 environment.workers, len(environment.servers), environment.dead_after
             )
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
+        if environment.snapshot_folder:
+            self.host.wishes = Wishes(Path(environment.snapshot_folder).parent)
         self._lead = None if coordinator is None else self._make_lead()
         self._timetable: Timetable | None = None
         self._ticker = Ticker(self.host)

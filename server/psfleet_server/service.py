@@ -38,8 +38,9 @@ from psfleet.wire.specs import read_mode, read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.answers import Places
-from psfleet_server.coordinator import DTYPES, Arrival, Beat
+from psfleet_server.coordinator import DTYPES, Arrival, Beat, Coordinator, Outcome
 from psfleet_server.host import OUTCOMES, Host
+from psfleet_server.meetings import ModeWish
 from psfleet_server.parking import Reply, immediate, parkable, prompt
 from psfleet_server.supply import Order
 
@@ -397,7 +398,22 @@ class _Coordinator:
     def barrier(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.BarrierRequest, request)
         arrival = Arrival(asked.worker, asked.incarnation, asked.number)
-        self._host.meet(lambda c: c.arrive(arrival, reply), reply)
+        wish = self._host.wishes.look()
+
+        def arrive(coordinator: Coordinator) -> Sequence[Outcome]:
+            coordinator.orders.wish = wish or coordinator.orders.wish
+            return coordinator.arrive(arrival, reply)
+
+        self._host.meet(arrive, reply)
+        self._told(wish)
+
+    def _told(self, wish: ModeWish | None) -> None:
+        """Let whoever wants another mode know when the workers have been told."""
+        coordinator = self._host.coordinator
+        if wish is not None and coordinator is not None:
+            with self._host.lock:
+                told = coordinator.meetings.last_told()
+            self._host.wishes.told(told)
 
     def all_reduce(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.AllReduceRequest, request)

@@ -1,5 +1,6 @@
 """A worker that starts again after changes of the mode joins in the mode that the fleet is in."""
 
+import json
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.errors import ConfigError
 from psfleet.modes.changing import ChangingRuntime, connect
 from psfleet.runtime import Read
 from psfleet.strategy import Consistency
@@ -82,3 +84,47 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             assert counts.keys() == once.keys()
         else:
             assert counts == once
+
+
+def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
+    """Workers follow a wish at the barrier after it, once; a worker that starts again passes that barrier
+    and is in that mode. One that the strategy does not allow changes nothing."""
+    modes: dict[int, list[str]] = {0: [], 1: []}
+    taken: list[bool] = []
+
+    def script(fleet: LocalFleet, runtime: ChangingRuntime) -> None:
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        runtime.check = partial(refuse, "geo")
+        for number, wish in enumerate([{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1):
+            if wish is not None and runtime.worker_index == 0:
+                said = {"number": number, "consistency": wish}
+                (fleet.snapshots.parent / "mode.json").write_text(json.dumps(said))
+            runtime.barrier()
+            modes[runtime.worker_index].append(runtime.consistency.mode)
+            if runtime.worker_index == 1 and number == 2 and not taken:
+                taken.append(True)
+                raise Dead
+            step(runtime, np.arange(3))
+
+    def work(fleet: LocalFleet, worker: int) -> None:
+        runtime = connect(fleet.environment(worker), FIRST)
+        try:
+            script(fleet, runtime)
+        except Dead:
+            runtime.abandon()
+            runtime = connect(fleet.environment(worker), FIRST)
+            assert runtime.consistency == Consistency("ssp", staleness=1)
+            script(fleet, runtime)
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(2)])
+        assert fleet.wait(60) == [0, 0]
+    assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}
+
+
+def refuse(mode: str, wanted: Consistency) -> None:
+    """A strategy that does not go with the mode."""
+    if wanted.mode == mode:
+        raise ConfigError(f"this strategy does not go with {mode!r}")

@@ -124,7 +124,9 @@ class Connection:
         deadline = time.monotonic() + self.patience.start
         while len({(reply.mode, reply.staleness, reply.switches) for reply in self._join()}) > 1:
             if time.monotonic() > deadline:
-                raise DeadlineExceeded("the servers are in different modes: a change was left half done")
+                raise DeadlineExceeded(
+                    "the servers are in different modes: a change was left half done"
+                )
             time.sleep(_PAUSE)  # the workers that make the change are on their way
 
     def change_mode(self, mode: Mode, staleness: int) -> None:

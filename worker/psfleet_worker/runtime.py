@@ -24,7 +24,7 @@ from psfleet.testing.chaos import Audit, Meddler
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece, State
 from psfleet.wire.specs import read_mode, write_mode, write_spec
-from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_worker.beats import Listener
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
@@ -98,6 +98,7 @@ class ClusterRuntime:
         self._ahead: PullTicket | None = None  # a pull that may be under way
         self._overtaken = False  # and a push has been made after it
         self._writes = 0  # WriteState calls of this life
+        self._wish: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
         self._shares = Shares(self._fleet)
@@ -293,7 +294,14 @@ class ClusterRuntime:
 
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier. Sync mode: rounds of the others go on without this worker."""
-        self._gather(timeout)
+        reply = coordinator_pb2.BarrierReply.FromString(self._gather(timeout))
+        self._wish = (reply.wish.mode, dict(reply.wish.settings)) if reply.wish.mode else None
+
+    def take_wish(self) -> tuple[str, dict[str, int]] | None:
+        """The mode and its settings that somebody outside wants, if the last barrier has told all workers
+        so: each of them then comes to `set_mode`."""
+        wish, self._wish = self._wish, None
+        return wish
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """See Runtime.all_reduce."""

@@ -1,9 +1,9 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 75a0671d3afbff4719701ace8ecbdb07999e5e49285b9c21b58bf095f7f6a5b3
+# From protos/psfleet/v1/coordinator.proto, SHA-256 8dfee88d35d54ff8d51db8840d4007a433873921a2d189b640eeeb0f55540815
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -42,8 +42,25 @@ class BarrierRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("wish",)
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    wish: ModeWish
+    def __init__(self, wish: _Optional[_Union[ModeWish, _Mapping]] = ...) -> None: ...
+
+class ModeWish(_message.Message):
+    __slots__ = ("mode", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    settings: _containers.ScalarMap[str, int]
+    def __init__(self, mode: _Optional[str] = ..., settings: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number", "mode", "dtype", "shape", "value")
