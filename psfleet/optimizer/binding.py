@@ -191,6 +191,7 @@ class Tables:
             parameter.binding = None
         seat = self._owned.get((id(owner), id(parameter)))
         if seat is not None and self._seats.get(id(parameter)) is seat:
+            parameter.binding = parameter.binding or self
             return seat
         if seat is not None:  # another optimizer has trained the parameter in between
             self._move(parameter, seat)

@@ -49,7 +49,7 @@ class Promised:
 
     @contextlib.contextmanager
     def _settled(self, parameters: Sequence[Parameter]) -> Iterator[None]:
-        runtime = runtimes.active()
+        runtime, parameters = runtimes.active(), list({id(p): p for p in parameters}.values())
         for parameter in parameters:
             parameter.binding = None
             if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
