@@ -137,6 +137,8 @@ class Chances:
         fault: That a step is one of `Scheduler.random_fault`.
         torn: That a machine dies between two instructions.
         old: That a step delivers a message from long ago once more.
+        decisive: How many times as often a machine dies within a decision: these are rare and worth
+            more than their share.
     """
 
     steps: int = 300
@@ -146,6 +148,7 @@ class Chances:
     fault: float = 0.015
     torn: float = 0.001
     old: float = 0.01
+    decisive: float = 5.0
 
     @classmethod
     def drawn(cls, dice: random.Random, **fixed: Any) -> "Chances":
@@ -323,9 +326,8 @@ class Scheduler:
             self.crash(name)
 
     def _torn(self, name: str, instructions: list[Instruction]) -> float:
-        """Decisions are rare and worth more than their share."""
         decides = any(isinstance(instruction, Store) for instruction in instructions)
-        return self.chances.torn * (5 if decides else 1)
+        return self.chances.torn * (self.chances.decisive if decides else 1)
 
     def _send(self, source: str, send: Send) -> None:
         self.sent(source, send.to, send.message)

@@ -65,7 +65,7 @@ MUTANTS = {
     Rule.STANDBY_FIRST: "sync-standby",
     Rule.TERM_ON_DISK: "sync-standby",
     Rule.BOOT_FENCE: "sync-standby",
-    Rule.FLOOR: "sync-standby",
+    Rule.FLOOR: "async-standby-removal",
     Rule.CALL_TERM: "sync-standby",
     Rule.FROZEN: "sync-removal",
     Rule.COMMIT_FIRST: "sync-removal",

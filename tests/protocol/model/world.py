@@ -152,10 +152,17 @@ class World(Scheduler):
         for name in sorted(self.crashed):
             others = [seat for seat in self.settings.seats if seat not in self.crashed]
             stays = name in self.settings.seats and self.settings.removal and others
-            if stays and self.dice.random() < 0.5:
+            if (stays or self._is_spare(name)) and self.dice.random() < 0.5:
                 self.gone.add(name)
             else:
                 self.start(name)
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether the server's shard has another one that lives and serves."""
+        if name not in self.servers:
+            return False
+        serving = self.coordinator().decisions.pairs[int(name[1:].split(".")[0])].primary
+        return serving != name and serving not in self.crashed
 
     def start_if_dead(self, name: str) -> None:
         """Start a machine that has crashed."""
@@ -164,9 +171,13 @@ class World(Scheduler):
 
     def nudge(self, turn: int) -> None:
         """See Scheduler."""
-        for seat in sorted(self.gone):
-            if open_life(self.coordinator().decisions.roster, seat):
-                self.do(COORDINATOR, Expire(seat))
+        decisions = self.coordinator().decisions
+        for name in sorted(self.gone):
+            if name in self.servers:
+                if turn % 60 == 0:  # every time begins a view change
+                    self.do(COORDINATOR, ExpireServer(name))
+            elif open_life(decisions.roster, name):
+                self.do(COORDINATOR, Expire(name))
         if turn % 20 == 0:
             self.do(COORDINATOR, TakeSnapshot())
 
