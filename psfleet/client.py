@@ -15,10 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.modes.changing import change
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
+from psfleet.optimizer.lr.base import LRScheduler
+from psfleet.optimizer.outside import check_outside
+from psfleet.parameter import as_numbers
 from psfleet.routing import as_ids
 from psfleet.runtime import Awaited, Gradient, Read, Runtime, Ticket, pull_ahead
 from psfleet.shard.events import Mode
@@ -158,6 +161,9 @@ class Client:
         Raises:
             TableConflict: The table exists with another definition.
         """
+        _check(name, optimizer)
+        if not isinstance(dim, int | np.integer):
+            raise ShapeError(f"table {name!r}: dim is {dim!r}, it must be a whole number")
         spec = TableSpec(
             name,
             "sparse",
@@ -174,7 +180,8 @@ class Client:
 
     def dense_table(self, name: str, value: ArrayLike, optimizer: Optimizer) -> DenseTable:
         """The table of that name; if no worker has made it yet, it starts with `value`."""
-        array = np.asarray(value, np.float32)
+        _check(name, optimizer)
+        array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
         spec = TableSpec(name, "dense", array.shape, optimizer.rule(), optimizer.decay())
         self.runtime.create(spec, array)
         return DenseTable(self.runtime, spec, optimizer)
@@ -220,6 +227,18 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check(name: Any, optimizer: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"a table's name is {name!r}; it must be a text")
+    check_outside(f"table {name!r}", optimizer)
+    schedule = optimizer.common()["learning_rate"]
+    if isinstance(schedule, LRScheduler) and schedule.steps_itself:
+        raise ConfigError(
+            f"the learning rate of table {name!r} counts updates, which a plain table does not have; "
+            "take a schedule of psfleet.optimizer.lr and call its step()"
+        )
 
 
 def connect(

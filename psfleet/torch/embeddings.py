@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start
 from psfleet.optimizer.base import Optimizer
-from psfleet.optimizer.dgc import DGCMomentum
-from psfleet.optimizer.lookahead import LookAhead
+from psfleet.optimizer.outside import check_outside
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import MAX_DIM, Initializer
 from psfleet.torch.rows import Rows, exclusively
@@ -248,28 +247,13 @@ class EmbeddingBag(TableModule):
 
 def _check(rows: Any, dim: Any, optimizer: Any) -> None:
     """Refuse what a table cannot be, and what an optimizer for rows cannot do."""
-    whole = type(rows) is int and rows > 0
+    whole = isinstance(rows, int | np.integer) and rows > 0
     if rows is not None and not whole:
         raise ConfigError(f"num_embeddings is {rows!r}; it must be above 0, or None for any id")
-    if type(dim) is not int or not 1 <= dim <= MAX_DIM:
+    if not isinstance(dim, int | np.integer) or not 1 <= dim <= MAX_DIM:
         raise ConfigError(f"embedding_dim is {dim!r}; it must be 1 to {MAX_DIM}")
-    if optimizer is None:
-        return
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"an embedding's optimizer is {optimizer!r}; it must be one of psfleet.optimizer "
-            "(torch's are given the embedding's weight)"
-        )
-    if isinstance(optimizer, DGCMomentum | LookAhead):
-        raise ConfigError(
-            f"an embedding's optimizer is {type(optimizer).__name__}, whose work is done on the "
-            "worker; rows are updated on the servers, by any other one"
-        )
-    if optimizer.common()["grad_clip"] is not None:
-        raise ConfigError(
-            f"the {type(optimizer).__name__} of an embedding has a grad_clip, which would not be "
-            "applied; clip in the training loop"
-        )
+    if optimizer is not None:
+        check_outside("an embedding", optimizer)
 
 
 def _padding(padding: int | None, count: int | None) -> int | None:
