@@ -7,6 +7,7 @@ Zen 5).
 """
 
 import platform
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,6 @@ from psfleet.kernels.initial import address_of
 
 __all__ = ["STREAM_FROM", "copy_over"]
 
-Floats = NDArray[np.float32]
-
 STREAM_FROM = 1 << 20
 """Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
 
@@ -25,8 +24,8 @@ _LINE = 64
 _KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
 
 
-def copy_over(out: Floats, values: Floats) -> None:
-    """Write `values` to `out`, float32 arrays of one shape that do not overlap.
+def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
+    """Write `values` to `out`, arrays of one shape and dtype that do not overlap.
 
     Args:
         out: Contiguous.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.kernels.halves import Half, decode
 from psfleet.kernels.initial import address_of
+from psfleet.kernels.streaming import STREAM_FROM, copy_over
 from psfleet.packing import Packed
 from psfleet.runtime import Format, Gradient, Precision, Read
 from psfleet.shard.events import State
@@ -93,7 +94,27 @@ def message(header: Header, pieces: Iterable[Piece]) -> bytes:
         odd = sum(array.nbytes for array in piece.arrays) % frame.ALIGNMENT
         if odd:
             parts.append(bytes(frame.ALIGNMENT - odd))
-    return frame.encode(header, parts)
+    return _streamed(header, parts) if _is_large(parts) else frame.encode(header, parts)
+
+
+def _is_large(parts: Iterable[Any]) -> bool:
+    return any(isinstance(part, np.ndarray) and part.nbytes >= STREAM_FROM for part in parts)
+
+
+def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes]) -> bytes:
+    """As frame.encode, with large arrays written past the caches: gRPC copies them afterwards."""
+    views = [
+        part.reshape(-1).view(np.uint8)
+        if isinstance(part, np.ndarray)
+        else np.frombuffer(part, np.uint8)
+        for part in parts
+    ]
+    message, payload = frame.reserve(header, sum(len(view) for view in views))
+    start = 0
+    for view in views:
+        copy_over(payload[start : start + len(view)], view)
+        start += len(view)
+    return message
 
 
 def write_read(read: Read) -> Piece:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import Dedup, dedup
 from psfleet.kernels.initial import address_of
+from psfleet.kernels.streaming import copy_over
 from psfleet.packing import Packed
 from psfleet.routing import check_ids
 from psfleet.runtime import Read
@@ -107,7 +108,7 @@ class DenseRead:
             if isinstance(value, Packed):
                 value.unpack(out[low:high])
             elif value is not None and address_of(value) != address_of(out[low:high]):
-                out[low:high] = value
+                copy_over(out[low:high], value)
         return out.reshape(self._spec.shape)
 
 
