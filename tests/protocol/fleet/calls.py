@@ -1,5 +1,6 @@
 """What travels between the processes of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,12 +8,15 @@ from psfleet.shard.views import Freeze, Install, Report
 from psfleet_server.supply import Order
 
 __all__ = [
+    "Begun",
     "CreateTable",
     "Deal",
     "Depart",
+    "Finish",
     "Follow",
     "Frozen",
     "Installed",
+    "Mark",
     "Other",
     "Part",
     "Promote",
@@ -21,6 +25,7 @@ __all__ = [
     "Request",
     "Response",
     "Silent",
+    "Taken",
     "Told",
     "Took",
 ]
@@ -159,3 +164,43 @@ class Release:
     """The launcher to a primary: no standby up to this attachment will ever take over."""
 
     attach: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Answer of a server that knows of a snapshot: where it stands, and the lives that are in it."""
+
+    closed: int
+    mode: str
+    lives: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The lead of snapshots to a worker: mark this one, if you are in this life."""
+
+    number: int
+    life: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The lead to a server: say when your part of the snapshot is written. Answered with Taken or None."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A server's part of a snapshot.
+
+    Attributes:
+        round: Sync: after which it was cut.
+        pushes: By seat the life and its last push in it.
+        weights, counts: Rows of the tables, by id.
+    """
+
+    round: int
+    pushes: Mapping[int, tuple[int, int]]
+    weights: Mapping[int, bytes]
+    counts: Mapping[int, float]

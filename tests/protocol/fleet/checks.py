@@ -13,11 +13,12 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.views import Install, Seated
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.supply import Torn
+from tests.protocol.fleet.calls import Taken
 from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
 from tests.protocol.fleet.worker import Pushes
 from tests.protocol.scheduler import Broken
 
-__all__ = ["check"]
+__all__ = ["check", "check_snapshot"]
 
 Round = dict[int, Ids]
 """Of a closed round: by seat its samples."""
@@ -99,6 +100,41 @@ def _check_counts(shards: Sequence[Shard], wanted: Mapping[int, float]) -> None:
         found = counts_of(shard, samples)
         if not np.allclose(found, expected, atol=1e-5):
             raise Broken(f"server {server} counts {found} where {expected} were used")
+
+
+def check_snapshot(job: Job, parts: Sequence[Taken], pushes: Pushes) -> None:
+    """Raise Broken unless a complete snapshot is one cut through all servers, and all before it is in it."""
+    sync = job.phases[0].mode == "sync"
+    if len({part.round if sync else tuple(sorted(part.pushes.items())) for part in parts}) > 1:
+        raise Broken(f"servers are cut at different places: {parts}")
+    if sync:
+        _check_cut_rows(job, parts)
+        return
+    for part in parts:
+        inside = _samples(
+            pushes, {(seat, life): (0, last) for seat, (life, last) in part.pushes.items()}
+        )
+        if any(round(part.counts.get(sample, 0.0), 5) != 1 for sample in inside):
+            raise Broken(f"a push before the cut is missing: {part}")
+        last = {(seat, life): number for seat, (life, number) in part.pushes.items()}
+        behind = [
+            int(sample)
+            for (seat, life, number), samples in pushes.items()
+            if (seat, life) in last and number > last[seat, life]
+            for sample in samples
+        ]
+        if any(part.counts.get(sample) for sample in behind):
+            raise Broken(f"a push behind the cut is in it: {part}")
+
+
+def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:
+    rounds = _undisturbed(job)[: parts[0].round]
+    expected = plain_rows(rounds)
+    found = {key: row for part in parts for key, row in part.weights.items()}
+    if len(found) != (len(IDS) if rounds else 0):
+        raise Broken(f"a snapshot after round {len(rounds)} has {len(found)} rows")
+    if any(row != expected[key].tobytes() for key, row in found.items()):
+        raise Broken(f"a snapshot is not the state after round {len(rounds)}")
 
 
 # -- data of the workers' own ---------------------------------------------------------------------

@@ -6,8 +6,9 @@ from typing import Any
 
 from psfleet.shard.shard import Shard
 from tests.protocol.fleet.calls import Promote, Release, Silent
-from tests.protocol.fleet.checks import check
+from tests.protocol.fleet.checks import check, check_snapshot
 from tests.protocol.fleet.job import Job, job_of
+from tests.protocol.fleet.lead import Lead, Snapshots
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
 from tests.protocol.fleet.standby import Standby
@@ -24,6 +25,7 @@ class Fleet(Scheduler):
 
     Attributes:
         pushes: What workers have pushed.
+        snapshots: Those that are complete.
         gone: Workers that are dead for good.
     """
 
@@ -35,9 +37,12 @@ class Fleet(Scheduler):
         self.servers = [name for place in self.places for name in place.names]
         self.workers = [f"w{worker}" for worker in range(job.workers)]
         self.pushes: Pushes = {}
+        self.snapshots: Snapshots = {}
         self.gone: set[str] = set()
         apart = ["C"] if job.apart else []
-        super().__init__([*apart, *self.servers, *self.workers], chances, seed, suppressed)
+        lead = ["L"] if job.snapshots else []
+        names = [*apart, *self.servers, *self.workers, *lead]
+        super().__init__(names, chances, seed, suppressed)
 
     # -- machines ------------------------------------------------------------------------------
 
@@ -45,6 +50,8 @@ class Fleet(Scheduler):
         """See Scheduler."""
         if name in self.workers:
             return Worker(int(name[1:]), self.job, boot, self.pushes)
+        if name == "L":
+            return Lead(self.job, disk, boot, self.snapshots)
         if name == "C":
             return Server(None, self.job, disk, boot)
         index, number = map(int, name[1:].split("."))
@@ -197,6 +204,9 @@ class Fleet(Scheduler):
         coordinator = self.machines[self.at(self.job.home)].coordinator
         kept = [server.its_shard for server in again]
         histories = [server.history for server in again]
+        self.counts["snapshots"] = len(self.snapshots)
+        for parts in self.snapshots.values():
+            check_snapshot(self.job, parts, self.pushes)
         check(self.job, shards, kept, histories, coordinator.supply.torn, self.pushes)
 
 

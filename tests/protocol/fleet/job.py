@@ -96,6 +96,8 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async removal": ("async",),
     "sync standbys": ("sync",),
     "async standbys": ("async",),
+    "sync snapshots": ("sync",),
+    "async snapshots": ("async",),
     "rests": ("sync", "sync"),
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),

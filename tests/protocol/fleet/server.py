@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import PsfleetError
-from psfleet.shard.events import Answer, Event, Refuse, Serve, Tell
+from psfleet.shard.events import Answer, BeginCut, Event, Keep, Refuse, Serve, Tell
+from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.shard import Shard
 from psfleet.shard.views import Freeze, Install
 from psfleet_server.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
@@ -19,9 +20,11 @@ from psfleet_server.feed import joined
 from psfleet_server.records import encode, encode_change
 from psfleet_server.recovery import take
 from tests.protocol.fleet.calls import (
+    Begun,
     CreateTable,
     Deal,
     Depart,
+    Finish,
     Follow,
     Frozen,
     Installed,
@@ -31,12 +34,22 @@ from tests.protocol.fleet.calls import (
     Request,
     Response,
     Silent,
+    Taken,
     Told,
     Took,
 )
-from tests.protocol.fleet.job import Job
+from tests.protocol.fleet.job import COUNTS, ROWS, Job
 from tests.protocol.fleet.primary import Primary
-from tests.protocol.scheduler import Append, Boot, Disk, Instruction, Received, Send, Tick
+from tests.protocol.scheduler import (
+    Append,
+    Boot,
+    Disk,
+    Instruction,
+    Received,
+    Send,
+    Tick,
+    WriteFile,
+)
 
 __all__ = ["Server"]
 
@@ -48,12 +61,18 @@ class Server:
 
     Args:
         index: Of its shard; None: it only hosts the coordinator.
+
+    Attributes:
+        history: All that its log has been told, in order.
+        parts: Of snapshots, by number, that it has written.
     """
 
     def __init__(self, index: int | None, job: Job, disk: Disk, boot: int) -> None:
         self.job, self.boot = job, boot
         self.history: list[object] = list(disk.fields.get("history", []))
         self.out: list[Instruction] = []
+        self.parts: dict[int, Taken] = {}
+        self._frozen: list[FrozenShard] = []
         self._primary = Primary(self)
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
         hosts = index is None or (index == 0 and not job.apart)
@@ -126,14 +145,38 @@ class Server:
         assert self.shard is not None
         for instruction in self.shard.handle(event, call):
             match instruction:
-                case Serve(waiting, reads):
-                    shard = self.shard
-                    values = shard.tables.read(reads)
-                    self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
-                case Refuse(waiting, error) if waiting is not None:
-                    self._answer(waiting, error)
-                case Answer(waiting) if waiting is not None:
+                case Answer(waiting) if isinstance(event, BeginCut):
+                    self._answer(waiting, self._begun(instruction.number))
+                case Answer(waiting):
                     self._answer(waiting, instruction)
+                case _:
+                    self._perform(instruction)
+
+    def _perform(self, instruction: Any) -> None:
+        """What anybody's event may bring about."""
+        match instruction:
+            case Serve(waiting, reads):
+                shard = self.its_shard
+                values = shard.tables.read(reads)
+                self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
+            case Refuse(waiting, error):
+                self._answer(waiting, error)
+            case Keep(frozen):
+                self._frozen.append(frozen)
+
+    def _begun(self, closed: int) -> Begun:
+        shard = self.its_shard
+        left = shard.rounds.left
+        lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
+        return Begun(closed, shard.mode or "", lives)
+
+    def _write_parts(self) -> None:
+        """What was cut is read only now, after more of what changes it."""
+        for frozen in self._frozen:
+            taken = taken_of(frozen)
+            self.parts[frozen.number] = taken
+            self.out.append(WriteFile(frozen.number, taken))
+        self._frozen = []
 
     def _told(self, source: str, boot: int, message: Freeze | Install) -> None:
         """What the coordinator wants: answered only by the process that is meant."""
@@ -150,11 +193,10 @@ class Server:
                     self.out.append(Send(source, found))
                 case Answer(waiting) if waiting is call:
                     self.out.append(Send(source, Installed(shard.index, self.boot, message.view)))
-                case Serve(waiting, reads):
-                    values = shard.tables.read(reads)
-                    self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
-                case Refuse(waiting, error) if waiting is not call:
-                    self._answer(waiting, error)
+                case Refuse(waiting) if waiting is call:
+                    pass  # it is late, and says it again if it matters
+                case _:
+                    self._perform(instruction)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -165,6 +207,8 @@ class Server:
                     assert self.shard is not None
                     self.shard.create(spec, np.zeros(0, np.float32), worker)
                     self._answer(call, True)
+                case Finish(number):
+                    self._answer(call, self.parts.get(number))
                 case Register() | Arrival() | Depart() | Deal():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)
@@ -208,6 +252,7 @@ class Server:
 
     def _tick(self) -> None:
         self._primary.send_again()
+        self._write_parts()
         if self.shard is not None:
             beat = Beat(self.shard.index, server=True, boot=self.boot)
             self.out.append(Send(self.job.home, beat))
@@ -226,3 +271,20 @@ class Server:
             if other != worker and life:
                 coordinator.beat(Beat(other, incarnation=life), self._now)
         coordinator.look(self._now)
+
+
+def taken_of(frozen: FrozenShard) -> Taken:
+    """What a snapshot would have of a shard."""
+    found: dict[int, dict[int, np.ndarray[Any, Any]]] = {ROWS.key: {}, COUNTS.key: {}}
+    for table in frozen.tables:
+        for page in table.pages():
+            rows = found[table.spec.key]
+            for key, row in zip(page.get("ids", ()), page.get("rows", ()), strict=True):
+                rows[int(key)] = row[: table.spec.dim].copy()
+    frozen.close()
+    return Taken(
+        frozen.round,
+        dict(frozen.pushes),
+        {key: row.tobytes() for key, row in found[ROWS.key].items()},
+        {key: float(row[0]) for key, row in found[COUNTS.key].items()},
+    )

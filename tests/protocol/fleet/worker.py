@@ -16,11 +16,11 @@ from psfleet.dealing import length, part
 from psfleet.errors import Fenced, Later, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Join, Leave, Mode, Pull, Push
+from psfleet.shard.events import Join, Leave, MarkCut, Mode, Pull, Push
 from psfleet.shard.views import Position
 from psfleet_server.coordinator import Arrival
 from psfleet_server.supply import Order
-from tests.protocol.fleet.calls import CreateTable, Deal, Depart, Register, Request, Response
+from tests.protocol.fleet.calls import CreateTable, Deal, Depart, Mark, Register, Request, Response
 from tests.protocol.fleet.job import (
     COUNTS,
     IDS,
@@ -73,6 +73,7 @@ class Worker:
         self.life = self.view = self.met = self.meetings = 0
         self.sequence = self.open = self.clock = self.steps = self.switches = 0
         self.mark: tuple[int, int] | None = None
+        self.heard = 0  # the last snapshot
         self._dice = random.Random(self.boot)
         self._asked = self.boot << 20  # no answer to a process before this one is taken for its own
         self._waited: list[_Asked] = []
@@ -90,6 +91,8 @@ class Worker:
                         self.out.append(Send(name, queue[0].request))
             case Received(_, Response(number, content)):
                 self._answered(number, content)
+            case Received(_, Mark(number, life)):
+                self._mark(number, life)
         return self.out
 
     def _answered(self, number: int, content: Any) -> None:
@@ -116,6 +119,13 @@ class Worker:
                 self._waited = next(self._program)
             except StopIteration:
                 self.done = True
+
+    def _mark(self, number: int, life: int) -> None:
+        """Cut the stream of pushes here, between two steps."""
+        if life == self.life and number > self.heard:
+            self.heard = number
+            self.mark = (number, self.sequence)
+            self._ask_all(MarkCut(number, self.seat, self.life, self.sequence))
 
     def _ask(self, name: str, content: Any) -> _Asked:
         self._asked += 1
