@@ -74,7 +74,7 @@ class Wanted:
 
 
 class GaveWay(CheckpointError):
-    """A snapshot that waited for its round gave way, to another one or to a change of the fleet."""
+    """A snapshot is not taken now although nothing is wrong: the fleet is changing, or another is wanted."""
 
 
 class Lead:
@@ -155,7 +155,7 @@ class Lead:
         Raises:
             CheckpointError: It could not be taken; what was there is untouched.
             DeadlineExceeded: A worker or a server did not do its part in time.
-            GaveWay: Of one that waits for its round.
+            GaveWay: Of one that waits for its round, or while it is not known where all servers are.
         """
         with self._asking(), self._turn, contextlib.ExitStack() as opened:
             number = self._next_number()
@@ -393,7 +393,7 @@ class Lead:
     def _peers(self) -> list[Peer]:
         unknown = [i for i, endpoint in enumerate(self.endpoints) if endpoint.endswith(":0")]
         if unknown or not self.endpoints:
-            raise CheckpointError(f"server 0 does not know yet where servers {unknown} listen")
+            raise GaveWay(f"server 0 does not know yet where servers {unknown} listen")
         return [
             Peer(f"server {index} at {endpoint}", endpoint, self._access)
             for index, endpoint in enumerate(self.endpoints)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from psfleet.errors import PsfleetError
+from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.intervals import Interval
 from psfleet_server.lead import GaveWay, Lead, Wanted
 
@@ -63,11 +63,13 @@ class Timetable:
                 continue
             try:
                 self._lead.take(Wanted(every=every.rounds if exact else 0))
-            except GaveWay:
-                continue
             except (PsfleetError, OSError) as error:
-                failures += 1
-                if not self._over.is_set():
+                # Before a server that is away is back no round closes, and nothing is due.
+                waits = isinstance(error, GaveWay) or (
+                    exact and isinstance(error, ServerUnavailable)
+                )
+                if not waits and not self._over.is_set():
+                    failures += 1
                     print(f"{error} ({failures} in a row)", file=sys.stderr, flush=True)
                 continue
             failures, time_done, rounds_done = 0, self._clock(), rounds
