@@ -11,6 +11,7 @@ For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `w
     table.release(mark)
 """
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 
@@ -19,25 +20,20 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.generate import sparse_kernels
-from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial import address_of, initializer_arguments
-from psfleet.kernels.rule_text import RuleText, scalars_of, scratch_for
-from psfleet.tables import ageing
+from psfleet.kernels.rule_text import scalars_of, scratch_for
+from psfleet.tables.admission import Admission
 from psfleet.tables.budget import Budget
 from psfleet.tables.candidates import Waiting
+from psfleet.tables.census import Census
 from psfleet.tables.content import Candidates, Changes, Clock, Mark, Rows
-from psfleet.tables.entry import (
-    CapacityEntry,
-    CountFilterEntry,
-    ProbabilityEntry,
-    ShowClickEntry,
-    TTLEntry,
-    part_of,
-)
+from psfleet.tables.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.tables.freezing import SECTIONS, FrozenRows
 from psfleet.tables.frozen import FrozenSparse
-from psfleet.tables.history import History
-from psfleet.tables.index import EVERY, ROW_BYTES, Index
+from psfleet.tables.index import ROW_BYTES, Index
+from psfleet.tables.lifetime import Lifetime
+from psfleet.tables.packed import PackedRows, check_rows
+from psfleet.tables.room import Room
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["SparseTable"]
@@ -46,7 +42,6 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _NONE = np.zeros(0, np.int64)
-_SHRINKS = 1024  # that are remembered
 
 
 class SparseTable:
@@ -74,32 +69,24 @@ class SparseTable:
         rule, decay = spec.rule, spec.decay
         self.spec = spec
         self.step = 0
-        self._worth = part_of(spec.entry, ShowClickEntry)
-        self._ttl = part_of(spec.entry, TTLEntry)
-        self._chance = part_of(spec.entry, ProbabilityEntry)
+        self._packed = packed = PackedRows(spec)
         capacity = part_of(spec.entry, CapacityEntry)
-        self._evicts = capacity is not None and capacity.evicts
-        self._width = RuleText(rule, False, False, spec.dim).row_width()
-        width = self._width + spec.scores
         if capacity is not None:
-            max_rows = min(max_rows, _limit(capacity, 4 * width + ROW_BYTES, servers))
-        self._index = Index(width, max_rows, marks=spec.every_row)
+            max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
+        self._index = index = Index(packed.width, max_rows, marks=spec.every_row)
         filter_ = part_of(spec.entry, CountFilterEntry)
-        self._waiting = Waiting(filter_, servers) if filter_ is not None else None
+        self._waiting = waiting = Waiting(filter_, servers) if filter_ is not None else None
         self._kernels = sparse_kernels(
             rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
         )
-        self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
+        self._initial = initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(128, np.int64)
         self._scratch = scratch_for(rule)
         self._zeros = np.zeros(spec.dim, np.float32)
-        self._entries: tuple[Ids, Ids] | None = None
-        self._shrinks: tuple[int, ...] = ()
-        self._ticks: tuple[tuple[float, int], ...] = ()
-        self._history = History()
-        self._budget = Budget() if budget is None else budget
-        self._budget.check(spec.name, self._taken(0), "be made")
-        self._budget.take(spec.name, self._taken(0))
+        self._census = census = Census(index, spec.every_row)
+        self._room = Room(spec, index, waiting, Budget() if budget is None else budget)
+        self._admission = Admission(spec, index, census, self._room, waiting, int(initial[3]))
+        self._lifetime = Lifetime(spec, index, census, waiting, packed.scores)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -117,7 +104,7 @@ class SparseTable:
             ids: int64 [n], repeats allowed, any alignment.
             out: float32 [n, dim], any alignment.
         """
-        ids = self._checked(ids, out, self.spec.dim)
+        ids = check_rows(self.spec.name, ids, out, self.spec.dim)
         if not out.flags.c_contiguous:
             raise ShapeError(f"table {self.spec.name!r}: the rows of `out` must lie side by side")
         with self._lock:
@@ -142,15 +129,15 @@ class SparseTable:
         Raises:
             UsageError: The table is full; nothing was changed.
         """
-        ids = self._checked(ids, gradients, self.spec.push_width)
+        ids = check_rows(self.spec.name, ids, gradients, self.spec.push_width)
         gradients = np.ascontiguousarray(gradients)
         with self._lock:
             if self.spec.entry is None:
-                self._check_room([ids])
+                self._admission.check([ids], self.step)
             else:
-                ids, gradients = self._admitted(ids, gradients)
+                ids, gradients = self._admission.admit(ids, gradients, self.step)
             self._update(ids, gradients, learning_rate)
-            self._age()
+            self._lifetime.age(self.step)
 
     def _update(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         rule = self.spec.rule
@@ -173,7 +160,7 @@ class SparseTable:
             address_of(self._ring),
             address_of(self._scratch),
         )
-        self._account()
+        self._room.account()
         if self.spec.every_row:
             self._kernels.rest(
                 self._index.address,
@@ -194,9 +181,10 @@ class SparseTable:
         Raises:
             UsageError: The table would be full.
         """
-        if not self._surely_fit(sum(map(len, parts))):  # else there is no need to wait for a pull
+        # What surely fits need not wait for a pull to let go of the lock.
+        if not self._room.surely_fit(sum(map(len, parts))):
             with self._lock:
-                self._check_room(parts)
+                self._admission.check(parts, self.step)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now, so that no push waits for it.
@@ -205,31 +193,7 @@ class SparseTable:
             UsageError: There is not so much memory for the table.
         """
         with self._lock:
-            more = max(rows - len(self._index), 0)
-            self._budget.check(self.spec.name, self._taken(more), f"reserve {rows} rows")
-            self._index.reserve(rows)
-            self._budget.take(self.spec.name, self._taken(0))
-
-    def _surely_fit(self, count: int) -> bool:
-        fits = count <= self._index.spare and self._index.has_lines(count)
-        return fits and self._budget.fits(self.spec.name, self._taken(count))
-
-    def _taken(self, more: int) -> int:
-        """Memory that the table takes at most once `more` unknown ids have been pushed."""
-        rows = max(
-            min(more, self._index.max_rows - len(self._index)), 0
-        )  # others take their places
-        return self._index.taken(rows) + (
-            0 if self._waiting is None else self._waiting.index.taken(min(more, self._waiting.room))
-        )
-
-    def _account(self) -> None:
-        """Say what the table takes now, and have some of what is left made ready for it."""
-        if self._budget.limit is None:
-            self._index.keep_ahead()
-        else:
-            self._budget.take(self.spec.name, self._taken(0))
-            self._index.keep_ahead(self._budget.room())
+            self._room.reserve(rows)
 
     def surplus(self, parts: Sequence[Ids]) -> Ids:
         """Rows that have to go so that memory suffices for the next update, which names these ids.
@@ -237,93 +201,10 @@ class SparseTable:
         Ids of the rows pushed the longest time ago, a sixteenth of the table at least, none of `parts`. Empty
         if memory suffices, if the table does not let rows go, or if letting all others go were not enough.
         """
-        if not self._evicts or self._surely_fit(sum(map(len, parts))):
+        if not self._room.evicts or self._room.surely_fit(sum(map(len, parts))):
             return _NONE
         with self._lock:
-            ids = np.unique(np.concatenate(parts))
-            slots, _ = self._index.locate(ids)
-            kept = self._rowed(ids, slots)
-            new = int(np.count_nonzero(kept & (slots == 0)))
-            short = new - self._affordable(new)
-            if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
-                return _NONE
-            count = max(short, len(self._index) // 16)
-            oldest = self._index.oldest(self.step, count + len(ids), 0)
-            return oldest[~np.isin(oldest, ids)][:count]
-
-    def _affordable(self, most: int) -> int:
-        """How many rows, `most` at most, may be added within the memory that there is."""
-        low, high = -1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._budget.fits(self.spec.name, self._taken(middle)):
-                low = middle
-            else:
-                high = middle - 1
-        return max(low, min(most, self._index.free))
-
-    def _check_room(self, parts: Sequence[Ids]) -> None:
-        if self._surely_fit(sum(map(len, parts))):
-            return
-        ids = np.unique(np.concatenate(parts))
-        slots, _ = self._index.locate(ids)
-        kept = self._rowed(ids, slots)
-        new = ids[kept & (slots == 0)]
-        self._refuse_beyond(int(np.count_nonzero(kept)), new, int(np.count_nonzero(slots == 0)))
-
-    def _refuse_beyond(self, named: int, new: Ids, unknown: int) -> None:
-        """Refuse an update of `named` rows, of which these are new, if there is no room for it.
-
-        unknown: how many ids there are for which a row or a place to wait is needed.
-        """
-        most, there = self._index.max_rows, len(self._index)
-        if self._evicts and named > most:
-            raise UsageError(
-                f"table {self.spec.name!r} holds at most {most} rows on this server and was asked "
-                f"to set {named} at once; push fewer at a time or give it more room"
-            )
-        if not self._evicts and len(new) > most - there:
-            raise UsageError(
-                f"table {self.spec.name!r} is full: it holds {there} rows of "
-                f"at most {most} and was asked to add {len(new)}"
-            )
-        if not (self._index.has_lines(len(new)) or self._index.can_hold(new)):
-            raise UsageError(
-                f"table {self.spec.name!r} cannot add {len(new)} ids whose hashes are so much "
-                "alike that its index would outgrow its place; renumber them"
-            )
-        more = len(new) if self._waiting is None else unknown
-        self._budget.check(self.spec.name, self._taken(more), f"add {len(new)} rows")
-
-    def _admitted(self, ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
-        """What is left of a push without the unknown ids that get no row; there is room for the rest."""
-        admits_all = self._chance is None and self._waiting is None
-        if admits_all and self._surely_fit(len(ids)):
-            return ids, gradients
-        slots, unknown = self._index.locate(ids)
-        kept = self._rowed(ids, slots) if unknown else np.ones(len(ids), np.bool_)
-        new = ids[kept & (slots == 0)]
-        self._refuse_beyond(int(np.count_nonzero(kept)), new, unknown)
-        if self._waiting is not None and unknown:
-            self._waiting.count(np.ascontiguousarray(ids[slots == 0]), self.step + 1)
-        if not kept.all():
-            ids, gradients = ids[kept], gradients[kept]
-        if self._evicts and len(new) > self._index.max_rows - len(self._index):
-            self._index.touch(ids, self.step + 1)
-            self._drop(ageing.leaving(self._index, self.step + 1, len(new), self._index.max_rows))
-        return ids, gradients
-
-    def _rowed(self, ids: Ids, slots: Ids) -> NDArray[np.bool_]:
-        """Which ids have a row after the next update, if that names them."""
-        kept: NDArray[np.bool_] = slots != 0
-        if self._chance is not None:
-            stream = int(self._initial[3])
-            return kept | drawn(ids, self._chance.probability, stream, self.step + 1)
-        if self._waiting is None:
-            return np.ones(len(ids), np.bool_)
-        unknown = np.flatnonzero(~kept)
-        kept[unknown] = self._waiting.passing(np.ascontiguousarray(ids[unknown]))
-        return kept
+            return self._admission.surplus(parts, self.step)
 
     # -- who loses it --------------------------------------------------------------------------
 
@@ -334,29 +215,22 @@ class SparseTable:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             slots, _ = self._index.locate(ids)
-            return self._drop(np.unique(ids[slots != 0]))
+            return self._census.drop(np.unique(ids[slots != 0]))
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that were pushed the longest time ago; returns how many went."""
         with self._lock:
-            return self._drop(self._index.oldest(self.step, count, 0))
+            return self._census.drop(self._index.oldest(self.step, count, 0))
 
     @property
     def tick_every(self) -> float:
         """How many seconds should lie between calls of `tick`; 0: the table knows no time."""
-        return 0.0 if self._ttl is None else self._ttl.seconds / 16
+        return self._lifetime.tick_every
 
     def tick(self, seconds: float) -> int:
         """So much time has passed; returns how many rows went because of that."""
-        ttl = 0.0 if self._ttl is None else self._ttl.seconds
-        if not ttl:
-            return 0
         with self._lock:
-            now = (self._ticks[-1][0] if self._ticks else 0.0) + seconds
-            ticks = (*self._ticks, (now, self.step))
-            over = [step for time, step in ticks if time <= now - ttl]
-            self._ticks = ticks[max(len(over) - 1, 0) :]
-            return self._sweep(EVERY, self.step - over[-1]) if over else 0
+            return self._lifetime.tick(seconds, self.step)
 
     def shrink(self, threshold: float | None = None, unseen: int | None = None) -> int:
         """Remove rows that are worth little or not in use; returns how many went.
@@ -368,57 +242,14 @@ class SparseTable:
                 the entry's delete_after_unseen; in other tables none go.
         """
         with self._lock:
-            gone = 0
-            if self._worth is not None:
-                gone = self._decay(self._worth, threshold)
-                unseen = self._worth.delete_after_unseen if unseen is None else unseen
-            elif unseen is None and threshold is not None:
-                unseen = int(threshold)
-            if unseen is not None and 0 < unseen <= len(self._shrinks):
-                gone += self._sweep(EVERY, self.step - self._shrinks[-unseen])
-            self._shrinks = (*self._shrinks, self.step)[-_SHRINKS:]
-            return gone
-
-    def _decay(self, worth: ShowClickEntry, threshold: float | None) -> int:
-        least = worth.delete_threshold if threshold is None else threshold
-        factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
-        return self._drop(self._index.decay(self._width, factors, least))
-
-    def _age(self) -> None:
-        """After an update: let rows go whose time has come, and keep stamps in range."""
-        if self._ttl is not None and self._ttl.steps:
-            first, last = ageing.due(self.step, self._ttl.steps)
-            if first < last:
-                self._sweep((first, last), self._ttl.steps)
-        if self.step % ageing.SETTLED == 0:
-            self._restamp(self.step, self.step)
-
-    def _restamp(self, old: int, new: int) -> None:
-        self._index.restamp(old, new)
-        if self._waiting is not None:
-            self._waiting.index.restamp(old, new)
-
-    def _sweep(self, segments: tuple[int, int], least: int) -> int:
-        """Forget rows and waiting ids of these segments that are at least so many steps old."""
-        if self._waiting is not None:
-            waiting = self._waiting.index
-            waiting.remove(waiting.aged(self.step, least, segments)[0])
-        return self._drop(self._index.aged(self.step, least, segments)[0])
-
-    def _drop(self, ids: Ids) -> int:
-        """Remove rows that are there; the one place where any goes."""
-        if not len(ids):
-            return 0
-        self._entries = None
-        self._history.add(removed=ids)
-        return self._index.remove(ids)
+            return self._lifetime.shrink(threshold, unseen, self.step)
 
     # -- reading and writing -------------------------------------------------------------------
 
     def ids(self) -> Ids:
         """Of every row, ascending: int64 [n]."""
         with self._lock:
-            return self._ascending()[0].copy()
+            return self._census.ascending()[0].copy()
 
     def rows(self, ids: Ids) -> Rows:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
@@ -428,7 +259,7 @@ class SparseTable:
             ids, slots = ids[slots != 0], slots[slots != 0]
             rows = self._index.gather(slots)
             touched = self._index.touched(ids, self.step)
-        return self._as_rows(ids, rows, touched)
+        return self._packed.unpack(ids, rows, touched)
 
     def write(self, rows: Rows) -> None:
         """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
@@ -438,19 +269,18 @@ class SparseTable:
         Raises:
             UsageError: The table is full; nothing was changed.
         """
-        ids, packed = np.ascontiguousarray(rows.ids, np.int64), self._packed(rows)
+        ids, packed = np.ascontiguousarray(rows.ids, np.int64), self._packed.pack(rows)
         touched = np.ascontiguousarray(rows.touched, np.int64)
         with self._lock:
             slots, _ = self._index.locate(ids)
             new = ids[slots == 0]
-            self._refuse_beyond(len(ids), new, len(new))
-            if self._evicts:
-                later = max(self.step, int(touched.max(initial=0))) + 1
-                self._drop(ageing.leaving(self._index, later, len(ids), self._index.max_rows))
+            self._room.check(len(ids), new, len(new))
+            later = max(self.step, int(touched.max(initial=0))) + 1
+            self._admission.make_places(len(ids), later)
             slots = self._index.place(ids, touched)
             self._index.scatter(slots, packed)
-            self._history.add(written=ids)
-            self._account()
+            self._census.wrote(ids)
+            self._room.account()
 
     def candidates(self) -> Candidates:
         """The ids that have been pushed too seldom for a row."""
@@ -472,29 +302,26 @@ class SparseTable:
     @property
     def clock(self) -> Clock:
         """What the table knows of time."""
-        return Clock(self.step, self._shrinks, self._ticks)
+        return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: Clock) -> None:
         """Set it to what `clock` was; rows keep the steps at which they were pushed."""
         with self._lock:
-            if clock.step != self.step:
-                self._restamp(self.step, clock.step)
-                self._history.era += 1
+            self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
-            self._shrinks, self._ticks = clock.shrinks, clock.ticks
 
     def page(self, offset: int, limit: int) -> Rows:
         """Some of `rows`, in ascending order of id."""
         with self._lock:
-            ids = self._ascending()[0][offset : offset + limit].copy()
+            ids = self._census.ascending()[0][offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
         """A page of ids and `Rows.values`, in ascending order of id."""
         with self._lock:
-            ids, slots = (array[offset : offset + limit] for array in self._ascending())
-            rows = self._index.gather(slots)[:, : self._width]
-        return ids.copy(), self._spread(rows)
+            ids, slots = (array[offset : offset + limit] for array in self._census.ascending())
+            rows = self._index.gather(slots)
+        return ids.copy(), self._packed.values(rows)
 
     def restore(
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
@@ -508,7 +335,7 @@ class SparseTable:
 
     def restore_step(self, step: int) -> None:
         """Set how many updates the table has had, and nothing else of its clock."""
-        self.set_clock(Clock(step, self._shrinks, self._ticks))
+        self.set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparse:
         """The rows as they are now (of the ids `only`), to be read while the table goes on.
@@ -520,18 +347,14 @@ class SparseTable:
             rows = FrozenRows(self._index, self._lock, lambda: self.step, only)
             self._index.views.append(rows)
             clock, forget = self.clock, self._index.views.remove
-        return FrozenSparse(self.spec, clock, rows, waiting, removed, self._as_rows, forget)
-
-    def _as_rows(self, ids: Ids, stored: Floats, touched: Ids) -> Rows:
-        scores = np.ascontiguousarray(stored[:, self._width :])
-        return Rows(ids, self._spread(stored[:, : self._width]), touched, scores)
+        return FrozenSparse(self.spec, clock, rows, waiting, removed, self._packed.unpack, forget)
 
     # -- what has changed ----------------------------------------------------------------------
 
     def mark(self) -> Mark:
         """A point to which `changed_since` looks back; until its release, removed ids are kept."""
         with self._lock:
-            return Mark(self._history.era, self.step, self._history.mark())
+            return self._census.mark(self.step)
 
     def changed_since(self, mark: Mark) -> Changes:
         """Which rows are new or may differ since the mark, and which are there no more.
@@ -540,75 +363,12 @@ class SparseTable:
         trains. Candidates and the clock are not part of it: they are small, and written whole.
         """
         with self._lock:
-            removed, written = self._history.since(mark.event)
-            everything = mark.era != self._history.era or (
-                self.spec.every_row and self.step > mark.step
-            )
-            # A row whose stamp is the mark's own step was pushed before the mark.
-            most = 2**32 if everything else self.step - mark.step - 1
-            changed = self._index.aged(self.step, most=most)[0]
-            back = self._index.locate(written)[0] != 0
-            gone = self._index.locate(removed)[0] == 0
-        return Changes(np.union1d(changed, written[back]), removed[gone])
+            return self._census.changed_since(mark, self.step)
 
     def release(self, mark: Mark) -> None:
         """Nobody will ask for changes since this mark again."""
         with self._lock:
-            self._history.release(mark.event)
-
-    # -- helpers -------------------------------------------------------------------------------
-
-    def _checked(self, ids: Ids, rows: Floats, width: int) -> Ids:
-        if ids.ndim != 1 or ids.dtype != np.int64:
-            raise ShapeError(
-                f"table {self.spec.name!r}: ids are {ids.dtype} {ids.shape}, they must be int64 [n]"
-            )
-        if rows.shape != (len(ids), width) or rows.dtype != np.float32:
-            raise ShapeError(
-                f"table {self.spec.name!r}: rows are {rows.dtype} {rows.shape}, they must "
-                f"be float32 {(len(ids), width)}"
-            )
-        return np.ascontiguousarray(ids)
-
-    def _ascending(self) -> tuple[Ids, Ids]:
-        """Every id in order, and its slot; kept for the next page."""
-        if self._entries is None or len(self._entries[0]) != len(self._index):
-            self._entries = self._index.entries()
-        return self._entries
-
-    def _columns(self) -> list[tuple[int, int]]:
-        """(start, width) of weights and each slot within a stored row."""
-        dim, start, columns = self.spec.dim, 0, []
-        for width in [dim, *(1 if slot.per_unit else dim for slot in self.spec.rule.slots)]:
-            columns.append((start, width))
-            start += width
-        return columns
-
-    def _spread(self, rows: Floats) -> Floats:
-        """Stored rows -> rows in which every slot has dim columns."""
-        dim = self.spec.dim
-        if all(width == dim for _, width in self._columns()):
-            return np.ascontiguousarray(rows)
-        parts = [
-            np.broadcast_to(rows[:, start : start + width], (len(rows), dim))
-            for start, width in self._columns()
-        ]
-        return np.concatenate(parts, axis=1)
-
-    def _packed(self, rows: Rows) -> Floats:
-        """The opposite of `_spread`, with the scores behind."""
-        dim, count, scores = self.spec.dim, len(rows.ids), self.spec.scores
-        width = dim * (1 + len(self.spec.rule.slots))
-        self._checked(rows.ids, rows.values, width)
-        if rows.touched.shape != (count,) or rows.scores.shape != (count, scores):
-            raise ShapeError(
-                f"table {self.spec.name!r}: {count} rows come with touched {rows.touched.shape} "
-                f"and scores {rows.scores.shape}; they must be {(count,)} and {(count, scores)}"
-            )
-        columns = enumerate(self._columns())
-        parts = [rows.values[:, i * dim : i * dim + width] for i, (_, width) in columns]
-        packed = np.concatenate([*parts, rows.scores.astype(np.float32)], axis=1)
-        return np.ascontiguousarray(packed)
+            self._census.release(mark)
 
 
 def _limit(capacity: CapacityEntry, row: int, servers: int) -> int:

@@ -1,0 +1,109 @@
+"""Who gets a row of a sparse table: decided by its entry, and by the room that there is."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.hashing import drawn
+from psfleet.tables import ageing
+from psfleet.tables.candidates import Waiting
+from psfleet.tables.census import Census
+from psfleet.tables.entry import ProbabilityEntry, part_of
+from psfleet.tables.index import Index
+from psfleet.tables.room import Room
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Admission"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_NONE = np.zeros(0, np.int64)
+
+
+class Admission:
+    """Not thread-safe. A step is everywhere that of the table's last update.
+
+    Args:
+        spec: Of the table.
+        index: Of its rows.
+        census: Removes those that have to go.
+        room: Memory for more.
+        waiting: The ids that wait for a row, if the entry lets them.
+        stream: Of the table's random numbers.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        index: Index,
+        census: Census,
+        room: Room,
+        waiting: Waiting | None,
+        stream: int,
+    ) -> None:
+        self._index = index
+        self._census = census
+        self._room = room
+        self._waiting = waiting
+        self._chance = part_of(spec.entry, ProbabilityEntry)
+        self._stream = stream
+
+    def check(self, parts: Sequence[Ids], step: int) -> None:
+        """Refuse ids that the table cannot all take with its next update."""
+        if self._room.surely_fit(sum(map(len, parts))):
+            return
+        ids = np.unique(np.concatenate(parts))
+        slots, _ = self._index.locate(ids)
+        kept = self._rowed(ids, slots, step)
+        new = ids[kept & (slots == 0)]
+        self._room.check(int(np.count_nonzero(kept)), new, int(np.count_nonzero(slots == 0)))
+
+    def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
+        """See SparseTable.surplus; the table lets rows go."""
+        ids = np.unique(np.concatenate(parts))
+        slots, _ = self._index.locate(ids)
+        kept = self._rowed(ids, slots, step)
+        new = int(np.count_nonzero(kept & (slots == 0)))
+        short = new - self._room.affordable(new)
+        if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
+            return _NONE
+        count = max(short, len(self._index) // 16)
+        oldest = self._index.oldest(step, count + len(ids), 0)
+        return oldest[~np.isin(oldest, ids)][:count]
+
+    def admit(self, ids: Ids, gradients: Floats, step: int) -> tuple[Ids, Floats]:
+        """What is left of a push without the unknown ids that get no row; there is room for the rest."""
+        admits_all = self._chance is None and self._waiting is None
+        if admits_all and self._room.surely_fit(len(ids)):
+            return ids, gradients
+        slots, unknown = self._index.locate(ids)
+        kept = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
+        new = ids[kept & (slots == 0)]
+        self._room.check(int(np.count_nonzero(kept)), new, unknown)
+        if self._waiting is not None and unknown:
+            self._waiting.count(np.ascontiguousarray(ids[slots == 0]), step + 1)
+        if not kept.all():
+            ids, gradients = ids[kept], gradients[kept]
+        if self._room.evicts and len(new) > self._index.max_rows - len(self._index):
+            self._index.touch(ids, step + 1)
+            self.make_places(len(new), step + 1)
+        return ids, gradients
+
+    def make_places(self, wanted: int, step: int) -> None:
+        """Let rows go so that `wanted` more fit, none of those pushed at `step`."""
+        if self._room.evicts:
+            most = self._index.max_rows
+            self._census.drop(ageing.leaving(self._index, step, wanted, most))
+
+    def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
+        """Which ids have a row after the next update, if that names them."""
+        kept: NDArray[np.bool_] = slots != 0
+        if self._chance is not None:
+            return kept | drawn(ids, self._chance.probability, self._stream, step + 1)
+        if self._waiting is None:
+            return np.ones(len(ids), np.bool_)
+        unknown = np.flatnonzero(~kept)
+        kept[unknown] = self._waiting.passing(np.ascontiguousarray(ids[unknown]))
+        return kept

@@ -1,0 +1,103 @@
+"""How long rows of a sparse table stay: in steps, in seconds, in shrinks, or as long as they are worth it."""
+
+from psfleet.tables import ageing
+from psfleet.tables.candidates import Waiting
+from psfleet.tables.census import Census
+from psfleet.tables.content import Clock
+from psfleet.tables.entry import ShowClickEntry, TTLEntry, part_of
+from psfleet.tables.index import EVERY, Index
+from psfleet.tables.spec import TableSpec
+
+__all__ = ["Lifetime"]
+
+_SHRINKS = 1024  # that are remembered
+
+
+class Lifetime:
+    """Not thread-safe. A step is everywhere that of the table's last update.
+
+    Args:
+        spec: Of the table.
+        index: Of its rows.
+        census: Removes those that have to go.
+        waiting: The ids that wait for a row, which go too.
+        scores: Where within a stored row its scores begin.
+    """
+
+    def __init__(
+        self, spec: TableSpec, index: Index, census: Census, waiting: Waiting | None, scores: int
+    ) -> None:
+        self._index = index
+        self._census = census
+        self._waiting = waiting
+        self._ttl = part_of(spec.entry, TTLEntry)
+        self._worth = part_of(spec.entry, ShowClickEntry)
+        self._scores = scores
+        self._shrinks: tuple[int, ...] = ()
+        self._ticks: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def tick_every(self) -> float:
+        """See SparseTable.tick_every."""
+        return 0.0 if self._ttl is None else self._ttl.seconds / 16
+
+    def tick(self, seconds: float, step: int) -> int:
+        """See SparseTable.tick."""
+        ttl = 0.0 if self._ttl is None else self._ttl.seconds
+        if not ttl:
+            return 0
+        now = (self._ticks[-1][0] if self._ticks else 0.0) + seconds
+        ticks = (*self._ticks, (now, step))
+        over = [step for time, step in ticks if time <= now - ttl]
+        self._ticks = ticks[max(len(over) - 1, 0) :]
+        return self._sweep(EVERY, step, step - over[-1]) if over else 0
+
+    def shrink(self, threshold: float | None, unseen: int | None, step: int) -> int:
+        """See SparseTable.shrink."""
+        gone = 0
+        if self._worth is not None:
+            gone = self._decay(self._worth, threshold)
+            unseen = self._worth.delete_after_unseen if unseen is None else unseen
+        elif unseen is None and threshold is not None:
+            unseen = int(threshold)
+        if unseen is not None and 0 < unseen <= len(self._shrinks):
+            gone += self._sweep(EVERY, step, step - self._shrinks[-unseen])
+        self._shrinks = (*self._shrinks, step)[-_SHRINKS:]
+        return gone
+
+    def age(self, step: int) -> None:
+        """After an update: let rows go whose time has come, and keep stamps in range."""
+        if self._ttl is not None and self._ttl.steps:
+            first, last = ageing.due(step, self._ttl.steps)
+            if first < last:
+                self._sweep((first, last), step, self._ttl.steps)
+        if step % ageing.SETTLED == 0:
+            self._restamp(step, step)
+
+    def clock(self, step: int) -> Clock:
+        """See SparseTable.clock."""
+        return Clock(step, self._shrinks, self._ticks)
+
+    def set_clock(self, clock: Clock, step: int) -> None:
+        """Set it to what it was; `step`: what the table's is until now."""
+        if clock.step != step:
+            self._restamp(step, clock.step)
+            self._census.restamped()
+        self._shrinks, self._ticks = clock.shrinks, clock.ticks
+
+    def _decay(self, worth: ShowClickEntry, threshold: float | None) -> int:
+        least = worth.delete_threshold if threshold is None else threshold
+        factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
+        return self._census.drop(self._index.decay(self._scores, factors, least))
+
+    def _sweep(self, segments: tuple[int, int], step: int, least: int) -> int:
+        """Forget rows and waiting ids of these segments that are at least so many steps old."""
+        if self._waiting is not None:
+            waiting = self._waiting.index
+            waiting.remove(waiting.aged(step, least, segments)[0])
+        return self._census.drop(self._index.aged(step, least, segments)[0])
+
+    def _restamp(self, old: int, new: int) -> None:
+        self._index.restamp(old, new)
+        if self._waiting is not None:
+            self._waiting.index.restamp(old, new)
