@@ -206,8 +206,13 @@ def main() -> None:
     workload, (rank, count, workers) = sys.argv[1], map(int, sys.argv[2:5])
     torch.set_num_threads(1)
     serves = rank < count
+    # Of itself it takes shared memory, which it polls without a pause: idle processes then use each
+    # core that is free, their CPU time says how long they waited, and the next contender has no core.
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=8, init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+        num_worker_threads=8,
+        rpc_timeout=300,
+        init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
+        _transports=["uv"],
     )
     rpc.init_rpc(
         f"server{rank}" if serves else f"worker{rank - count}",
