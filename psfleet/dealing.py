@@ -106,6 +106,22 @@ class Plan:
             left += part(epoch, dealt, length(epoch))
         return tuple(left)
 
+    def unused(self, closed: int) -> tuple[Range, ...]:
+        """What no round up to `closed` has had, in order."""
+        if not self.entries:
+            return ()
+        last = self.entries[-1]
+        if last.first <= closed + 1:
+            return self.rest(closed + 1)
+        dealt = [
+            found
+            for number in range(closed + 1, last.first)
+            for seat in self._seats(number)
+            if (number, seat) not in self.withdrawn
+            for found in self.share(seat, number)
+        ]
+        return tuple(sorted((*dealt, *last.stream)))
+
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
     ) -> "Plan":

@@ -7,13 +7,17 @@ snapshot asks for those that belong to its cut.
 import json
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from psfleet.errors import UsageError
 
-__all__ = ["Place", "Remembered"]
+__all__ = ["PLACE", "Place", "Remembered", "redealt"]
+
+PLACE = "psfleet.place"
+"""The name under which a worker's place in its loops is remembered."""
 
 _STEPS = 64  # whose states are at hand
 _PATIENCE = 5.0  # seconds until the script is expected at the end of the step that a snapshot holds
@@ -92,6 +96,36 @@ class Remembered:
             )
             found = [state for at, state in self._states if at <= step]
             return found[-1] if found else b""
+
+
+def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) -> dict[str, Any]:
+    """What a worker of a job with another number of workers goes on with.
+
+    Schedulers and the like are those of the worker with its index, or of another where it has none;
+    random generators only its own, since two workers must not draw the same. The place in the loops of
+    `fleet.shard` is before the first batch that not all have behind them: no batch is left out.
+
+    Args:
+        states: By worker of the earlier job what it has kept.
+        workers: How many there were.
+        worker: Index of the worker in this job.
+    """
+    own, other = states.get(worker), states.get(worker % workers)
+    found = dict(own or other or {})
+    if own is None:
+        found = {
+            name: state
+            for name, state in found.items()
+            if not (isinstance(state, Mapping) and "bit_generator" in state)
+        }
+    found.pop(PLACE, None)
+    places = {seat: state[PLACE] for seat, state in states.items() if PLACE in state}
+    if len(places) == workers:
+        loop = min(place["loop"] for place in places.values())
+        within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
+        coming = (item + (seat - item) % workers for seat, item in within.items())
+        found[PLACE] = {"loop": loop, "item": min(coming)}
+    return found
 
 
 def _state(name: str, thing: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from psfleet import runtime as runtimes
 from psfleet.coming import Coming, Peeked
-from psfleet.remembering import Place, Remembered
+from psfleet.remembering import PLACE, Place, Remembered
 
 __all__ = ["Loops"]
 
@@ -98,5 +98,5 @@ class Loops:
         if self._place is None:
             self._place = Place()
             if self._snapshots:
-                self.remember("psfleet.place", self._place)
+                self.remember(PLACE, self._place)
         return self._place

@@ -161,6 +161,10 @@ class Coordinator:
         self._wanted = True
         self._uninstalled = set(range(self.servers))  # of the last view, for all that is known
 
+    def go_on_with(self, supply: Supply) -> None:
+        """Hand out what a job with other workers has left."""
+        self._decide(Viewed(self.members, supply))
+
     @property
     def view(self) -> int:
         """Number of the last view that was decided."""

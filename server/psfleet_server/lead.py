@@ -28,6 +28,7 @@ from psfleet.checkpoint import (
 )
 from psfleet.checkpoint.manifest import spec_from_json
 from psfleet.errors import CheckpointError, DeadlineExceeded, PsfleetError
+from psfleet.remembering import redealt
 from psfleet.testing.faults import Crashes
 from psfleet.wire.security import Access
 from psfleet.wire.v1 import snapshot_pb2
@@ -91,6 +92,7 @@ class Lead:
     Attributes:
         endpoints: Where the servers listen, in order.
         restored: By seat what its worker has kept in the snapshot from which the fleet has started.
+        others: How many workers that fleet had, if not as many as this one; else 0.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Lead:
     ) -> None:
         self.endpoints: Sequence[str] = ()
         self.restored: Mapping[int, Any] = {}
+        self.others = 0
         self._host = host
         self._access = access
         self._folder = folder
@@ -144,7 +147,9 @@ class Lead:
 
     def restored_of(self, worker: int) -> bytes:
         """What a worker has kept in the snapshot from which the fleet has started; empty: nothing."""
-        state = self.restored.get(worker)
+        state: Any = self.restored.get(worker)
+        if self.others:
+            state = redealt(self.restored, self.others, worker) or None
         return b"" if state is None else json.dumps(state).encode()
 
     # -- taking one ----------------------------------------------------------------------------

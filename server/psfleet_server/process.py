@@ -35,7 +35,7 @@ from psfleet_server.log import Log
 from psfleet_server.memory import table_limit
 from psfleet_server.orders import Orders
 from psfleet_server.parking import Deadlines
-from psfleet_server.recovery import go_on_from
+from psfleet_server.recovery import go_on_from, workers_of
 from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
 from psfleet_server.snapshots import snapshot_handlers
@@ -173,6 +173,8 @@ class Server:
                 self.host.coordinator.start()
         if self._lead is not None and self.environment.resume:
             self._lead.restored = read_manifest(self.environment.resume).workers
+            before = workers_of(self.environment.resume)
+            self._lead.others = before if before != self.environment.workers else 0
 
     def _prepare(self) -> None:
         warm_up()

@@ -18,8 +18,9 @@ from psfleet_server.log import Part, chained, files_of
 from psfleet_server.meetings import Meetings
 from psfleet_server.parts import coordinator_becomes
 from psfleet_server.records import Kind, decode, decode_core, encode_core
+from psfleet_server.supply import Supply
 
-__all__ = ["begin", "copied", "go_on_from", "restored", "take", "take_all"]
+__all__ = ["begin", "copied", "go_on_from", "restored", "take", "take_all", "workers_of"]
 
 _SEEN = "replica.view"  # the field of a copied core that says in which view the shard was
 
@@ -93,7 +94,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
 
     Returns:
         What it is beside the tables; None: the snapshot is of another number of workers, whose rounds and
-        lives mean nothing here, and only its tables count.
+        lives mean nothing here; its tables count, and what is left of its datasets.
 
     Raises:
         CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
@@ -105,10 +106,33 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
             shard.create(event.spec, event.value)
         else:
             shard.fill(event)
-    if len(core.fields["rounds"]["fields"]["seats"]["set"]) != shard.workers.count:
+    if _count(core) != shard.workers.count:
+        if coordinator is not None:
+            coordinator.go_on_with(_left(core))
         return None
     _resume(core, shard, coordinator)
     return core
+
+
+def workers_of(path: str) -> int:
+    """How many workers the fleet of a snapshot had."""
+    return _count(Snapshot(path).core(0))
+
+
+def _count(core: Core) -> int:
+    return len(core.fields["rounds"]["fields"]["seats"]["set"])
+
+
+def _left(core: Core) -> Supply:
+    """What a job has left of its datasets."""
+    shard, coordinator = Shard(), Coordinator(1)
+    _become(core, shard, coordinator)
+    positions = {
+        life: shard.workers.positions[worker]
+        for worker, life in shard.workers.lives.items()
+        if worker in shard.workers.positions
+    }
+    return coordinator.supply.left(shard.rounds.closed, positions)
 
 
 def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:

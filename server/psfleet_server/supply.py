@@ -54,6 +54,11 @@ class Order:
         """What all workers must agree on."""
         return (self.size, self.batch, self.epochs, self.seed)
 
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """What makes two datasets the same samples in the same order, in whatever batches."""
+        return (self.size, self.epochs, self.seed)
+
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
         """Those of the seats that have data, in order."""
         return tuple(sorted(seat for seat in seats if seat % self.group == 0))
@@ -94,12 +99,16 @@ class Torn:
 
 @dataclass
 class Dataset:
-    """One dataset. `plan` None: it is leased, and `pool` is what nobody has."""
+    """One dataset. `plan` None: it is leased, and `pool` is what nobody has.
+
+    `resumed`: The pool is what an earlier job has left; whoever comes first says how that is dealt.
+    """
 
     order: Order
     plan: Plan | None
     pool: list[Range] = field(default_factory=list)
     ended: bool = False
+    resumed: bool = False
 
 
 @dataclass
@@ -133,7 +142,12 @@ class Supply:
                 "use the same datasets in the same order"
             )
         if order.number <= len(self.datasets):
-            there = self.datasets[order.number - 1].order
+            known = self.datasets[order.number - 1]
+            there = known.order
+            if known.resumed and there.whole == order.whole:
+                if known.ended or first_of is None:
+                    return None if known.ended else Begun(order, None)
+                return Begun(order, _plan(order, first_of, tuple(known.pool)))
             if there.same != order.same:
                 raise UsageError(
                     f"dataset {order.number} is (size, batch, epochs, seed) {there.same} for others, "
@@ -142,7 +156,8 @@ class Supply:
             return None
         if first_of is None:
             return Begun(order, None)
-        return Begun(order, _plan(order, first_of))
+        stream = tuple((e * order.size, (e + 1) * order.size) for e in range(order.epochs))
+        return Begun(order, _plan(order, first_of, stream))
 
     def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
         """The next decision about a worker's wish; None: it has what it asks for, or must wait."""
@@ -166,7 +181,9 @@ class Supply:
             case Begun(order, plan):
                 size = order.size
                 pool = [(epoch * size, (epoch + 1) * size) for epoch in range(order.epochs)]
-                self.datasets.append(Dataset(order, plan, [] if plan else pool))
+                if order.number <= len(self.datasets):  # what an earlier job has left of it
+                    pool = self.datasets.pop(order.number - 1).pool
+                self.datasets.insert(order.number - 1, Dataset(order, plan, [] if plan else pool))
             case Leased(incarnation, number, ranges):
                 self.leases.setdefault(incarnation, []).append((number, ranges))
                 pool = self.datasets[number - 1].pool
@@ -185,6 +202,24 @@ class Supply:
                 dataset.plan = dataset.plan.changed(
                     closed + LOOKAHEAD + 1, dataset.order.takers(seats), closed, counts_in
                 )
+
+    def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "Supply":
+        """What a job with other workers goes on with: every sample that this one has not used.
+
+        Args:
+            closed: Its last round.
+            positions: By life what it has used up: leases, and samples of the next one.
+        """
+        pools = [list(dataset.pool) for dataset in self.datasets]
+        for life, leases in self.leases.items():
+            used, offset = positions.get(life, (0, 0))
+            for index, (number, ranges) in enumerate(leases[used:]):
+                pools[number - 1] += part(ranges, 0 if index else offset, length(ranges))
+        found = Supply()
+        for dataset, pool in zip(self.datasets, pools, strict=True):
+            rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
+            found.datasets.append(Dataset(dataset.order, None, rest, not rest, resumed=True))
+        return found
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, Report]) -> None:
         """A life is over: what it has not used, by the furthest server, goes back to the pool."""
@@ -216,9 +251,8 @@ class Supply:
         return () if self.datasets[order.number - 1].ended else None
 
 
-def _plan(order: Order, first_of: Mapping[int, int]) -> Plan:
-    """All of a dataset for the seats that count from the worker's round on, and for those after."""
-    stream = tuple((e * order.size, (e + 1) * order.size) for e in range(order.epochs))
+def _plan(order: Order, first_of: Mapping[int, int], stream: tuple[Range, ...]) -> Plan:
+    """The stream for the seats that count from the worker's round on, and for those after."""
     begins = sorted({max(order.round, first) for first in first_of.values()})
     plan = Plan(order.size, order.batch)
     for begin in begins:

@@ -1,0 +1,76 @@
+"""A fleet that goes on from a snapshot of another number of workers: no sample is lost."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.modes.changing import connect
+from psfleet.remembering import PLACE, redealt
+from psfleet.strategy import Consistency
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from tests.consistency.workers import DENSE, ROWS, step
+from tests.membership.test_deaths import Steps
+
+SAMPLES, EPOCHS = 50, 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
+    """Two workers use a dataset, and a part of another; three go on with the rest of that in batches of
+    another size: together each sample is used as often as there are epochs."""
+    used: Counter[int] = Counter()
+    earlier: Counter[int] = Counter()
+    path = str(tmp_path / "snapshot")
+
+    def work(fleet: LocalFleet, worker: int, batch: int, stop: int) -> None:
+        runtime = connect(fleet.environment(worker), Consistency(mode))
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        for size, counts in ((10, earlier), (SAMPLES, used)):
+            for done, ranges in enumerate(
+                runtime.shares(Steps(runtime), size, batch, EPOCHS, 0, 1), 1
+            ):
+                chosen = np.concatenate([np.arange(*pair) for pair in ranges])
+                step(runtime, chosen)
+                counts.update(chosen.tolist())
+                if size == SAMPLES and done == stop:
+                    break
+        runtime.barrier()
+        if stop and worker == 0:
+            runtime.save(path)
+        runtime.barrier()
+        runtime.close()
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(work, fleet, worker, 3, 5) for worker in range(2)])
+        assert fleet.wait(60) == [0, 0]
+    assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
+    assert 0 < sum(used.values()) < SAMPLES * EPOCHS
+    with LocalFleet(1, 3, resume=path) as fleet:
+        in_threads([partial(work, fleet, worker, 4, 0) for worker in range(3)])
+        assert fleet.wait(60) == [0]
+    assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
+    assert used == Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
+
+
+def test_what_is_remembered_goes_to_other_workers() -> None:
+    """Schedulers go on everywhere, generators in their own seats, and loops before the first batch that
+    somebody has not done."""
+    noise = {"bit_generator": "PCG64", "state": {"state": 1, "inc": 2}}
+
+    def state(loop: int, item: int) -> dict[str, Any]:
+        return {"rate": {"last_epoch": 7}, "noise": noise, PLACE: {"loop": loop, "item": item}}
+
+    # Batches 0, 1, 2, ... of two workers: worker 0 has done 0 and 2 and comes to 4, worker 1 to 3.
+    two = {0: state(0, 3), 1: state(0, 2)}
+    for worker in range(2):
+        assert redealt(two, 2, worker) == state(0, 3)
+    assert redealt(two, 2, 2) == {"rate": {"last_epoch": 7}, PLACE: {"loop": 0, "item": 3}}
+    assert redealt({0: state(1, 0), 1: state(0, 6)}, 2, 0)[PLACE] == {"loop": 0, "item": 7}
+    assert PLACE not in redealt({0: state(0, 3)}, 2, 0)  # nobody knows what worker 1 has done
+    assert redealt({}, 2, 0) == {}
