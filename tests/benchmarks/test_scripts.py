@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,15 @@ def test_run_all_passes_flags_that_every_script_knows(run_all: ModuleType) -> No
         )
         missing = [flag for flag in (*run_all.FLAGS, "--json") if flag not in done.stdout]
         assert not missing, f"{name}.py does not know {', '.join(missing)}"
+
+
+def test_the_versions_of_peers_are_settled() -> None:
+    """Each line of a peer's requirements names one release."""
+    files = sorted((ROOT / "benchmarks" / "peers" / "requirements").glob("*.txt"))
+    assert [file.stem for file in files] == ["paddle", "tensorflow"]
+    for file in files:
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines), file.name
 
 
 def test_pipeline_bubble(tmp_path: Path) -> None:
