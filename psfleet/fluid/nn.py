@@ -3,6 +3,7 @@
 from typing import Any
 
 from psfleet import initializer, layers
+from psfleet.errors import IdError
 from psfleet.fluid import modules
 from psfleet.fluid.modules import Layer, Sequential
 from psfleet.program.ops import normalize
@@ -77,6 +78,11 @@ class Embedding(modules.Layer):
     ) -> None:
         super().__init__(name or "embedding")
         padding = padding_idx
+        if padding is not None and not -num_embeddings <= padding < num_embeddings:
+            raise IdError(
+                f"Embedding: padding_idx is {padding}, it must be in "
+                f"[{-num_embeddings}, {num_embeddings})"
+            )
         if padding is not None and padding < 0:
             padding += num_embeddings
         self._op = SparseEmbedding(padding) if sparse else DenseEmbedding(padding)

@@ -36,7 +36,7 @@ def save(state_dict: dict[str, Any], path: str) -> None:
         path: The file.
 
     Raises:
-        UsageError: A value cannot be saved.
+        UsageError: A value cannot be saved. CheckpointError: The file cannot be written.
     """
     arrays = {
         name: np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
@@ -49,7 +49,10 @@ def save(state_dict: dict[str, Any], path: str) -> None:
     except TypeError as error:
         raise UsageError(f"the state dict cannot be saved to {path!r}: {error}") from None
     temporary = f"{path}.{os.getpid()}"
-    save_file(arrays, temporary, {"psfleet": text})
+    try:
+        save_file(arrays, temporary, {"psfleet": text})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path!r} cannot be written: {error}") from None
     os.replace(temporary, path)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from psfleet.errors import UsageError
 from psfleet.program.dtypes import dtype_of
 from psfleet.program.ops.source import Fill
 from psfleet.program.program import default_main_program
@@ -29,6 +30,8 @@ def data(
         dtype: float32, or int64 for ids and labels.
         lod_level: Must be 0: psfleet has no nested sequences.
     """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"the name of data is {name!r}; it must be a text")
     variable = Variable(name, extents(shape), dtype_of(dtype), stop_gradient=stop_gradient)
     variable.is_data = True
     default_main_program().add(variable)

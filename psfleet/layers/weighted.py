@@ -46,6 +46,8 @@ def fc(
         act: relu, sigmoid, tanh, softmax or None.
     """
     label = name or names.generate("fc")
+    if not isinstance(size, int | np.integer) or size < 1:
+        raise ShapeError(f"fc {label!r}: size is {size!r}, it must be a whole number above 0")
     inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
     said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
     if not inputs or len(said) != len(inputs):
@@ -119,6 +121,10 @@ def embedding(
     attr = attribute(param_attr)
     if attr is None:
         raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
+    if padding_idx is not None and rows > 0 and not -rows <= padding_idx < rows:
+        raise IdError(
+            f"embedding {label!r}: padding_idx is {padding_idx}, it must be in [{-rows}, {rows})"
+        )
     parameter = make_parameter(
         (rows, dim),
         f"{label}.w_0",

@@ -142,6 +142,8 @@ class Executor:
     ) -> list[Any]:
         """See `run`. While it computes, what the step with the feed `following` needs is read."""
         program = program or default_main_program()
+        if not isinstance(program, Program):
+            raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
         fetches = [_named(program, entry) for entry in _entries(fetch_list)]
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})

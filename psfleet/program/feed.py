@@ -52,7 +52,10 @@ def batch_size(program: Program, arrays: Mapping[Variable, Array]) -> int:
 def _array(variable: Variable, value: Any) -> Array:
     if isinstance(value, Variable):
         value = value.numpy()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"feed {variable.name!r} cannot be read as an array: {error}") from None
     if not same(array.shape, variable.shape):
         raise ShapeError(
             f"feed {variable.name!r} has shape {array.shape}, the program wants {variable.shape}"

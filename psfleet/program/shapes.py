@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from psfleet.errors import ShapeError
 from psfleet.program.record import Shape
 
@@ -10,9 +12,12 @@ __all__ = ["axis_of", "broadcast", "concrete", "extents", "same", "size_of"]
 
 def extents(shape: Iterable[int | None]) -> Shape:
     """A user's shape: None and -1 both mean unknown."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise ShapeError(f"a shape is {shape!r}; it must be a list of extents")
     found: list[int | None] = []
     for extent in shape:
-        if extent is not None and (int(extent) != extent or extent < -1):
+        whole = isinstance(extent, int | float | np.number) and int(extent) == extent
+        if extent is not None and (not whole or extent < -1):
             raise ShapeError(
                 f"shape {tuple(shape)} has the extent {extent!r}; "
                 "it must be a whole number, or None where it is unknown"

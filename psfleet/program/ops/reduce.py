@@ -72,11 +72,14 @@ class ReduceMean(_Reduce):
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x.shape)
+        if not x.size:  # a batch without samples: as NumPy's mean, without its warning
+            total = x.sum(axis=self._axes(x), keepdims=self.keep)
+            return np.full_like(total, np.nan)
         return np.asarray(x.mean(axis=self._axes(x), keepdims=self.keep, dtype=x.dtype))
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (shape,) = context.saved
-        count = np.prod(shape) / max(gradient.size, 1)
+        count = max(np.prod(shape), 1) / max(gradient.size, 1)
         spread = self._spread(gradient, shape) / gradient.dtype.type(count)
         return (_repeat(spread, shape),)
 
