@@ -31,7 +31,7 @@ COUNTS = TableSpec(
 )
 TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
 PUSHES = 60
-PATIENCE = Patience(answer=500.0, outage=500.0, leave=60.0)  # on any machine
+PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
 

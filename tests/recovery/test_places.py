@@ -52,7 +52,7 @@ def test_a_worker_hears_that_a_server_has_too_many_connections(
         access = Access.of(environment)
         with open_channel(fleet.endpoints[0], access) as channel:
             status = channel.unary_unary("/psfleet.v1.Shard/Status", None, None)
-            status(b"", timeout=60, wait_for_ready=True, metadata=access.metadata)
+            status(b"", timeout=150, wait_for_ready=True, metadata=access.metadata)
             error = refusal(environment)
         assert isinstance(error, ServerUnavailable)
         assert "it closes connections at once" in str(error)

@@ -13,12 +13,15 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet_worker.client import Patience
 from psfleet_worker.runtime import ClusterRuntime
 
 COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
 )
 IDS = np.arange(100)
+PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
+pytestmark = pytest.mark.timeout(600)  # processes start one after the other
 
 
 def held(path: Path) -> list[float]:
@@ -41,7 +44,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -
         runtime.push([rows]).wait()
 
     with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
-        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime = ClusterRuntime(fleet.environment(0), "async", patience=PATIENCE)
         runtime.create(COUNTS)
         push(100)
         runtime.save(str(tmp_path / "base"), base=True)
