@@ -64,7 +64,7 @@ def train(fleet: LocalFleet) -> list[TableState]:
 
     with fleet.reviving():
         in_threads([partial(work, worker) for worker in range(fleet.workers)])
-        assert fleet.wait() == [0] * fleet.servers
+        assert fleet.wait(300) == [0] * fleet.servers
     return result
 
 
@@ -124,7 +124,7 @@ def test_every_push_is_counted_once(
 
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
         in_threads([partial(work, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
+        assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode", fleet.deaths)
         assert fleet.restarts >= 2 * DEATHS - 1
     wanted = sum(

@@ -64,7 +64,7 @@ def train(fleet: LocalFleet) -> list[TableState]:
 
     with fleet.reviving():
         in_threads([partial(work, worker) for worker in range(fleet.workers)])
-        assert fleet.wait() == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
+        assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
     return result
 
 
@@ -122,7 +122,7 @@ def test_every_push_is_counted_once(
         fleet.reviving(),
     ):
         in_threads([partial(work, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
+        assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode with snapshots", fleet.deaths)
         assert fleet.restarts >= 2
         assert list(fleet.snapshots.glob("snapshot-*/manifest.json"))

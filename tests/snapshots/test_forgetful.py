@@ -56,7 +56,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path, server: int) -
         runtime.save(str(tmp_path / "delta"), delta=True)
         log = fleet.log(0)
         runtime.close()
-        assert fleet.wait() == [0, 0]
+        assert fleet.wait(300) == [0, 0]
     assert "was to be a delta and holds everything" in log
     assert f"server {server}" in log.partition("holds everything: ")[2]
     shutil.rmtree(tmp_path / "base")
