@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from psfleet.checkpoint.tensors import digest, write_durably
+from psfleet.checkpoint.tensors import digest
+from psfleet.durable import write_durably
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.tables.entry import make_entry

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from psfleet.errors import CheckpointError
 
-__all__ = ["TensorWriter", "digest", "sync", "write_durably"]
+__all__ = ["TensorWriter", "digest"]
 
 _NAMES = {
     "float64": "F64",
@@ -115,21 +115,6 @@ def digest(where: Path) -> str:
     """The SHA-256 of a file in hexadecimal."""
     with where.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_durably(where: Path, content: bytes) -> None:
-    """Write a file and see that it is on the disk."""
-    where.write_bytes(content)
-    sync(where)
-
-
-def sync(where: Path) -> None:
-    """See that a file or a folder is on the disk."""
-    handle = os.open(where, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write(file: int, content: memoryview, at: int) -> None:

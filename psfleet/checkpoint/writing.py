@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, write_manifest
-from psfleet.checkpoint.tensors import TensorWriter, digest, sync
+from psfleet.checkpoint.tensors import TensorWriter, digest
+from psfleet.durable import sync
 from psfleet.errors import CheckpointError
 from psfleet.shard.core import Core
 from psfleet.shard.cuts import Cutting

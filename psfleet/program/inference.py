@@ -8,7 +8,6 @@ Nothing in it is executed on loading but the operations of psfleet.program.ops.
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from psfleet import runtime as runtimes
+from psfleet.durable import replace
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import CheckpointError, UsageError
 from psfleet.parameter import Parameter
@@ -74,8 +74,8 @@ def save_inference(
     }
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "weights.safetensors", lambda to: save_file(arrays, to))
-    _replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
+    replace(folder / "weights.safetensors", lambda to: save_file(arrays, to))
+    replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
 
 
 def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
@@ -219,9 +219,3 @@ def _read_record(entry: dict[str, Any], program: Program) -> Variable:
     inputs = tuple(program.variable(name) for name in entry["inputs"])
     output.record = Record(kind(**settings), inputs, output)
     return output
-
-
-def _replace(where: Path, write: Any) -> None:
-    temporary = where.with_name(f".{where.name}.{os.getpid()}")
-    write(temporary)
-    os.replace(temporary, where)

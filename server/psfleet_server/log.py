@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.durable import replace
 from psfleet.errors import LogError
 from psfleet.testing.faults import Crashes
 from psfleet.testing.notes import FullDisk
@@ -313,16 +314,9 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
 def _create(path: Path, header: Mapping[str, Any]) -> None:
     """The file appears whole."""
     text = json.dumps(dict(header)).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
     try:
-        with temporary.open("wb") as file:
-            file.write(_MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        replace(path, lambda to: to.write_bytes(content))
     except OSError as error:
         raise LogError(
             f"log {str(path)!r} cannot be made: {error.strerror}; choose another folder"
