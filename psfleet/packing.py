@@ -121,18 +121,22 @@ def _packed(form: Format, shape: Sequence[int]) -> Packed:
 class Packer:
     """What one worker's gradients become on their way.
 
-    bfloat16: the nearest. int8, rows: drawn by a hash of table, worker, number of the push, id and place,
-    so that a push has the same bytes wherever and whenever it is packed. int8, dense arrays: what a
-    push leaves out is kept here and added to the next one.
+    bfloat16: the nearest. int8: drawn by a hash of table, worker, number of the push, id and place, so that
+    a push has the same bytes wherever and whenever it is packed. With `feeds` what a push leaves out
+    of a dense array is kept here instead, and added to the next one.
 
     Args:
         seat: Of the worker.
         wanted: The form that its strategy says.
+
+    Attributes:
+        feeds: See above. Not in sync mode, whose bits must not depend on what a worker remembers.
     """
 
-    def __init__(self, seat: int, wanted: Format) -> None:
+    def __init__(self, seat: int, wanted: Format, feeds: bool = False) -> None:
         self._seat = seat
         self._wanted = wanted
+        self.feeds = feeds
         self._rests: dict[int, Floats] = {}
 
     def form_of(self, spec: TableSpec, gradient: Gradient) -> Format:
@@ -171,7 +175,7 @@ class Packer:
             return values
         packed = _packed(form, values.shape)
         if gradient.ids is None:
-            self.part(spec, 0, values, packed)
+            self.part(spec, number, 0, values, packed)
         else:
             self.rows(spec, number, gradient.ids, values, packed)
         return packed.unpack()
@@ -203,15 +207,37 @@ class Packer:
         if bad is not None:
             raise _not_finite(spec, float(rows[bad][~np.isfinite(rows[bad])][0]))
 
-    def part(self, spec: TableSpec, low: int, values: Floats, packed: Packed) -> None:
+    def part(self, spec: TableSpec, number: int, low: int, values: Floats, packed: Packed) -> None:
         """Pack values [n] of a dense gradient from position `low` of the flattened array on.
 
         Args:
+            spec: Its table.
+            number: Of the push.
             low: A multiple of BLOCK.
+            values: Finite, see `check`.
+            packed: Is written.
         """
         if packed.format == "bfloat16":
             pack(values, packed)
-            return
+        elif self.feeds:
+            self._feed(spec, low, values, packed)
+        else:
+            self._draw(spec, number, low, values, packed)
+
+    def _draw(self, spec: TableSpec, number: int, low: int, values: Floats, packed: Packed) -> None:
+        """Blocks are drawn as rows are; the last one is filled up with zeros for that."""
+        salt, whole = _salt(spec.key, self._seat, number), len(values) // BLOCK
+        places = low // BLOCK + np.arange(len(packed.scales), dtype=np.int64)
+        end = whole * BLOCK
+        rows, scales, codes = values[:end].reshape(-1, BLOCK), packed.scales, packed.codes
+        int8.encode_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
+        if end < len(values):
+            last, drawn = np.zeros((1, BLOCK), np.float32), np.empty(BLOCK, np.int8)
+            last[0, : len(values) - end] = values[end:]
+            int8.encode_drawn(last, places[whole:], salt, scales[whole:], drawn)
+            codes[end:] = drawn[: len(values) - end]
+
+    def _feed(self, spec: TableSpec, low: int, values: Floats, packed: Packed) -> None:
         rests = self._rests.get(spec.key)
         if rests is None:
             rests = self._rests[spec.key] = np.zeros(spec.size, np.float32)

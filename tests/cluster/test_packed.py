@@ -145,13 +145,13 @@ ROWS = TableSpec("packed/rows", "sparse", (8,), PLAIN, initializer=Initializer("
 
 
 def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> None:
-    """Nothing of the refused push has an effect, neither in the tables nor in what is kept of
-    dense gradients; the worker goes on."""
+    """Nothing of the refused push has an effect; the worker goes on with the same number, so with the
+    same bits as one that has made no such push."""
     wire, alone = Wire.both("int8"), EmbeddedRuntime(wire=Wire.both("int8"))
     good = np.linspace(-1, 1, 300, dtype=np.float32)
     bad = np.full((1, 8), 3e38, np.float32)
     with LocalFleet(2, 1) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "async", wire=wire)
+        runtime = ClusterRuntime(fleet.environment(0), "sync", wire=wire)
         for each in (runtime, alone):
             zeros(each, DENSE, ROWS)
             for rows, ids in ((np.full((1, 8), np.nan), [5]), (np.repeat(bad, 2, 0), [5, 5])):
@@ -169,25 +169,6 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> No
         with pytest.raises(ConfigError, match="geo"):
             runtime.set_mode("geo")
         runtime.close()
-
-
-def test_small_values_beside_a_large_one_arrive_in_the_end() -> None:
-    """A thousandth of the largest value is below a step: of dense arrays the rest brings it later, of
-    rows chance does; setting the table drops the rest."""
-    runtime = EmbeddedRuntime(wire=Wire("int8"))
-    zeros(runtime, DENSE, ROWS)
-    dense, row = np.full(300, 0.001, np.float32), np.full((1, 8), 0.001, np.float32)
-    dense[0] = row[0, 0] = 1
-    for _ in range(400):
-        runtime.push(
-            [Gradient(DENSE.key, dense, None, 1.0), Gradient(ROWS.key, row, np.array([7]), 1.0)]
-        )
-    found, rows = runtime.read_table(DENSE.key), runtime.read_table(ROWS.key)
-    np.testing.assert_allclose(found.values[0][1:256], -0.4, atol=0.5 / 127 + 1e-4)
-    assert abs(float(rows.values[0][0, 1:].mean()) + 0.4) < 0.05
-    runtime.write_table(DENSE.key, found)
-    runtime.push([Gradient(DENSE.key, np.zeros(300, np.float32), None, 1.0)])
-    same_bits([dataclasses.replace(found, step=found.step + 1)], [runtime.read_table(DENSE.key)])
 
 
 def losses(wire: Wire, steps: int = 300) -> Sequence[float]:

@@ -38,7 +38,7 @@ def push_of(form: Format) -> tuple[Header, bytes]:
         room = np.zeros(size + -size % 8, np.uint8)
         packed = Packed.over(room[:size], form, values.shape)
         if ids is None:
-            packer.part(spec, 0, values, packed)
+            packer.part(spec, 1, 0, values, packed)
         else:
             packer.rows(spec, 1, ids, values, packed)
             parts.append(ids.tobytes())
@@ -116,6 +116,33 @@ def test_two_workers_and_two_pushes_draw_differently() -> None:
     other = TableSpec("packed/other", "sparse", (6,), make_rule("sgd", {}))
     assert drawn(0, 1) == drawn(0, 1)
     assert len({drawn(0, 1), drawn(0, 2), drawn(1, 1), drawn(0, 1, other)}) == 4
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
+    """A thousandth of the largest value is below a step: the rest brings it later, or chance does. Cut
+    into parts at a multiple of 256 an array is packed to the same values."""
+    whole, cut = Packer(0, "int8", feeds), Packer(0, "int8", feeds)
+    values, total = np.full(600, 0.001, np.float32), np.zeros(600)
+    values[[0, 300, 599]] = 1
+    for number in range(400):
+        found = []
+        for packer, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
+            for low, high in ranges:
+                room = np.empty(Packed.size_of("int8", (high - low,)), np.uint8)
+                packed = Packed.over(room, "int8", (high - low,))
+                packer.part(DENSE, number, low, values[low:high], packed)
+                found.append(packed.unpack())
+        np.testing.assert_array_equal(found[0], np.concatenate(found[1:]))
+        total += found[0]
+    small = np.delete(total, [0, 300, 599])
+    assert abs(small.mean() - 0.4) < 0.02
+    if feeds:
+        np.testing.assert_allclose(small, 0.4, atol=0.5 / 127 + 1e-3)
+        whole.forget()
+        zeros = Packed.over(np.empty(Packed.size_of("int8", (600,)), np.uint8), "int8", (600,))
+        whole.part(DENSE, 0, 0, np.zeros(600, np.float32), zeros)
+        assert not zeros.unpack().any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

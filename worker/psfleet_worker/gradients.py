@@ -89,7 +89,7 @@ def _pack_values(parcels: Sequence[Parcel], part: _Part, plans: Plans, packer: P
             part.segment(segments.VALUES, high - low), Packed.size_of(part.form, shape)
         )
         packed = Packed.over(room, part.form, shape)
-        packer.part(part.spec, low, part.values[low:high], packed)
+        packer.part(part.spec, parcel.number, low, part.values[low:high], packed)
 
 
 def _pack_rows(

@@ -90,7 +90,7 @@ class ClusterRuntime:
         self._specs: dict[int, TableSpec] = {}
         self._plans = Plans(len(self._fleet.clients))
         self._wire = wire or Wire()
-        self._packer = Packer(environment.rank, self._wire.gradients)
+        self._packer = Packer(environment.rank, self._wire.gradients, feeds=mode != "sync")
         self._pushes = Pushes(self._fleet.clients)
         self._marks = Marks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
@@ -360,6 +360,8 @@ class ClusterRuntime:
                 "another worker for something else; let all of them ask for the same"
             )
         self._fleet.change_mode(mode, staleness)
+        self._packer.forget()
+        self._packer.feeds = mode != "sync"
 
     # -- whole tables --------------------------------------------------------------------------
 
