@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
+from psfleet.kernels.initial import initial_rows
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer, Pairs
 from psfleet.optimizer.binding import Seat, Tables, tables
@@ -94,7 +95,7 @@ class LookAhead(Optimizer):
     def _look(self, home: Tables, seats: list[Seat]) -> None:
         for seat in seats:
             state = home.runtime.read_table(seat.key)
-            slow = _joined(self._slow[seat.parameter.name], state)
+            slow = _joined(self._slow[seat.parameter.name], state, seat)
             slow += self.alpha * (state.values[0] - slow)
             self._slow[seat.parameter.name] = (state.ids, slow)
             home.runtime.write_table(
@@ -129,11 +130,15 @@ def _weights(home: Tables, seat: Seat) -> tuple[Ids | None, Floats]:
     return state.ids, state.values[0]
 
 
-def _joined(slow: tuple[Ids | None, Floats], state: TableState) -> Floats:
-    """The slow weights of the table's rows; a row that is new starts from its fast weights."""
+def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: Seat) -> Floats:
+    """The slow weights of the table's rows.
+
+    A row that came after the first update was untouched then: it starts from its first value.
+    """
     ids, values = slow
     if ids is None or state.ids is None:
         return values
-    joined = state.values[0].copy()
+    spec = seat.spec
+    joined = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
     joined[np.searchsorted(state.ids, ids)] = values
     return joined

@@ -130,3 +130,15 @@ def test_distributed_rows_are_lazy() -> None:
     assert place(bounded, rules.Adam(), Decay(), True) == Placement("sparse")
     wide = Parameter("wide", shape=(10, 4000), sparse=True)
     assert place(wide, rules.SGD(), Decay(), False) == Placement("dense")
+
+
+def test_lookahead_of_rows_that_come_later() -> None:
+    """The slow weights of rows that the first update did not name start where a dense array's do."""
+    rng, first = np.random.default_rng(3), Parameter("w", shape=(6, 5), sparse=True)
+    w, dense = Parameter("w", shape=(6, 5), sparse=True), Parameter("dense", first.numpy())
+    by_rows, whole = (optimizer.LookAhead(optimizer.Adam(0.1), k=2) for _ in range(2))
+    for ids in ([0, 1], [2, 0], [3, 3], [4, 1], [1, 2], [0, 3]):
+        rows = rng.normal(size=(2, 5)).astype(np.float32)
+        by_rows.apply_gradients([(w, SparseGrad(np.array(ids), rows))])
+        whole.apply_gradients([(dense, dense_of(np.array(ids), rows))])
+        np.testing.assert_array_equal(w.numpy(), dense.numpy())
