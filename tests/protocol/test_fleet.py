@@ -95,7 +95,7 @@ def test_a_shard_that_takes_pushes_behind_a_mark_is_noticed(
     """A snapshot then holds on one server what was pushed after it on another."""
     monkeypatch.setattr(Cuts, "is_behind", lambda cuts, worker, sequence: False)
     monkeypatch.setattr(Cuts, "is_due", _once_all_have_marked)
-    assert is_noticed("async snapshots")
+    assert is_noticed("async snapshots", 38)
 
 
 def _once_all_have_marked(cuts: Cuts, closed: int, sequences: object, left: object) -> bool:
