@@ -132,5 +132,4 @@ def test_a_new_life_begins_beside_the_slowest() -> None:
             step(other)
         new.close()
         other.close()
-        old._pushes.close()
-        old._fleet.close()
+        old.abandon()

@@ -25,6 +25,7 @@ from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
 from psfleet.wire.specs import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_worker.beats import Beats
 from psfleet_worker.client import Call, Client, Patience, Send, wait_all
@@ -232,6 +233,10 @@ class Connection:
                 wait_all([call])
         if self._left_file:
             Path(self._left_file).touch()
+
+    def header(self, **fields: Any) -> Header:
+        """The header of a frame from this worker."""
+        return Header(worker=self.worker, incarnation=self.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
         """The same call to every server."""

@@ -1,0 +1,212 @@
+"""One worker's stream of pushes, and the pulls between them.
+
+Sync mode: a push is held by every server; the next pull or flush commits it and waits for the round to
+close. Every other mode: pushes leave in order, a few at a time; a pull comes after the pushes before it,
+and takes the last one with it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import PsfleetError, UsageError
+from psfleet.packing import Packer
+from psfleet.routing import check_gradient
+from psfleet.runtime import Awaited, Gradient, Pulled, Read
+from psfleet.strategy import Wire
+from psfleet.tables.spec import TableSpec
+from psfleet_worker.client import Call
+from psfleet_worker.connection import Connection
+from psfleet_worker.gradients import add_gradients
+from psfleet_worker.marking import Marks
+from psfleet_worker.parcel import Parcel
+from psfleet_worker.pulls import PullTicket
+from psfleet_worker.pushes import Pushes, PushTicket
+from psfleet_worker.routing import Plans, deal_read
+
+__all__ = ["Stream"]
+
+Floats = NDArray[np.float32]
+
+_WINDOW = 4  # async mode: pushes under way at most
+_LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
+
+
+class Stream:
+    """An error of a push is raised by its ticket and by every later call: no push is skipped.
+
+    Args:
+        fleet: This worker's connection.
+        spec_of: The definition of a table.
+        wire: In which form gradients and values travel.
+        marks: Where snapshots cut this stream.
+    """
+
+    def __init__(
+        self, fleet: Connection, spec_of: Callable[[int], TableSpec], wire: Wire, marks: Marks
+    ) -> None:
+        self._fleet = fleet
+        self._spec_of = spec_of
+        self._wire = wire
+        self._marks = marks
+        self._plans = Plans(len(fleet.clients))
+        self._packer = Packer(fleet.worker, wire.gradients)
+        self._pushes = Pushes(fleet.clients)
+        self._open = 0  # sync mode: the round that is pushed and not committed
+        self._ahead: PullTicket | None = None  # a pull that may be under way
+        self._overtaken = False  # and a push has been made after it
+
+    def begin(self) -> None:
+        """The connection's life has begun."""
+        self._packer.feeds = self._fleet.mode != "sync"
+        if self._fleet.mode == "sync":  # of a life that follows another, the round before its first
+            self._open = self._fleet.sequence
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull. One call to each server that has a part in it."""
+        return self._pull(reads, None)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
+        return self._fleet.mode == "async"
+
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead."""
+        if not self.reads_ahead:
+            return Pulled(self.pull(reads))
+        self._arrive()
+        self._ahead, self._overtaken = self._ask(reads, None), False
+        return self._ahead
+
+    def _arrive(self) -> None:
+        """Let what was read ahead be here: what follows may use its places in memory anew."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.wait()
+            self._fleet.view = max(self._fleet.view, ahead.view)
+
+    def _pull(self, reads: Sequence[Read], timeout: float | None) -> list[Floats]:
+        self._arrive()
+        if self._fleet.mode == "sync":  # a pull commits what every server holds
+            self._pushes.settle()
+        ticket = self._ask(reads, timeout)
+        joined = ticket.wait()
+        self._fleet.view = max(self._fleet.view, ticket.view)
+        self._open = 0
+        self._pushes.settle()
+        return joined
+
+    def _ask(self, reads: Sequence[Read], timeout: float | None) -> PullTicket:
+        dealt = [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
+        with self._pushes.lock:
+            ticket = self._pushes.take()
+            parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
+            asked = [deal.ask(parcels) for deal in dealt]
+            calls = {
+                server: self._call(server, parcel, ticket is not None, timeout)
+                for server, parcel in enumerate(parcels)
+                if parcel.reads or ticket or self._open
+            }
+            if ticket:
+                self._pushes.sent(ticket, list(calls.values()))
+        return PullTicket(calls, parcels, dealt, asked, self._spec_of)
+
+    def _parcels(self, **fields: Any) -> list[Parcel]:
+        """An empty parcel for each server, with a header of these fields."""
+        fields.setdefault("clock", self._fleet.clock)
+        form = self._wire.values
+        return [
+            Parcel(self._fleet.header(**fields), lane.held(), form) for lane in self._fleet.lanes
+        ]
+
+    def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
+        method = "Shard/Pull"
+        if pushes:
+            method = "Shard/Exchange" if parcel.reads else "Shard/Push"
+        return self._fleet.clients[server].start(
+            method, parcel.request(), cargo=parcel, seconds=self._seconds(timeout)
+        )
+
+    def push(
+        self,
+        gradients: Sequence[Gradient],
+        samples: int,
+        loss: float | None,
+        position: tuple[int, int],
+    ) -> PushTicket:
+        """See Runtime.push.
+
+        position: How far the worker is with its data: leases used up, and samples of the next one.
+        """
+        tables = [gradient.table for gradient in gradients]
+        if len(set(tables)) != len(tables):
+            raise UsageError("a push names a table twice; sum its gradients first")
+        if self._open:
+            self.flush()
+        if self._overtaken:
+            self._arrive()
+        self._overtaken = self._ahead is not None
+        self._pushes.settle(_WINDOW - 1)
+        sequence, clock = self._fleet.sequence + 1, self._fleet.clock + 1
+        parcels = self._laden(
+            gradients,
+            sequence=sequence,
+            clock=clock,
+            samples=samples,
+            loss=loss,
+            leases=position[0],
+            lease_samples=position[1],
+        )
+        cut = self._marks.begin(sequence)
+        for parcel in parcels:
+            parcel.say(**cut)
+        ticket = self._pushes.add(parcels, linger=self._may_linger(parcels))
+        self._fleet.sequence, self._fleet.clock = sequence, clock
+        self._open = sequence if self._fleet.mode == "sync" else 0
+        return ticket
+
+    def _laden(self, gradients: Sequence[Gradient], **fields: Any) -> list[Parcel]:
+        """A parcel for each server with its part of the gradients."""
+        specs = [self._spec_of(gradient.table) for gradient in gradients]
+        checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
+        parcels = self._parcels(**fields)
+        try:
+            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer)
+        except PsfleetError:
+            for parcel in parcels:
+                parcel.close()
+            raise
+        return parcels
+
+    def _may_linger(self, parcels: Sequence[Parcel]) -> bool:
+        """Whether a push may wait a moment for the next pull."""
+        return self._fleet.mode != "sync" and all(
+            not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels
+        )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self._arrive()
+        self._pushes.send()
+        self._pushes.settle(timeout=timeout)
+        if self._open:
+            self._pull([], timeout)
+
+    def change_mode(self) -> None:
+        """The fleet goes on in another mode, with nothing under way."""
+        self.forget()
+        self._packer.feeds = self._fleet.mode != "sync"
+
+    def forget(self) -> None:
+        """Tables are set: what earlier gradients have left over does not count any more."""
+        self._packer.forget()
+
+    def close(self) -> None:
+        """Stop. What has not left is dropped. Safe to call twice."""
+        self._pushes.close()
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._fleet.patience.wait if timeout is None else timeout
