@@ -1,11 +1,12 @@
-"""How long a fleet stands still when a server is killed beside its standby.
+"""How long a fleet stands still when a server is killed, or hangs, beside its standby.
 
-    python benchmarks/takeover.py [--kills 30]
+    python benchmarks/takeover.py [--kills 30] [--hang [--hung-after 5]]
 
 A job of 2 servers, 1 worker in async mode, --replicas 1. The worker waits until the standby of a
 server is ready, kills the primary (SIGKILL) and pushes; the seconds until that push is acknowledged
-are one measurement: the launcher's notice, the takeover, the view, the worker's way back. Servers take
-turns; server 0 also hosts the coordinator. At the end a table that counts pushes says that none is lost.
+are one measurement: the launcher's notice, the takeover, the view, the worker's way back. With --hang it
+stops the primary (SIGSTOP), and the notice takes --hung-after seconds. Servers take turns; server 0 also
+hosts the coordinator. At the end a table that counts pushes says that none is lost.
 """
 
 import argparse
@@ -29,7 +30,7 @@ COUNTS = TableSpec("counts", "dense", (20_000,), make_rule("sgd", {}))
 PUSHES = 20  # between two kills
 
 
-def work(kills: int) -> None:
+def work(kills: int, blow: signal.Signals) -> None:
     """The worker."""
     from psfleet import fleet, runtime
     from psfleet.environment import read_environment
@@ -51,7 +52,7 @@ def work(kills: int) -> None:
         _pid(folder, server, before + 1)
         victim = _pid(folder, server, before)
         began = time.perf_counter()
-        os.kill(victim, signal.SIGKILL)
+        os.kill(victim, blow)
         active.push([gradient])
         active.flush()
         taken.append(time.perf_counter() - began)
@@ -69,11 +70,12 @@ def _pid(folder: Path, server: int, copy: int) -> int:
     return found
 
 
-def measure(kills: int) -> None:
+def measure(kills: int, hang: bool, patience: float) -> None:
     """Run the job and say what it found."""
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--replicas", "1"]
-        command += ["--no-progress", "--log-dir", logs, __file__, "--kills", str(kills)]
+        command += ["--no-progress", "--log-dir", logs, "--hung-after", f"{patience}s"]
+        command += [__file__, "--kills", str(kills), *(["--hang"] if hang else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
@@ -94,11 +96,13 @@ def main() -> None:
     """The job's worker where there is a job, else who starts it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
-    kills = parser.parse_args().kills
+    parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--hung-after", type=float, default=5.0)
+    asked = parser.parse_args()
     if os.environ.get("PSFLEET_ROLE") == "worker":
-        work(kills)
+        work(asked.kills, signal.SIGSTOP if asked.hang else signal.SIGKILL)
     else:
-        measure(kills)
+        measure(asked.kills, asked.hang, asked.hung_after)
 
 
 if __name__ == "__main__":

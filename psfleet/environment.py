@@ -23,6 +23,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_RESUME | | the snapshot from which the fleet starts |
 | PSFLEET_REPLICAS | | 1: every server has a standby, which follows it and can take its place |
 | PSFLEET_STANDBY | | of a standby: the how-manieth of its server it is, from 1 |
+| PSFLEET_PULSE | | file descriptor on which a server says a few times per second that it runs |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
 | PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
@@ -79,6 +80,7 @@ class Environment:
     dead_after: float = 0.0
     replicas: int = 0
     standby: int = 0
+    pulse: int = 0
     tls: str = ""
     insecure: bool = False
     memory: int = 0
@@ -223,6 +225,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
         replicas=_number(variables, "PSFLEET_REPLICAS", "", 0),
         standby=_number(variables, "PSFLEET_STANDBY", "", 0),
+        pulse=_number(variables, "PSFLEET_PULSE", "", 0),
         tls=variables.get("PSFLEET_TLS", ""),
         insecure=_switch(variables, "PSFLEET_INSECURE"),
         limits=Limits.read(variables.get("PSFLEET_LIMITS", "")),

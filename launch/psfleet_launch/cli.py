@@ -26,6 +26,7 @@ from psfleet_launch.promises import Left, Run, findings, show
 from psfleet_launch.screen import Screen
 from psfleet_launch.supervisor import Limits, Supervisor
 from psfleet_launch.takeover import Standbys
+from psfleet_launch.watch import Watch
 
 __all__ = ["main", "merged"]
 
@@ -145,6 +146,13 @@ _RESTARTS_IN_CHAOS = 1000
     help="1: every server has a standby, which takes over at once when it dies.",
 )
 @click.option(
+    "--hung-after",
+    default="5s",
+    metavar="5s",
+    show_default=True,
+    help="With --replicas: give up a server or a standby that was silent for so long; 0: never.",
+)
+@click.option(
     "--server-memory",
     default="",
     metavar="SIZE",
@@ -192,6 +200,7 @@ def launch(
     restart_workers: int,
     dead_after: str,
     replicas: int,
+    hung_after: str,
     server_memory: str,
     chaos: int | None,
     chaos_pace: float,
@@ -226,6 +235,7 @@ def launch(
         restart_workers,
         _seconds("--dead-after", dead_after),
         replicas,
+        _seconds("--hung-after", hung_after),
     )
     name = name or job_name(request)
     place = _Place(log_dir, Limits(start=start_timeout), not no_progress)
@@ -320,6 +330,7 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
         job.request.worker_restarts,
         spares_workers=job.request.dead_after > 0,
         standbys=Standbys() if job.request.replicas else None,
+        watch=Watch(job.request.hung_after) if job.request.watches else None,
     )
     engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))

@@ -36,10 +36,14 @@ _OWN = (
     "PSFLEET_READY_FILE",
     "PSFLEET_LEFT_FILE",
     "PSFLEET_STANDBY",
+    "PSFLEET_PULSE",
     "PSFLEET_TLS",
     "PSFLEET_INSECURE",
 )
 """Variables that a job sets for its members or not at all."""
+
+_HUNG_AT_LAST = 30
+"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -87,6 +91,7 @@ class Request:
         resume: The snapshot from which the job starts; empty: from nothing.
         worker_restarts: How often a worker that dies is started again.
         replicas: 1: every server has a standby.
+        hung_after: Seconds of silence after which a server or a standby is given up; 0: never.
         dead_after: Seconds of silence after which the job goes on without a worker; 0: it fails.
     """
 
@@ -105,6 +110,12 @@ class Request:
     worker_restarts: int = 0
     dead_after: float = 0.0
     replicas: int = 0
+    hung_after: float = 5.0
+
+    @property
+    def watches(self) -> bool:
+        """Whether servers give signs of life: where one can take over from another."""
+        return bool(self.replicas and self.hung_after)
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -141,6 +152,10 @@ class Request:
             raise ConfigError(f"--restart-workers is {self.worker_restarts}; it must be 0 or more")
         if not 0 <= self.dead_after < float("inf"):
             raise ConfigError(f"--dead-after is {self.dead_after} s; name seconds, as in 30s")
+        if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:
+            raise ConfigError(
+                f"--hung-after is {self.hung_after:g} s; name 1s to {_HUNG_AT_LAST}s, or 0 to wait"
+            )
         if sum(self.copies) > 1 and (self.worker_restarts or self.dead_after):
             raise ConfigError(
                 "--restart-workers and --dead-after do not go with --stages: the stages of a worker "

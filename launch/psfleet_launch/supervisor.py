@@ -14,6 +14,7 @@ from enum import Enum
 
 from psfleet_launch.plan import Member, listed
 from psfleet_launch.takeover import Promote, Release, Standbys
+from psfleet_launch.watch import Watch
 
 __all__ = [
     "Action",
@@ -22,6 +23,8 @@ __all__ = [
     "Exited",
     "Failure",
     "Finish",
+    "GiveUp",
+    "Heard",
     "Limits",
     "Lost",
     "Phase",
@@ -76,11 +79,18 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """A server or a standby has given a sign of life."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing but time has passed."""
 
 
-Event = Ready | Exited | Asked | Tick
+Event = Ready | Exited | Asked | Heard | Tick
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,14 @@ class Send:
 
 
 @dataclass(frozen=True)
+class GiveUp:
+    """Kill this server or standby: it has been silent for so many seconds."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Lost:
     """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
 
@@ -114,7 +132,7 @@ class Finish:
     exit_code: int
 
 
-Action = Start | Send | Lost | Promote | Release | Finish
+Action = Start | Send | GiveUp | Lost | Promote | Release | Finish
 
 
 @dataclass(frozen=True)
@@ -163,6 +181,8 @@ class Supervisor:
         rollbacks: How often the whole job goes back to its last snapshot when a server dies.
         generation: How often that has happened.
         standbys: Who follows each server and takes over when it dies; None: nobody.
+        watch: Which of them are silent; None: none is given up for that.
+        hung: Those that were given up and killed.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
     """
 
@@ -174,6 +194,7 @@ class Supervisor:
     worker_restarts: int = 0
     spares_workers: bool = False
     standbys: Standbys | None = None
+    watch: Watch | None = None
     generation: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
@@ -183,6 +204,7 @@ class Supervisor:
     restarted: dict[Member, int] = field(default_factory=dict)
     stopped: list[Member] = field(default_factory=list)
     killed: set[Member] = field(default_factory=set)
+    hung: set[Member] = field(default_factory=set)
     deadline: float = float("inf")
 
     def begin(self, at: float) -> list[Action]:
@@ -195,6 +217,8 @@ class Supervisor:
         """What is to be done now that `event` has happened, at time `at`."""
         if self.phase is Phase.DONE:
             return []
+        if self.watch is not None:
+            self.watch.look(at)
         match event:
             case Ready(member):
                 return self._ready(member)
@@ -202,8 +226,10 @@ class Supervisor:
                 return self._exited(event, at)
             case Asked(number):
                 return self._asked(number, at)
+            case Heard(member):
+                return self._heard(member)
             case Tick():
-                return self._overdue(at) if at >= self.deadline else []
+                return self._overdue(at) if at >= self.deadline else self._give_up_hung()
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
@@ -217,6 +243,7 @@ class Supervisor:
 
     def _start(self, members: tuple[Member, ...]) -> list[Action]:
         self.alive |= set(members)
+        self.hung -= set(members)
         return [Start(members)] if members else []
 
     def _ready(self, member: Member) -> list[Action]:
@@ -237,6 +264,8 @@ class Supervisor:
     def _exited(self, exited: Exited, at: float) -> list[Action]:
         member, code = exited.member, exited.code
         self.alive.discard(member)
+        if self.watch is not None:
+            self.watch.forget(member)
         awaited = member in self.awaited
         self.awaited.discard(member)
         if self.phase in _STOPPING:
@@ -292,6 +321,26 @@ class Supervisor:
             return [release, *self._start(following)]
         promote = self.standbys.take_over(member)
         return [] if promote is None else [promote]
+
+    def _heard(self, member: Member) -> list[Action]:
+        if self.watch is not None and member in self.alive:
+            self.watch.heard(member)
+        return []
+
+    def _give_up_hung(self) -> list[Action]:
+        """Kill who is silent while its partner is not: it is dead then, and deaths are provided for.
+
+        Nobody is ever told anything by one that is dead, whatever woke it.
+        """
+        if self.watch is None or self.standbys is None or self.phase is not Phase.TRAINING:
+            return []
+        hung = {
+            member
+            for member, other in self.standbys.pairs()
+            if member not in self.hung and self.watch.has_hung(member, other)
+        }
+        self.hung |= hung
+        return [GiveUp(member, self.watch.patience) for member in sorted(hung)]
 
     def _may_go_back(self, member: Member) -> bool:
         """What the processes have in memory is lost with one server; nobody needs to end in order."""

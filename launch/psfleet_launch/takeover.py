@@ -7,7 +7,7 @@ is in the standby. It releases a primary from a standby only after that one can 
 Pure, like the supervisor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from psfleet_launch.plan import Member
@@ -78,6 +78,13 @@ class Standbys:
             return ()
         self.promoted.discard(member)
         return self._next(member.rank)
+
+    def pairs(self) -> Iterator[tuple[Member, Member]]:
+        """Members that can be given up, each with the one that then goes on alone."""
+        for rank, heir in self.standby.items():
+            if heir in self.ready:
+                yield self.primary[rank], heir
+            yield heir, self.primary[rank]
 
     def take_over(self, member: Member) -> Promote | None:
         """This primary has ended: who takes over; None: nobody can.

@@ -35,6 +35,7 @@ from psfleet_server.log import Log
 from psfleet_server.memory import table_limit
 from psfleet_server.orders import Orders
 from psfleet_server.parking import Deadlines
+from psfleet_server.pulse import Pulse
 from psfleet_server.recovery import go_on_from, workers_of
 from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
@@ -261,6 +262,8 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         ConfigError: The environment is not a server's, or its endpoint cannot be had.
         CheckpointError: `load_path` is not a checkpoint.
     """
+    if environment.pulse:
+        Pulse(environment.pulse).start()
     server = Server(environment, load_path)
     if environment.replicas:
         Orders(server.host.feed, lambda: server.standby).start()

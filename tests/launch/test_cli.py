@@ -31,6 +31,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--job", "a/b", SCRIPT], "--job is 'a/b'"),
         (["--job", "..", SCRIPT], "--job is '..'"),
         (["--strategy", "no.toml", SCRIPT], "strategy file 'no.toml' cannot be read"),
+        (
+            ["--replicas", "1", "--hung-after", "40s", SCRIPT],
+            "--hung-after is 40 s; name 1s to 30s",
+        ),
         (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
     ],
 )

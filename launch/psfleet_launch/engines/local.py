@@ -27,6 +27,8 @@ from psfleet_launch.supervisor import (
     Event,
     Exited,
     Finish,
+    GiveUp,
+    Heard,
     Lost,
     Phase,
     Ready,
@@ -74,6 +76,8 @@ class LocalEngine:
         self._endpoints = requested_endpoints(job)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._logs: dict[Member, IO[bytes]] = {}
+        self._pulses: dict[Member, IO[bytes]] = {}
+        self._heard: set[Member] = set()
         self._asked: list[int] = []
         self._exit_code: int | None = None
         self._generation = 0
@@ -159,7 +163,11 @@ class LocalEngine:
             if member not in self.ended_at and process.poll() is not None
         ]
         self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
-        return [*asked, *self._now_ready(), *causes_first(ended)]
+        heard = [Heard(member) for member in sorted(self._heard)]
+        self._heard.clear()
+        for exit in ended:
+            self._close_pulse(exit.member)
+        return [*asked, *heard, *self._now_ready(), *causes_first(ended)]
 
     def _has_left(self, member: Member) -> bool:
         return member.role == "worker" and self._job.left_file(member).exists()
@@ -179,7 +187,12 @@ class LocalEngine:
             data = os.read(key.fd, 1 << 16)
             if key.data is None:
                 continue  # a signal; its handler has noted it
-            if data:
+            if isinstance(key.data, Member):
+                if data:
+                    self._heard.add(key.data)
+                else:
+                    self._close_pulse(key.data)
+            elif data:
                 log, is_error = key.data
                 log.write(data)
                 self._screen.output(data, is_error)
@@ -218,6 +231,9 @@ class LocalEngine:
                 case Send(members, number):
                     for member in members:
                         send(self._processes[member], number)
+                case GiveUp(member, seconds):
+                    self._screen.say(f"{member} was silent for {seconds:g} s and is killed")
+                    send(self._processes[member], signal.SIGKILL)
                 case Lost(member, code, left):
                     without = "it had left the fleet" if left else "the job goes on without it"
                     self._screen.say(f"{member} ended with {_words(code)}; {without}")
@@ -292,11 +308,34 @@ class LocalEngine:
             follows=standbys is not None and standbys.follows(member),
         )
         ordered = standbys is not None and member.role == "server"
-        process = spawn(command(self._job, member), environment, log, piped, ordered)
+        with self._pulse(member) as kept:
+            environment["PSFLEET_PULSE"] = "".join(map(str, kept))
+            process = spawn(command(self._job, member), environment, log, piped, ordered, kept)
         if piped:
             self._pass_on(process.stdout, (log, False))
             self._pass_on(process.stderr, (log, True))
         return process
+
+    @contextlib.contextmanager
+    def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:
+        """A pipe for a server's signs of life: the end that it gets, open until it has it."""
+        if member.role != "server" or not self._job.request.watches:
+            yield ()
+            return
+        ours, theirs = os.pipe()
+        self._pulses[member] = os.fdopen(ours, "rb", buffering=0)
+        self._selector.register(self._pulses[member], selectors.EVENT_READ, member)
+        try:
+            yield (theirs,)
+        finally:
+            os.close(theirs)
+
+    def _close_pulse(self, member: Member) -> None:
+        """Hear no more of the member, nor of one that had its place before."""
+        self._heard.discard(member)
+        if pipe := self._pulses.pop(member, None):
+            self._selector.unregister(pipe)
+            pipe.close()
 
     def _log(self, member: Member) -> IO[bytes]:
         if member not in self._logs:  # a standby's

@@ -37,6 +37,7 @@ def spawn(
     log: IO[bytes],
     piped: bool,
     ordered: bool = False,
+    kept: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; call from the main thread.
 
@@ -44,6 +45,7 @@ def spawn(
         log: Takes its standard output and errors.
         piped: Leave both to the caller, as `process.stdout` and `process.stderr`.
         ordered: It takes orders on its standard input, `process.stdin`.
+        kept: File descriptors that it gets, with the same numbers.
     """
     launcher = os.getpid()
     return subprocess.Popen(
@@ -53,6 +55,7 @@ def spawn(
         bufsize=0,
         stdout=subprocess.PIPE if piped else log,
         stderr=subprocess.PIPE if piped else log,
+        pass_fds=kept,
         start_new_session=True,
         preexec_fn=lambda: _die_with(launcher),
     )

@@ -1,6 +1,9 @@
-"""Trains in sync mode; worker 0 kills server 0 once its standby is ready, and then who took over.
+"""Trains in sync mode; worker 0 sends signals to servers and standbys once others are ready.
 
-python killing.py KILLS
+python killing.py STEP:SIGNAL:READY:AWAITED ...
+
+Before that step it sends the signal to the process that has written the ready file READY, once there is
+the file AWAITED: `5:KILL:ready.0:ready.0.1` kills server 0 once its first standby is ready.
 """
 
 import json
@@ -35,7 +38,14 @@ def pid(ready: str) -> int:
     return found
 
 
-def main(kills: int) -> None:
+def strike(blow: str) -> None:
+    """Send one signal."""
+    _, name, ready, awaited = blow.split(":")
+    pid(awaited)
+    os.kill(pid(ready), signal.Signals[f"SIG{name}"])
+
+
+def main(blows: list[str]) -> None:
     """One worker."""
     strategy = DistributedStrategy()
     strategy.a_sync = False
@@ -43,11 +53,9 @@ def main(kills: int) -> None:
     active, me = runtime.active(), fleet.worker_index()
     active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     for step in range(STEPS):
-        if me == 0 and step in (5, 20)[:kills]:
-            names = ["ready.0", "ready.0.1", "ready.0.2"]
-            first = (5, 20).index(step)
-            pid(names[first + 1])
-            os.kill(pid(names[first]), signal.SIGKILL)
+        for blow in blows:
+            if me == 0 and blow.startswith(f"{step}:"):
+                strike(blow)
         weights = active.pull([Read(WEIGHTS.key)])[0]
         noise = np.random.default_rng((me, step)).standard_normal(9000, np.float32)
         active.push([Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05)])
@@ -56,4 +64,4 @@ def main(kills: int) -> None:
         print("weights", active.pull([Read(WEIGHTS.key)])[0].tobytes().hex())
 
 
-main(int(sys.argv[1]))
+main(sys.argv[1:])

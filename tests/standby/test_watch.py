@@ -1,0 +1,121 @@
+"""Who is given up for silence, without a process."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from psfleet_launch.plan import Member
+from psfleet_launch.supervisor import (
+    Action,
+    Event,
+    Exited,
+    GiveUp,
+    Heard,
+    Ready,
+    Start,
+    Supervisor,
+    Tick,
+)
+from psfleet_launch.takeover import Promote, Release, Standbys
+from psfleet_launch.watch import Watch
+from psfleet_server.pulse import Pulse
+
+SERVER = Member("server", 0)
+FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
+WORKER = Member("worker", 0)
+PATIENCE = 3.0
+LOOK = 0.25
+
+
+class Job:
+    """A job of one server, its standby and one worker that trains; time goes on in looks."""
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self.at = 0.0
+        self.supervisor = Supervisor(
+            (SERVER,), (WORKER,), standbys=Standbys(), watch=Watch(PATIENCE)
+        )
+        self.supervisor.begin(self.at)
+        self.supervisor.handle(Ready(SERVER), self.at)
+        self.look({SERVER, FIRST}, 1.0)
+        if ready:
+            self.supervisor.handle(Ready(FIRST), self.at)
+
+    def look(self, living: set[Member], seconds: float, step: float = LOOK) -> list[Action]:
+        """All that is done while only these give signs of life."""
+        found: list[Action] = []
+        for _ in range(round(seconds / step)):
+            self.at += step
+            events: list[Event] = [*map(Heard, sorted(living)), Tick()]
+            for event in events:
+                found += self.supervisor.handle(event, self.at)
+                self.supervisor.validate()
+        return found
+
+
+def test_a_silent_server_is_given_up_and_replaced() -> None:
+    """Once, after the stated time and not before; when it is dead its standby takes over."""
+    job = Job()
+    assert job.look({FIRST}, PATIENCE) == []
+    assert job.look({FIRST}, PATIENCE) == [GiveUp(SERVER, PATIENCE)]
+    assert job.supervisor.handle(Exited(SERVER, -9), job.at) == [Promote(FIRST, SERVER, 2)]
+    job.supervisor.handle(Ready(FIRST), job.at)
+    assert job.look({FIRST}, 3 * PATIENCE) == []
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_silent_standby_is_given_up_and_replaced(ready: bool) -> None:
+    """Also one that has not got its copy yet: its server is released from it when it is dead."""
+    job = Job(ready=ready)
+    assert job.look({SERVER}, 2 * PATIENCE) == [GiveUp(FIRST, PATIENCE)]
+    assert job.supervisor.handle(Exited(FIRST, -9), job.at) == [
+        Release(SERVER, 1),
+        Start((SECOND,)),
+    ]
+
+
+def test_a_server_without_a_ready_standby_is_left_alone() -> None:
+    """It may wake, and only it has what it told."""
+    job = Job(ready=False)
+    assert job.look({FIRST}, 4 * PATIENCE) == []
+
+
+@pytest.mark.parametrize("first", [SERVER, FIRST])
+def test_of_two_silent_ones_the_one_that_wakes_goes_on(first: Member) -> None:
+    """Until then neither is given up: both have all that anybody was told, whichever wakes."""
+    job = Job()
+    assert job.look(set(), 4 * PATIENCE) == []
+    (other,) = {SERVER, FIRST} - {first}
+    assert job.look({first}, LOOK) == [GiveUp(other, PATIENCE)]
+
+
+def test_a_standby_that_fell_silent_just_after_its_server_does_not_take_over() -> None:
+    """It has to be heard after its server was silent for the whole time."""
+    job = Job()
+    job.look({FIRST}, PATIENCE - LOOK)
+    assert job.look(set(), 4 * PATIENCE) == []
+
+
+def test_nobody_is_silent_while_the_launcher_sleeps() -> None:
+    """All was stopped for an hour and goes on: the first look gives up nobody."""
+    job = Job()
+    job.at += 3600
+    assert job.supervisor.handle(Tick(), job.at) == []
+    assert job.look({SERVER, FIRST}, 1.0) == []
+    job.at += 3600
+    assert job.supervisor.handle(Heard(FIRST), job.at) == []
+    assert job.supervisor.handle(Tick(), job.at) == []
+
+
+def test_signs_of_life_come_until_nobody_listens() -> None:
+    """A byte at once and then others; the thread ends when the pipe's other end is closed."""
+    ours, theirs = os.pipe()
+    Pulse(theirs).start()
+    assert os.read(ours, 1) + os.read(ours, 1) == b".."
+    os.close(ours)
+    deadline = time.monotonic() + 20
+    while any(thread.name == "pulse" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
