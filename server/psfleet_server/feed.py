@@ -27,11 +27,12 @@ _MOST = 256 << 20  # bytes of records that may wait for the standby before pushe
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A record; kind 0: the standby is required from now on."""
+    """A record; kind 0: snapshot `complete` is, or if that is 0 the standby is required from now on."""
 
     number: int
     kind: int
     body: bytes
+    complete: int = 0
 
 
 class Feed:
@@ -98,6 +99,13 @@ class Feed:
             self.end += 1
             self._more.notify()
         self._reach("fed")
+
+    def complete(self, snapshot: int) -> None:
+        """A snapshot is complete: the standby's log need not go back behind it."""
+        with self._lock:
+            if self._connected:
+                self._waiting.append(Fed(0, 0, b"", snapshot))
+                self._more.notify()
 
     def records(self, attach: int) -> Iterator[Fed]:
         """The records for this standby as they come; ends when it is lost, or all is over."""

@@ -136,7 +136,7 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 def _messages(fed: Fed) -> Iterator[bytes]:
     """A record in messages of a size that gRPC likes."""
     if not fed.kind:
-        yield _bytes(FollowReply(required=True))
+        yield _bytes(FollowReply(complete=fed.complete, required=not fed.complete))
         return
     body = memoryview(fed.body)
     for start in range(0, max(len(body), 1), _PIECE):

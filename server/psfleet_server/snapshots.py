@@ -104,6 +104,7 @@ class _Snapshots:
         if asked.complete and self._host.keeper is not None:
             with self._host.lock:
                 self._host.keeper.shorten(asked.number)
+            self._host.feed.complete(asked.number)
         return _bytes(snapshot_pb2.SettleReply())
 
 

@@ -140,6 +140,9 @@ class Standby:
                     self._required = True
                     self._news.put(("required", ""))
                     continue
+                if reply.complete:
+                    self._shorten(reply.complete)
+                    continue
                 body = body + reply.body if body else reply.body
                 if not reply.more:
                     self._take(reply.number, reply.kind, body)
@@ -177,6 +180,11 @@ class Standby:
             if number:
                 self.taken = number
                 self._said.put(FollowRequest(taken=number))
+
+    def _shorten(self, snapshot: int) -> None:
+        with self._taking:
+            if self._keeper is not None and not self.term:
+                self._keeper.shorten(snapshot)
 
     def _reach(self, point: str) -> None:
         if self._crashes is not None:

@@ -32,6 +32,7 @@ class Pairs(LocalFleet):
         transport: str = "unix",
         durability: str = "none",
         crashes: Mapping[int, Sequence[str]] | None = None,
+        snapshot_every: str = "",
     ) -> None:
         super().__init__(
             servers,
@@ -39,6 +40,7 @@ class Pairs(LocalFleet):
             transport,  # type: ignore[arg-type]  # one of its literals
             durability=durability,
             crashes=crashes,
+            snapshot_every=snapshot_every,
             replicas=1,
         )
         self.places = Standbys()

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 b2adfcf28a9140e42b9f79b205120c761db92f1bf70947befc05a04ac510eccd
+# From protos/psfleet/v1/replica.proto, SHA-256 58d00fd3b4acc6815cbbe490aeea29210d74d736133208137349fb84f7b849bf
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional
@@ -18,17 +18,19 @@ class FollowRequest(_message.Message):
     def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("number", "kind", "body", "more", "required", "over")
+    __slots__ = ("number", "kind", "body", "more", "required", "over", "complete")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: int
     body: bytes
     more: bool
     required: bool
     over: bool
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ...) -> None: ...
+    complete: int
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ..., complete: _Optional[int] = ...) -> None: ...

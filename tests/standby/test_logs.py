@@ -1,0 +1,50 @@
+"""The logs of standbys: as short as their servers', and as good to start from."""
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import TableSpec
+from psfleet_worker.runtime import ClusterRuntime
+from tests.standby.pairs import LONGEST, Pairs
+
+TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
+
+
+def test_a_snapshot_shortens_the_standbys_log_too() -> None:
+    """And from what is left of it a server starts, with every push that was acknowledged."""
+    fleet = Pairs(1, 1, durability="log", snapshot_every="10 rounds")
+    fleet.places.most = 1  # who takes over has no standby, and dies alone
+    with fleet:
+        fleet.await_standbys()
+        first = Path(fleet.snapshots.parent, "standby.0.1", "server.0.log")
+        assert first.exists()
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        pushes = 0
+
+        def push() -> None:
+            nonlocal pushes
+            runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+            runtime.flush()
+            pushes += 1
+
+        deadline = time.monotonic() + LONGEST
+        while first.exists():
+            assert time.monotonic() < deadline, fleet.logs()
+            push()
+        assert list(first.parent.glob("server.0.??????.log"))
+        fleet.process(0).send_signal(signal.SIGKILL)
+        with fleet.deciding():
+            push()
+            assert not first.exists()
+            fleet.process(0).send_signal(signal.SIGKILL)
+            push()
+        assert "back after" in fleet.logs()
+        found = runtime.pull([Read(TOTAL.key)])[0]
+        np.testing.assert_array_equal(found, np.full(9000, pushes, np.float32))
+        runtime.close()
