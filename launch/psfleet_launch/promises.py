@@ -146,20 +146,21 @@ def _miscounted(
 
 def _logs(run: Run) -> Finding:
     promise = "3 the log is the truth"
-    logs = sorted({path.name.split(".")[1] for path in run.logs.glob("server.*.log")})
+    files = [*run.logs.glob("server.*.log"), *run.logs.glob("standby.*/server.*.log")]
+    logs = sorted({path.with_name(f"server.{path.name.split('.')[1]}.log") for path in files})
     if not logs:
         return Finding(promise, None, "no log is kept; --durability log")
     program = [sys.executable, "-P", "-m", "psfleet_server.examine", "replay"]
-    for server in logs:
+    for log in logs:
         done = subprocess.run(
-            [*program, str(run.logs / f"server.{server}.log")],
+            [*program, str(log), str(snapshots.folder_of(run.logs))],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            return Finding(promise, False, f"server {server}: {' '.join(last)}")
+            return Finding(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
     return Finding(promise, True, f"{len(logs)} logs are whole and replay to their end")
 
 

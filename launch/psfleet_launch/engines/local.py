@@ -205,7 +205,8 @@ class LocalEngine:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
         trains = self._supervisor.phase is Phase.TRAINING
         living = {member for member in self._supervisor.alive if self._has_started(member)}
-        for strike in trouble.due(time.monotonic(), living, trains=trains):
+        standbys = self._supervisor.standbys
+        for strike in trouble.due(time.monotonic(), living, trains=trains, standbys=standbys):
             if strike.text:
                 self._screen.say(f"chaos: {strike.text}")
             if strike.signal:
