@@ -30,7 +30,7 @@ _MOMENT = 0.5  # for a connection, between tries
 _PAUSE = 0.05  # between tries while the primary has another standby
 _ORPHAN = 30.0  # seconds that a standby waits for its order when the primary is gone
 
-_News = tuple[Literal["promoted", "required", "lost", "over", "stopped"], str]
+_News = tuple[Literal["promoted", "required", "lost", "failed", "over", "stopped"], str]
 
 
 class Standby:
@@ -73,6 +73,7 @@ class Standby:
 
         Raises:
             ServerUnavailable: The primary is gone, and there was no order to take over.
+            PsfleetError: It has got a record that it cannot take or keep.
         """
         what, why = self._news.get()
         while what == "lost":
@@ -80,6 +81,8 @@ class Standby:
                 what, _ = self._news.get(timeout=_ORPHAN if self._required else 0.0)
             except queue.Empty:
                 raise ServerUnavailable(why) from None
+        if what == "failed":
+            raise PsfleetError(f"a standby cannot take what {self._name} has sent: {why}")
         return what
 
     def promote(self, term: int) -> None:
@@ -104,7 +107,11 @@ class Standby:
         assert self._channel is not None
         deadline = time.monotonic() + _FIRST
         while True:
-            error = self._follow()
+            try:
+                error = self._follow()
+            except Exception as failure:  # a full disk, or whatever a record can do
+                self._news.put(("failed", str(failure) or repr(failure)))
+                return
             if self.term:
                 return
             if error is None:
@@ -149,10 +156,6 @@ class Standby:
                     body = b""
         except grpc.RpcError as error:
             return error_of(error, self._name)
-        except PsfleetError as error:
-            return error
-        except Exception as error:  # there is no end to what a record can hold
-            return ProtocolError(f"what it has sent cannot be taken: {error!r}")
         finally:
             call.cancel()
         return ServerUnavailable(f"{self._name} has let go of its standby")

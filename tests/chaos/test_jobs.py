@@ -57,6 +57,17 @@ def test_sync(tmp_path: Path, seed: int) -> None:
     assert report["faults"]
 
 
+@pytest.mark.parametrize("seed", range(3, 4 + MORE))
+def test_standbys(tmp_path: Path, seed: int) -> None:
+    """Servers and standbys are killed, paused and hang, and there is no log: no bit changes."""
+    options = ("--replicas", "1", "--hung-after", "2s", "--chaos-pace", "2")
+    code, report, errors = chaos(tmp_path, seed, "sync", 4, *options)
+    found = verdicts(report)
+    assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
+    assert "BROKEN" not in found.values()
+    assert code == 0
+
+
 @pytest.mark.parametrize("seed", range(1, 2 + MORE))
 def test_async(tmp_path: Path, seed: int) -> None:
     """While snapshots are taken: every acknowledged push is counted once on every server."""

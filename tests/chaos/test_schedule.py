@@ -1,6 +1,7 @@
 """The schedule of chaos: seeded, and within what the job promises to survive."""
 
 import itertools
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from psfleet.testing.notes import Notes, read_pushed
 from psfleet_launch.chaos import Trouble, schedule
 from psfleet_launch.plan import Member, Request
+from psfleet_launch.takeover import Standbys
 
 COUNT = 300
 
@@ -37,6 +39,43 @@ def test_only_what_is_covered_is_done() -> None:
     assert kinds(log) == pauses | {("kill", "server")}
     every = Request(__file__, servers=2, workers=2, durability="log", worker_restarts=4)
     assert kinds(every) == pauses | {("kill", "server"), ("kill", "worker"), ("full", "server")}
+
+
+def test_standbys_cover_servers_without_a_log() -> None:
+    """Both are killed, paused and hang; nothing hangs if nobody looks for that."""
+    request = Request(__file__, servers=2, workers=2, replicas=1, hung_after=3.0)
+    faults = list(itertools.islice(schedule(2, request), COUNT))
+    done = {(fault.kind, fault.target.rstrip("01")) for fault in faults}
+    both = ("server ", "standby of server ")
+    assert done == {("pause", "worker ")} | set(itertools.product(("kill", "pause", "hang"), both))
+    assert all(4 <= fault.seconds <= 6 for fault in faults if fault.kind == "hang")
+    assert all(fault.seconds <= 0.75 for fault in faults if fault.kind == "pause")
+    careless = Request(__file__, servers=2, workers=2, replicas=1, hung_after=0.0)
+    assert ("hang", "server") not in kinds(careless)
+
+
+def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
+    """Nobody is while there is no ready standby; then nobody else until both are up again."""
+    request = Request(__file__, servers=1, workers=1, replicas=1)
+    server, standby = Member("server", 0), Member("server", 0, copy=1)
+    places = Standbys()
+    places.begin([server])
+    stops = 0
+    for seed in range(20):
+        trouble = Trouble(seed, request, tmp_path)
+        down: set[Member] = set()
+        for tenth in range(2000):
+            places.ready = {standby} if tenth >= 1000 else set()
+            struck = trouble.due(tenth / 10, {server, standby}, trains=True, standbys=places)
+            for strike in struck:
+                if strike.signal == signal.SIGCONT:
+                    down.discard(strike.member)
+                elif strike.member.role == "server":
+                    assert places.ready
+                    assert not down
+                    down.add(strike.member)
+                    stops += 1
+    assert stops > 20
 
 
 @pytest.mark.parametrize("restarts", [1, 3])

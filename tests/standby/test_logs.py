@@ -1,5 +1,6 @@
 """The logs of standbys: as short as their servers', and as good to start from."""
 
+import resource
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,23 @@ from psfleet_worker.runtime import ClusterRuntime
 from tests.standby.pairs import LONGEST, Pairs
 
 TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
+
+
+def test_a_standby_that_cannot_keep_a_record_is_replaced() -> None:
+    """Its disk takes no more: it ends at once, and its server goes on with another one."""
+    with Pairs(1, 1, durability="log") as fleet:
+        fleet.await_standbys()
+        resource.prlimit(fleet.follower(0).pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        runtime = ClusterRuntime(fleet.environment(0), "async")
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        with fleet.deciding():
+            for _ in range(4):
+                runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+            runtime.flush(timeout=25)  # it would wait 30 s for an order if its server were lost
+            fleet.await_standbys()
+        assert "a standby cannot take what the primary of server 0" in fleet.logs()
+        assert (fleet.takeovers, fleet.lost) == (0, 1)
+        runtime.close()
 
 
 def test_a_snapshot_shortens_the_standbys_log_too() -> None:
