@@ -10,6 +10,7 @@ from psfleet_launch.plan import Member
 from psfleet_launch.supervisor import Exited, Ready, Start, Supervisor
 from psfleet_launch.takeover import Promote, Release, Standbys
 from psfleet_server.feed import Feed, joined
+from psfleet_server.log import Part
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
@@ -93,5 +94,5 @@ def test_released_standbys_cannot_attach() -> None:
 def test_a_record_in_one_piece_has_all_its_bytes() -> None:
     """Arrays of any shape too, also one without rows: of a push that has none for this server."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    parts = [b"head", rows[:, ::2], np.empty((0, 4), np.float32), memoryview(b"tail")]
+    parts: list[Part] = [b"head", rows[:, ::2], np.empty((0, 4), np.float32), memoryview(b"tail")]
     assert joined(parts) == b"head" + rows[:, ::2].tobytes() + b"tail"
