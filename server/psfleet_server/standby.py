@@ -72,8 +72,8 @@ class Standby:
         """The next news: the primary requires it, it has taken over, or it is not needed.
 
         Raises:
-            ServerUnavailable: The primary is gone, and there was no order to take over.
-            PsfleetError: It has got a record that it cannot take or keep.
+            ServerUnavailable: The primary is gone, and there was no order to take over; or it has sent a
+                record that this standby cannot take or keep.
         """
         what, why = self._news.get()
         while what == "lost":
@@ -82,7 +82,7 @@ class Standby:
             except queue.Empty:
                 raise ServerUnavailable(why) from None
         if what == "failed":
-            raise PsfleetError(f"a standby cannot take what {self._name} has sent: {why}")
+            raise ServerUnavailable(why)
         return what
 
     def promote(self, term: int) -> None:
@@ -109,8 +109,12 @@ class Standby:
         while True:
             try:
                 error = self._follow()
-            except Exception as failure:  # a full disk, or whatever a record can do
-                self._news.put(("failed", str(failure) or repr(failure)))
+            except (
+                Exception
+            ) as failure:  # a full disk; and there is no end to what a record can hold
+                said = str(failure) if isinstance(failure, PsfleetError) else repr(failure)
+                why = f"{self._name} is lost, what it has sent cannot be taken: {said}"
+                self._news.put(("failed", why))
                 return
             if self.term:
                 return
