@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from psfleet import runtime as runtimes
 from psfleet.parameter import Parameter, SparseGrad, fetch
 from psfleet.pipeline import links as ways
 from psfleet.pipeline.batch import combine, micro_feeds, micro_sizes
@@ -127,6 +128,10 @@ class PipelinedRun:
         ]
         dense = dict.fromkeys(v for piece in pieces for v in piece.dense)
         fetch([v.parameter for v in dense if v.parameter], [(p, flat) for p, _, flat in whole])
+        if self._links is not None:
+            # In sync mode the next pull commits a push. A stage that has read nothing must not leave that
+            # to a pull to come: the others wait for it, and it would wait for them.
+            runtimes.active().pull([])
         weights = {v: v.parameter.numpy() for v in dense if v.parameter}
         for given in self._given:
             given.update(weights)

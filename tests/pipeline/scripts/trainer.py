@@ -1,7 +1,7 @@
 """Trains the model of conftest.py and saves all weights and the losses.
 
-Arguments: where to save, what wraps the optimizer (cut, plain; sgd: nothing wraps SGD without
-clipping), and the number of steps.
+Arguments: where to save, what wraps the optimizer (cut, plain; loss: cut so that a stage has no
+parameter; sgd: nothing wraps SGD without clipping), and the number of steps.
 """
 
 import sys
@@ -29,6 +29,7 @@ def main(out: str, wrapper: str, steps: int) -> None:
     adam = optimizer.Adam(0.01, grad_clip=clip.ClipGradByGlobalNorm(0.02))
     wrapped = {
         "cut": optimizer.PipelineOptimizer(adam, model.cuts),
+        "loss": optimizer.PipelineOptimizer(adam, [[model.guess], [model.loss]]),
         "plain": adam,
         "sgd": optimizer.SGD(0.1),
     }
