@@ -21,7 +21,7 @@ from psfleet.wire.v1.shard_pb2 import StatusRequest
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
 
-_SOON = 5.0
+_SOON = 20.0  # seconds; a worker that is not refused goes on asking for 60
 """Seconds within which a refusal must come: nobody waits for a server that will never answer."""
 
 
