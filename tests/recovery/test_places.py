@@ -42,11 +42,14 @@ def refusal(environment: Environment) -> PsfleetError:
             return error
 
 
-@pytest.mark.parametrize("transport", ["unix", "plain tcp", "tcp"])
+@pytest.mark.parametrize("transport", ["plain tcp", "tcp"])
 def test_a_worker_hears_that_a_server_has_too_many_connections(
-    transport: Literal["unix", "tcp", "plain tcp"],
+    transport: Literal["tcp", "plain tcp"],
 ) -> None:
-    """The server closes what it has no place for; the sentence names the setting."""
+    """The server closes what it has no place for; the sentence names the setting.
+
+    (Over unix sockets server 0 knows its own address from the start, and might take the place itself.)
+    """
     with LocalFleet(1, 1, transport, limits="connections=1") as fleet:
         environment = fleet.environment(0)
         access = Access.of(environment)
