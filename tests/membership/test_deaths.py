@@ -99,7 +99,10 @@ def run(
 
     def work(worker: int) -> None:
         for death in lives(deaths.get(worker, [])):
-            runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+            try:
+                runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+            except Died:  # while it asked a server that was away
+                continue
             try:
                 train(runtime, fleet.workers)
                 if worker == 0:
