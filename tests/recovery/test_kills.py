@@ -9,13 +9,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import pytest
 
 from psfleet.embedded import EmbeddedRuntime
-from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, TableState
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.runtime import TableState
+from psfleet.testing.counting import Counting
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import Training, in_threads, same_bits
 from psfleet_worker.client import Patience
@@ -26,11 +24,6 @@ POINTS = ("append", "tear", "appended", "applied", "settled")
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
 
-COUNTS = TableSpec(
-    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
-)
-TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
-PUSHES = 60
 PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
@@ -101,25 +94,11 @@ def test_every_push_is_counted_once(
     seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Async mode: tables that count pushes count each one once, however often servers die."""
-    states: list[TableState] = []
+    counting = Counting(60)
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
-        runtime.create(COUNTS)
-        runtime.create(TOTAL, np.zeros(9000, np.float32))
-        dice = np.random.default_rng(worker)
-        for _ in range(PUSHES):
-            ids = dice.integers(0, 50, 20)
-            runtime.push(
-                [
-                    Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
-                    Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0),
-                ]
-            )
-        runtime.barrier()
-        if worker == 0:
-            states.extend(runtime.read_table(spec.key) for spec in (COUNTS, TOTAL))
-        runtime.barrier()
+        counting.run(runtime)
         runtime.close()
 
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
@@ -127,9 +106,4 @@ def test_every_push_is_counted_once(
         assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode", fleet.deaths)
         assert fleet.restarts >= 2 * DEATHS - 1
-    wanted = sum(
-        np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]), minlength=50)
-        for dice in map(np.random.default_rng, range(2))
-    )
-    np.testing.assert_array_equal(states[0].values[0][:, 0], wanted)
-    np.testing.assert_array_equal(states[1].values[0], np.full(9000, 2 * PUSHES))
+    counting.check(2)

@@ -15,20 +15,14 @@ import pytest
 
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import DeadlineExceeded
-from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read, TableState
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.counting import Counting
 from psfleet.testing.training import Training, in_threads, same_bits
 from psfleet_server.feed import DEPOSED
 from psfleet_worker.runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
 
 TRAINING = Training()
-COUNTS = TableSpec(
-    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
-)
-TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
-PUSHES = 60
 
 
 class Watched(ClusterRuntime):
@@ -111,25 +105,11 @@ def test_all_die_in_turn(seed: int) -> None:
 
 def test_every_push_is_counted_once() -> None:
     """Async mode: tables that count pushes count each one once, whichever primaries die."""
-    states: list[TableState] = []
+    counting = Counting(60)
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async")
-        runtime.create(COUNTS)
-        runtime.create(TOTAL, np.zeros(9000, np.float32))
-        dice = np.random.default_rng(worker)
-        for _ in range(PUSHES):
-            ids = dice.integers(0, 50, 20)
-            runtime.push(
-                [
-                    Gradient(COUNTS.key, np.full((20, 3), -1, np.float32), ids, 1.0),
-                    Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0),
-                ]
-            )
-        runtime.barrier()
-        if worker == 0:
-            states.extend(runtime.read_table(spec.key) for spec in (COUNTS, TOTAL))
-        runtime.barrier()
+        counting.run(runtime)
         runtime.close()
 
     with Pairs(2, 2, "tcp", crashes={0: ["waiting:40"], 1: ["followed:60"]}) as fleet:
@@ -138,12 +118,7 @@ def test_every_push_is_counted_once() -> None:
             in_threads([partial(work, worker) for worker in range(2)])
             fleet.await_end()
         assert fleet.takeovers == 2
-    wanted = sum(
-        np.bincount(np.concatenate([dice.integers(0, 50, 20) for _ in range(PUSHES)]), minlength=50)
-        for dice in map(np.random.default_rng, range(2))
-    )
-    np.testing.assert_array_equal(states[0].values[0][:, 0], wanted)
-    np.testing.assert_array_equal(states[1].values[0], np.full(9000, 2 * PUSHES))
+    counting.check(2)
 
 
 def test_a_deposed_primary_answers_nobody() -> None:
@@ -151,8 +126,8 @@ def test_a_deposed_primary_answers_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(TOTAL, np.zeros(9000, np.float32))
-        gradient = Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)
+        runtime.create(Counting.total, np.zeros(9000, np.float32))
+        gradient = Gradient(Counting.total.key, np.full(9000, -1, np.float32), None, 1.0)
         runtime.push([gradient])
         runtime.flush()
         deposed = fleet.process(0)
@@ -164,7 +139,9 @@ def test_a_deposed_primary_answers_nobody() -> None:
         deposed.send_signal(signal.SIGCONT)
         assert deposed.wait(20) == DEPOSED
         runtime.flush()
-        np.testing.assert_array_equal(runtime.pull([Read(TOTAL.key)])[0], np.full(9000, 2.0))
+        np.testing.assert_array_equal(
+            runtime.pull([Read(Counting.total.key)])[0], np.full(9000, 2.0)
+        )
         runtime.close()
 
 
@@ -173,17 +150,17 @@ def test_a_primary_without_its_standby_answers_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        runtime.create(Counting.total, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
         follower.send_signal(signal.SIGSTOP)
-        runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+        runtime.push([Gradient(Counting.total.key, np.full(9000, -1, np.float32), None, 1.0)])
         with pytest.raises(DeadlineExceeded):
             runtime.flush(timeout=0.5)
         follower.send_signal(signal.SIGKILL)
         with fleet.deciding():
             runtime.flush()
         assert fleet.lost == 1
-        np.testing.assert_array_equal(runtime.pull([Read(TOTAL.key)])[0], np.ones(9000))
+        np.testing.assert_array_equal(runtime.pull([Read(Counting.total.key)])[0], np.ones(9000))
         runtime.close()
 
 
