@@ -103,6 +103,18 @@ class Snapshot:
         for spec in specs:
             yield from self.fills(spec, server, servers)
 
+    def load(self, shard: Shard) -> None:
+        """Set the shard's part of every table, creating tables that are missing.
+
+        Raises:
+            TableConflict: A table of the snapshot exists with another definition.
+        """
+        for event in self.events(shard.index, shard.servers):
+            if isinstance(event, Create):
+                shard.create(event.spec, event.value)
+            else:
+                shard.fill(event)
+
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[Fill]:
         """What one of `servers` holds of a table, in parts."""
         if spec.kind == "dense":
@@ -159,11 +171,7 @@ def load_shard(path: str | Path, shard: Shard) -> None:
         CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
         TableConflict: A table of the snapshot exists with another definition.
     """
-    for event in Snapshot(path).events(shard.index, shard.servers):
-        if isinstance(event, Create):
-            shard.create(event.spec, event.value)
-        else:
-            shard.fill(event)
+    Snapshot(path).load(shard)
 
 
 def _open(where: Path, entry: ShardFile) -> _File:

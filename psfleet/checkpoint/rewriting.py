@@ -14,7 +14,6 @@ from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.writing import begin_save, finish_save, write_frozen
 from psfleet.errors import CheckpointError
-from psfleet.shard.events import Create
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
@@ -66,9 +65,9 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     folder = begin_save(target)
     files = []
     for index in range(servers):
-        frozen = replace(
-            _shard(snapshot, index, servers).freeze(), number=snapshot.manifest.cut.number
-        )
+        shard = Shard(index, servers)
+        snapshot.load(shard)
+        frozen = replace(shard.freeze(), number=snapshot.manifest.cut.number)
         with contextlib.closing(frozen):
             files.append(write_frozen(folder, frozen, core))
     manifest = replace(
@@ -174,13 +173,3 @@ def _difference(name: str, spec: TableSpec, left: _Content, right: _Content) -> 
     changed = int(differs.sum())
     largest = float(gaps.max(initial=0.0))
     return Difference(name, missing, added, changed, len(differs) - changed, largest, steps)
-
-
-def _shard(snapshot: Snapshot, index: int, servers: int) -> Shard:
-    shard = Shard(index, servers)
-    for event in snapshot.events(index, servers):
-        if isinstance(event, Create):
-            shard.create(event.spec, event.value)
-        else:
-            shard.fill(event)
-    return shard

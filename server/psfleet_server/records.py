@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import LogError
+from psfleet.runtime import Gradient
 from psfleet.shard.core import Core
 from psfleet.shard.events import (
     Close,
@@ -41,7 +42,16 @@ from psfleet_server.coordinator import Decision
 from psfleet_server.decisions import encode_decision
 from psfleet_server.log import Part
 
-__all__ = ["Kind", "decode", "decode_core", "encode", "encode_change", "encode_core", "name_of"]
+__all__ = [
+    "Kind",
+    "decode",
+    "decode_core",
+    "encode",
+    "encode_change",
+    "encode_core",
+    "name_of",
+    "read_push",
+]
 
 SpecOf = Callable[[int], TableSpec]
 
@@ -191,17 +201,23 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
     if kind == Kind.WRITE:
         states = segments.read_states(header, payload, spec_of)
         return Write(tuple(states), header.worker, header.incarnation, header.sequence)
-    gradients = segments.read_gradients(header, payload, spec_of)
-    loss = header.loss if header.HasField("loss") else None
+    return read_push(header, segments.read_gradients(header, payload, spec_of))
+
+
+def read_push(
+    header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
+) -> Push:
+    """The push that a header tells of, in a call or in a record. A record is of no cut."""
     return Push(
         header.worker,
         header.incarnation,
         header.sequence,
         gradients,
         header.samples,
-        loss,
+        header.loss if header.HasField("loss") else None,
         header.clock,
-        position=read_position(header),
+        cut,
+        read_position(header),
     )
 
 

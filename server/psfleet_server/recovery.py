@@ -10,7 +10,6 @@ from pathlib import Path
 from psfleet.checkpoint import Snapshot, own_name
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.shard.core import Core
-from psfleet.shard.events import Create
 from psfleet.shard.shard import Shard
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.decisions import decode_decision
@@ -101,11 +100,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
     """
     snapshot = Snapshot(path)
     core = snapshot.core(0)
-    for event in snapshot.events(shard.index, shard.servers):
-        if isinstance(event, Create):
-            shard.create(event.spec, event.value)
-        else:
-            shard.fill(event)
+    snapshot.load(shard)
     if _count(core) != shard.workers.count:
         if coordinator is not None:
             coordinator.go_on_with(_left(core))

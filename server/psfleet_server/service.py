@@ -26,13 +26,7 @@ from psfleet.shard.views import Freeze
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import MAX_AXES, TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.membership import (
-    read_install,
-    read_position,
-    write_plan,
-    write_ranges,
-    write_report,
-)
+from psfleet.wire.membership import read_install, write_plan, write_ranges, write_report
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.specs import read_mode, read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
@@ -42,6 +36,7 @@ from psfleet_server.coordinator import DTYPES, Arrival, Beat, Coordinator, Outco
 from psfleet_server.host import OUTCOMES, Host
 from psfleet_server.meetings import ModeWish
 from psfleet_server.parking import Reply, immediate, parkable, prompt
+from psfleet_server.records import read_push
 from psfleet_server.supply import Order
 
 __all__ = ["handlers"]
@@ -169,20 +164,10 @@ class _Shard:
     def _push(self, header: Header, gradients: tuple[Gradient, ...]) -> Push:
         for gradient in gradients:
             _refuse_repeats(gradient, self._spec_of(gradient.table))
-        loss = header.loss if header.HasField("loss") else None
         if header.HasField("lane"):
             self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
-        return Push(
-            header.worker,
-            header.incarnation,
-            header.sequence,
-            gradients,
-            header.samples,
-            loss,
-            header.clock,
-            (header.cut, header.cut_after) if header.cut else None,
-            read_position(header),
-        )
+        cut = (header.cut, header.cut_after) if header.cut else None
+        return read_push(header, gradients, cut)
 
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
