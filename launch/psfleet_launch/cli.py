@@ -40,14 +40,14 @@ _RESTARTS_IN_CHAOS = 1000
 @click.option("--workers", type=int, default=1, show_default=True, help="Worker processes.")
 @click.option(
     "--sync",
-    "mode",
-    flag_value="sync",
+    "in_rounds",
+    is_flag=True,
     help="Rounds of all workers, whatever the script's strategy says.",
 )
 @click.option(
     "--async",
-    "mode",
-    flag_value="async",
+    "at_once",
+    is_flag=True,
     help="Each push is applied at once, whatever the script's strategy says.",
 )
 @click.option(
@@ -177,6 +177,8 @@ _RESTARTS_IN_CHAOS = 1000
 def launch(
     servers: int,
     workers: int,
+    in_rounds: bool,
+    at_once: bool,
     mode: str | None,
     staleness: int | None,
     k_steps: int | None,
@@ -213,6 +215,7 @@ def launch(
     exit code is that of the process that failed first (128 and its number for a signal), or 2 for
     bad usage.
     """
+    mode = _one_mode(in_rounds, at_once, mode)
     said = {
         "consistency": {"mode": mode, "staleness": staleness, "k_steps": k_steps},
         "recompute": {} if recompute else None,
@@ -286,6 +289,16 @@ def _under_chaos(seed: int, pace: float, request: Request, name: str, place: _Pl
         found = findings(run, plain, request.servers)
         kept = show(found, trouble.said(), run.logs / "chaos.json", seed)
     return 0 if kept else run.code or 1
+
+
+def _one_mode(in_rounds: bool, at_once: bool, mode: str | None) -> str | None:
+    """The mode that the flags name; None: they name none."""
+    said = {"--sync": "sync"} if in_rounds else {}
+    said |= {"--async": "async"} if at_once else {}
+    said |= {f"--mode {mode}": mode} if mode else {}
+    if len({*said.values()}) > 1:
+        raise ConfigError(f"{' and '.join(said)} are different modes; name one")
+    return next(iter(said.values()), None)
 
 
 def _seconds(option: str, text: str) -> float:

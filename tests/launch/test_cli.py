@@ -35,6 +35,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["--replicas", "1", "--hung-after", "40s", SCRIPT],
             "--hung-after is 40 s; name 1s to 30s",
         ),
+        (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
+        (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
         (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
     ],
 )
