@@ -55,16 +55,14 @@ class Beat:
 
 @dataclass
 class Orders:
-    """What is wanted of every worker until it is withdrawn; told in answer to its beats.
+    """What is wanted of every worker until it is withdrawn.
 
     Attributes:
-        snapshot: Number of the snapshot to mark, and the view in which that counts.
-        drain: The mode to which the fleet changes; empty: none.
+        snapshot: Number of the snapshot to mark, and the view in which that counts; told in answer to beats.
         wish: The mode that somebody outside wants; workers are told of it at their next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
-    drain: str = ""
     wish: ModeWish | None = None
 
 

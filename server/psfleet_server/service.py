@@ -415,8 +415,6 @@ class _Coordinator:
             reply = membership_pb2.BeatReply(view=coordinator.view)
             if orders.snapshot is not None:
                 reply.snapshot.number, reply.snapshot.view = orders.snapshot
-            if orders.drain:
-                reply.drain.mode = orders.drain
             news = asked.server and coordinator.is_busy
         if news:  # a server that has started again waits for its view
             self._host.poke()

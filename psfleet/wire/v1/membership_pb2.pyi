@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 40de002afaf3ff2eacb814a5a94544db8e0e2a9b7b2da0a26225d418866992e1
+# From protos/psfleet/v1/membership.proto, SHA-256 22f0b0e391379ed300870821148dea1f5214791f84ec1831055deb8b44e155b5
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -21,14 +21,12 @@ class BeatRequest(_message.Message):
     def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class BeatReply(_message.Message):
-    __slots__ = ("view", "snapshot", "drain")
+    __slots__ = ("view", "snapshot")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
     view: int
     snapshot: SnapshotRequest
-    drain: DrainRequest
-    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., drain: _Optional[_Union[DrainRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("number", "view")
@@ -37,12 +35,6 @@ class SnapshotRequest(_message.Message):
     number: int
     view: int
     def __init__(self, number: _Optional[int] = ..., view: _Optional[int] = ...) -> None: ...
-
-class DrainRequest(_message.Message):
-    __slots__ = ("mode",)
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    mode: str
-    def __init__(self, mode: _Optional[str] = ...) -> None: ...
 
 class FreezeRequest(_message.Message):
     __slots__ = ("boot", "view", "ended", "coordinator")
