@@ -21,7 +21,7 @@ _ELSEWHERE = {
 
 
 def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the part `consistency`, see psfleet.strategy.DistributedStrategy.
+    """The settings of the part `consistency`, see DistributedStrategy.
 
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.

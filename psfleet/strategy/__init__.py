@@ -1,0 +1,40 @@
+"""How a fleet trains: what a strategy may say, and who has the last word.
+
+Settings come from three places; for each single key the first one that says something wins:
+1. flags of psfleet-launch, 2. its strategy file (both reach a worker as PSFLEET_STRATEGY),
+3. the script's DistributedStrategy. What nobody says has the default given here.
+
+A strategy file is TOML with a table for each part that is to be on:
+
+    [consistency]
+    mode = "ssp"
+    staleness = 4
+    [gradient_merge]
+    k_steps = 4
+"""
+
+from psfleet.strategy.consistency import Consistency
+from psfleet.strategy.program import Pipeline, Recompute
+from psfleet.strategy.script import DistributedStrategy
+from psfleet.strategy.settings import Settings
+from psfleet.strategy.sources import load_strategy_file, overridden, resolve
+from psfleet.strategy.travel import AMP, Wire
+from psfleet.strategy.updates import DGC, GradientMerge, Lamb, Lars, LocalSGD
+
+__all__ = [
+    "AMP",
+    "DGC",
+    "Consistency",
+    "DistributedStrategy",
+    "GradientMerge",
+    "Lamb",
+    "Lars",
+    "LocalSGD",
+    "Pipeline",
+    "Recompute",
+    "Settings",
+    "Wire",
+    "load_strategy_file",
+    "overridden",
+    "resolve",
+]
