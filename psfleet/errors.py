@@ -18,6 +18,7 @@ PsfleetError
 ├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
 ├── AccessDenied          (also PermissionError) the other end is not of this job
+├── LogError                                   a server's log is damaged, or cannot be written
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 
@@ -33,6 +34,7 @@ __all__ = [
     "LaneLost",
     "Later",
     "LimitExceeded",
+    "LogError",
     "NotReady",
     "ProtocolError",
     "PsfleetError",

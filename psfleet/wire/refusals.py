@@ -13,6 +13,7 @@ from collections.abc import Callable
 from psfleet.errors import PsfleetError
 from psfleet.wire.certificates import ends
 from psfleet.wire.credentials import SERVER_NAME, Credentials
+from psfleet.wire.probing import answers_tls
 from psfleet.wire.security import Access, is_tcp
 
 __all__ = ["why_refused"]
@@ -42,23 +43,15 @@ def why_refused(endpoint: str, access: Access) -> str:
 
 
 def _ask(endpoint: str, access: Access) -> str:
+    if access.credentials is None:
+        wanted = "the server wants credentials and this process has none (PSFLEET_TLS)"
+        return wanted if answers_tls(endpoint) else ""
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as plain:
-            if access.credentials is None:
-                return _ask_plainly(plain)
             return _ask_with(plain, access.credentials)
     except OSError:
         return ""
-
-
-def _ask_plainly(plain: socket.socket) -> str:
-    """A server with TLS answers no plain HTTP/2; one without begins with its settings."""
-    plain.sendall(_HELLO)
-    with contextlib.suppress(ConnectionResetError):
-        if plain.recv(4)[:1] not in (b"", b"\x15"):  # 0x15: a TLS alert
-            return ""
-    return "the server wants credentials and this process has none (PSFLEET_TLS)"
 
 
 def _ask_with(plain: socket.socket, credentials: Credentials) -> str:

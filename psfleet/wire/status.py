@@ -43,6 +43,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
     errors.ServerUnavailable: _Code.UNAVAILABLE,
     errors.AccessDenied: _Code.UNAUTHENTICATED,
+    errors.LogError: _Code.DATA_LOSS,
     errors.CheckpointError: _Code.DATA_LOSS,
 }
 _CLASSES = {cls.__name__: cls for cls in CODES}

@@ -1,10 +1,12 @@
 """Who may talk to a server over TCP, with real servers: everybody else is refused, clearly, at once."""
 
+import contextlib
 import dataclasses
 import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -16,7 +18,8 @@ from psfleet.runtime import load_runtime
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import Training
 from psfleet.wire.channel import open_channel
-from psfleet.wire.security import Access
+from psfleet.wire.probing import closes_at_once
+from psfleet.wire.security import INSECURE, Access
 from psfleet.wire.v1.shard_pb2 import StatusRequest
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
@@ -218,6 +221,19 @@ def test_a_server_that_hangs_up_at_once_is_only_away(forge: Forge, folder: Path)
     from psfleet.wire.refusals import why_refused
 
     access = Access.of(Environment("worker", 0, ("x:1",), tls=str(forge_worker(forge, folder))))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+    def close(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the listener was shut down
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-    assert why_refused(endpoint, access) == ""
+        pool.submit(close, listener)
+        for own in (access, INSECURE):
+            assert closes_at_once(endpoint, tls=own is access)
+            assert why_refused(endpoint, own) == ""
+        listener.shutdown(socket.SHUT_RDWR)
+    for own in (access, INSECURE):
+        assert not closes_at_once(endpoint, tls=own is access)
+        assert why_refused(endpoint, own) == ""

@@ -278,12 +278,16 @@ class Client:
         if isinstance(error, NotReady):
             return str(error)
         said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
-        if closes_at_once(self.endpoint):
+        if closes_at_once(self.endpoint, tls=self._speaks_tls):
             return (
                 f"{said}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
             )
         return said
+
+    @property
+    def _speaks_tls(self) -> bool:
+        return is_tcp(self.endpoint) and self._access.credentials is not None
 
     def _rest(self, error: PsfleetError, seconds: float) -> None:
         """Wait before the call is made again; shorter if the connection comes back meanwhile."""
@@ -299,7 +303,7 @@ class Client:
         from psfleet.wire.refusals import why_refused  # loads the cryptography, rarely needed
 
         why = why_refused(self.endpoint, self._access)
-        if why and not closes_at_once(self.endpoint):
+        if why:
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
