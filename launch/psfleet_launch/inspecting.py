@@ -18,21 +18,23 @@ def ckpt() -> None:
 @ckpt.command("ls")
 @click.argument("path", default=".")
 def list_snapshots(path: str) -> int:
-    """Say what PATH is, a snapshot or a folder of some."""
+    """Say what PATH is, a snapshot or a folder of some; exit code 1 if a manifest is damaged."""
     from psfleet.checkpoint import MANIFEST, read_manifest
     from psfleet.errors import CheckpointError
 
     own = Path(path)
     inside = [own, *own.glob("*/"), *own.glob("snapshots/*/")]
     found = sorted(folder for folder in inside if (folder / MANIFEST).is_file())
+    if not found:
+        raise CheckpointError(f"{path!r} is no snapshot and holds none")
+    damaged = 0
     for folder in found:
         try:
             print(_line(folder, read_manifest(folder)))
         except CheckpointError as error:
+            damaged += 1
             print(f"{folder}  {error}")
-    if not found:
-        raise CheckpointError(f"{path!r} is no snapshot and holds none")
-    return 0
+    return 1 if damaged else 0
 
 
 def _line(folder: Path, manifest: Any) -> str:

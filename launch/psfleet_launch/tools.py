@@ -11,7 +11,7 @@ from typing import get_args
 
 import click
 
-from psfleet.errors import CheckpointError, ConfigError
+from psfleet.errors import ConfigError, PsfleetError
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch.cli import merged
 from psfleet_launch.inspecting import ckpt, log
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except click.ClickException as error:
         message = error.format_message()
-    except (ConfigError, CheckpointError) as error:
+    except (PsfleetError, OSError) as error:
         message = str(error)
     except click.Abort:
         return 130

@@ -132,6 +132,9 @@ def read_manifest(path: str | Path) -> Manifest:
         raise CheckpointError(
             f"{str(path)!r} holds no {MANIFEST}; it is not a complete checkpoint"
         ) from None
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{str(where)!r} cannot be read: {why}") from None
     try:
         said = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -2,17 +2,21 @@
 
 import contextlib
 import csv
+import re
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
-from psfleet.checkpoint.writing import begin_save, finish_save, write_frozen
+from psfleet.checkpoint.writing import finish_save, saving, write_frozen
 from psfleet.errors import CheckpointError
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
@@ -62,18 +66,18 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
     snapshot = Snapshot(path)
     core = snapshot.core(0)
-    folder = begin_save(target)
     files = []
-    for index in range(servers):
-        shard = Shard(index, servers)
-        snapshot.load(shard)
-        frozen = replace(shard.freeze(), number=snapshot.manifest.cut.number)
-        with contextlib.closing(frozen):
-            files.append(write_frozen(folder, frozen, core))
-    manifest = replace(
-        snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
-    )
-    finish_save(folder, target, manifest)
+    with saving(target) as folder:
+        for index in range(servers):
+            shard = Shard(index, servers)
+            snapshot.load(shard)
+            frozen = replace(shard.freeze(), number=snapshot.manifest.cut.number)
+            with contextlib.closing(frozen):
+                files.append(write_frozen(folder, frozen, core))
+        manifest = replace(
+            snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
+        )
+        finish_save(folder, target, manifest)
     return manifest
 
 
@@ -104,28 +108,63 @@ def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: boo
 
     Args:
         path: The snapshot.
-        target: A folder; it is made.
+        target: A folder; it is made. It gets all the files or none.
         kind: Of the files.
         ids: Write the ids of each sparse table as CSV too.
+
+    Raises:
+        CheckpointError: The snapshot is damaged, or the files cannot be written.
     """
     snapshot = Snapshot(path)
     folder = Path(target)
+    try:
+        with _made(folder), tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
+            stems: set[str] = set()
+            for spec in snapshot.specs():
+                stem = _file_name(spec.name, stems)
+                _write_table(Path(temporary), stem, spec, _content(snapshot, spec), kind, ids)
+            written = sorted(Path(temporary).iterdir())
+            return [file.rename(folder / file.name) for file in written]
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"tables cannot be written to {target!r}: {why}; choose another folder"
+        ) from None
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Within, the folder is there; if that comes to no end it is as it was."""
+    was_there = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for spec in snapshot.specs():
-        content = _content(snapshot, spec)
-        stem = spec.name.replace("/", "_")
-        where = folder / f"{stem}.{kind}"
-        if kind == "npz":
-            np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
-        else:
-            save_file(content.arrays, where)
-        written.append(where)
-        if ids and spec.kind == "sparse":
-            written.append(folder / f"{stem}.csv")
-            with written[-1].open("w", newline="") as file:
-                csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])
-    return written
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            folder.rmdir()
+        raise
+
+
+def _file_name(table: str, taken: set[str]) -> str:
+    """A name for the files of a table, unlike those that are taken."""
+    name = re.sub(r"[/\0]", "_", table)
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _write_table(
+    folder: Path, stem: str, spec: TableSpec, content: "_Content", kind: str, ids: bool
+) -> None:
+    where = folder / f"{stem}.{kind}"
+    if kind == "npz":
+        np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
+    else:
+        save_file(content.arrays, where)
+    if ids and spec.kind == "sparse":
+        with where.with_name(f"{stem}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])
 
 
 @dataclass(frozen=True)

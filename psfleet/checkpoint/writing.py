@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, write_manifest
@@ -20,29 +20,48 @@ from psfleet.tables.frozen import FrozenTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Crashes
 
-__all__ = ["begin_save", "finish_save", "linked", "merged_specs", "save_fleet", "write_frozen"]
+__all__ = [
+    "begin_save",
+    "finish_save",
+    "linked",
+    "merged_specs",
+    "save_fleet",
+    "saving",
+    "write_frozen",
+]
 
 
 def save_fleet(
     path: str, shards: Sequence[Shard], cutting: Cutting | None = None, base: str | None = None
 ) -> None:
     """Write shards of this process as one checkpoint; `base`: that of which it says the changes."""
-    folder = begin_save(path)
     files, cut = [], Cut()
-    for shard in shards:
-        frozen = shard.freeze(cutting)
-        cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
-        with contextlib.closing(frozen):
-            files.append(write_frozen(folder, frozen))
-    specs = tuple(table.spec for table in shards[0].tables.values())
-    link = linked(base, path) if base else None
-    finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
+    with saving(path) as folder:
+        for shard in shards:
+            frozen = shard.freeze(cutting)
+            cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
+            with contextlib.closing(frozen):
+                files.append(write_frozen(folder, frozen))
+        specs = tuple(table.spec for table in shards[0].tables.values())
+        link = linked(base, path) if base else None
+        finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
 
 
 def linked(base: str | Path, path: str | Path) -> Base:
     """What the manifest of a delta at `path` says of the snapshot before it."""
     relative = os.path.relpath(base, Path(path).absolute())
     return Base(relative, digest(Path(base) / MANIFEST))
+
+
+@contextlib.contextmanager
+def saving(path: str) -> Iterator[str]:
+    """`begin_save`; what has been written is removed if it comes to no end."""
+    folder = begin_save(path)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def begin_save(path: str) -> str:

@@ -17,6 +17,8 @@ from psfleet_server.recovery import restored
 
 __all__ = ["main", "replay", "verify"]
 
+_MOST = 2**20  # of servers and workers; what a log says is not believed before it is checked
+
 
 def verify(path: str) -> str:
     """What a log holds, every byte of it checked.
@@ -53,9 +55,9 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
         LogError: It is damaged, or says what cannot have been.
     """
     first = _first(path)
-    header = read_header(next(iter(files_of(first).values())))
-    shard = Shard(header["server"], header["servers"], header["workers"])
-    coordinator = Coordinator(header["workers"]) if header["server"] == 0 else None
+    index, servers, workers = _whose(next(iter(files_of(first).values())))
+    shard = Shard(index, servers, workers)
+    coordinator = Coordinator(workers) if index == 0 else None
     folder = Path(snapshots) if snapshots else first.parent / "snapshots"
     count = restored(first, folder, shard, coordinator)
     if save:
@@ -72,13 +74,26 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
     return "\n".join(lines)
 
 
+def _whose(path: Path) -> tuple[int, int, int]:
+    """The server, and the numbers of servers and workers of its job."""
+    header = read_header(path)
+    said = [header.get(name) for name in ("server", "servers", "workers")]
+    numbers = [number for number in said if type(number) is int and 0 <= number <= _MOST]
+    if len(numbers) < len(said) or not (numbers[0] < numbers[1] and numbers[2]):
+        raise LogError(
+            f"log {str(path)!r} is of server {said[0]!r} of {said[1]!r} with {said[2]!r} workers, "
+            "which cannot be; it is not as a server wrote it"
+        )
+    return numbers[0], numbers[1], numbers[2]
+
+
 def _first(path: str) -> Path:
     """The name of the first file of a log of which any file is named."""
     given = Path(path)
-    first = given.with_name(re.sub(r"\.\d{6}(\.log)?$", r"\1", given.name))
-    if not files_of(first):
+    name = re.sub(r"\.\d{6,}(\.log)?$", r"\1", given.name)
+    if not name or "\0" in path or not files_of(given.with_name(name)):
         raise LogError(f"{path!r} is no log; name a file like server.0.log")
-    return first
+    return given.with_name(name)
 
 
 def main(words: Sequence[str]) -> int:

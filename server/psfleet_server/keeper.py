@@ -119,7 +119,9 @@ class Keeper:
                 self.log.reach("replay")
                 yield record
 
-        return take_all(records_reached(), self.log.path, self._shard, self._coordinator)
+        return take_all(
+            records_reached(), self.log.first, self._snapshots, self._shard, self._coordinator
+        )
 
     def _keep(self, record: Record) -> None:
         self.log.append(*encode(record))

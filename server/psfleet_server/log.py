@@ -18,6 +18,7 @@ says so (`after` in its header). Once the snapshot is complete, the files before
 
 import json
 import os
+import re
 import struct
 import sys
 import threading
@@ -33,6 +34,7 @@ from psfleet.durable import replace
 from psfleet.errors import LogError
 from psfleet.testing.faults import Crashes
 from psfleet.testing.notes import FullDisk
+from psfleet_server.trail import Trail
 
 __all__ = ["Log", "Part", "chained", "files_of", "flat", "read_header", "records"]
 
@@ -90,6 +92,7 @@ class Log:
         self._file = os.open(self.path, os.O_RDWR)
         self._syncing = threading.Lock()
         self._synced = 0
+        self._trail = Trail()
 
     @property
     def files(self) -> dict[int, Path]:
@@ -183,6 +186,7 @@ class Log:
                 f"log {str(self.path)!r} cannot be written: {error.strerror}; make room for it"
             ) from None
         self._end, self._chain = self._end + _HEAD + length, chain
+        self._trail.follow(self._file, self._end, _HEAD + length)
         self.reach("appended")
 
     def settle(self, end: int) -> None:
@@ -215,13 +219,15 @@ class Log:
 
     def close(self) -> None:
         """Let go of the file."""
+        self._trail.close()
         os.close(self._file)
 
 
 def files_of(first: Path) -> dict[int, Path]:
     """The files of a log that are there, by the number of the snapshot with which each begins."""
-    later = first.parent.glob(f"{first.stem}.[0-9][0-9][0-9][0-9][0-9][0-9]{first.suffix}")
-    named = {int(path.name.removesuffix(first.suffix)[-6:]): path for path in later}
+    name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
+    there = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
+    named = {int(found[1]): path for found, path in there if found}
     return dict(sorted({**({0: first} if first.exists() else {}), **named}.items()))
 
 
@@ -305,9 +311,11 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     if len(text) != length or zlib.crc32(text) != crc:
         raise _damaged(path, 0)
     try:
-        said: dict[str, Any] = json.loads(text)
+        said: Any = json.loads(text)
     except (ValueError, RecursionError):
         raise _damaged(path, 0) from None
+    if not isinstance(said, dict) or not isinstance(said.get("after", {}), dict):
+        raise _damaged(path, 0)
     return said, len(start) + length, crc
 
 

@@ -7,7 +7,7 @@ are taken once more through the code that took them first.
 from collections.abc import Iterable
 from pathlib import Path
 
-from psfleet.checkpoint import Snapshot, own_name
+from psfleet.checkpoint import Snapshot, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.shard.core import Core
 from psfleet.shard.shard import Shard
@@ -36,7 +36,7 @@ def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinato
     """
     base = begin(first, snapshots, shard, coordinator)
     found = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
-    return take_all(found, first, shard, coordinator)
+    return take_all(found, first, snapshots, shard, coordinator)
 
 
 def begin(
@@ -70,22 +70,43 @@ def begin(
 
 def take_all(
     found: Iterable[tuple[int, memoryview]],
-    path: Path,
+    first: Path,
+    snapshots: Path | None,
     shard: Shard,
     coordinator: Coordinator | None,
 ) -> int:
-    """Let the records take effect; how many there were."""
-    count = 0
+    """Let the records of a log take effect; how many there were.
+
+    Raises:
+        LogError: One cannot be taken, or the log's last file is missing.
+    """
+    count = cut = 0
     for kind, body in found:
         count += 1
         try:
             take(kind, body, shard, coordinator)
         except Exception as error:  # there is no end to what a record can hold
             raise LogError(
-                f"record {count} of log {str(path)!r} cannot be taken: "
+                f"record {count} of log {str(first)!r} cannot be taken: "
                 f"{error}; start the job anew from a checkpoint"
             ) from None
+        if kind == Kind.CUT:
+            cut = shard.cuts.last
+    if snapshots is not None and cut > max(files_of(first)) and _is_there(snapshots, cut):
+        raise LogError(
+            f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
+            "restore it, or start the job anew from a checkpoint"
+        )
     return count
+
+
+def _is_there(snapshots: Path, number: int) -> bool:
+    """Whether a snapshot is complete, which it is only if every server has begun its next file."""
+    try:
+        read_manifest(snapshots / own_name(number))
+    except CheckpointError:
+        return False
+    return True
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:
