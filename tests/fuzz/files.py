@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import random
+import shutil
 import struct
 import time
 import zlib
@@ -44,7 +45,7 @@ from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register
 
-__all__ = ["Reader", "Tally", "fuzz", "readers"]
+__all__ = ["Reader", "Tally", "fuzz", "of_folder", "readers", "reseal_log"]
 
 SPECS = (
     TableSpec("whole", "dense", (3, 2), make_rule("adam", {})),
@@ -60,11 +61,12 @@ class Reader:
     """A kind of file.
 
     Attributes:
-        files: Good ones: name and content.
+        files: Good ones: name (in folders, if that has slashes) and content.
         read: Reads them from a folder.
         checked: Whether a change of any byte must be noticed.
         reseal: Makes checksums fit again after a change, so that what lies behind them is reached.
-        shard: What `read` has read into, if that must be as before after an error.
+        strangers: Whole files of others, one of which may come in a file's place. If there are any, a
+            file may also be missing, or be another one of its own kind.
     """
 
     name: str
@@ -72,6 +74,20 @@ class Reader:
     read: Callable[[Path], Any]
     checked: bool = False
     reseal: Callable[[Path], None] | None = None
+    strangers: Sequence[bytes] = ()
+
+    def lay(self, folder: Path, changed: Mapping[str, bytes | None] | None = None) -> None:
+        """Write the files into an empty folder, some of them changed or (None) missing."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, content in {**self.files, **(changed or {})}.items():
+            where = folder / name
+            where.parent.mkdir(parents=True, exist_ok=True)
+            if content is not None:
+                where.write_bytes(content)
+                where.chmod(0o600)
+        if self.reseal is not None:
+            self.reseal(folder)
 
 
 @dataclass
@@ -120,7 +136,11 @@ def content(shard: Shard) -> list[Any]:
 
 def of_folder(folder: Path) -> dict[str, bytes]:
     """All its files."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _checkpoint(folder: Path) -> dict[str, bytes]:
@@ -182,25 +202,44 @@ def _replay(folder: Path) -> None:
     log.close()
 
 
-def _reseal_log(folder: Path) -> None:
-    """Compute the checksums of every record anew, as far as lengths make sense."""
-    path = folder / "server.0.log"
-    data = bytearray(path.read_bytes())
-    with contextlib.suppress(struct.error):
-        length = struct.unpack_from("<I", data, 8)[0]
-        at = 16 + length
-        chain = zlib.crc32(bytes(data[16:at]))
-        struct.pack_into("<I", data, 12, chain)
-        while at + 20 <= len(data):
-            size, _, kind = struct.unpack_from("<QIB3x", data, at)
-            if size > len(data) - at - 20:
-                break
-            crc = zlib.crc32(bytes(data[at + 20 : at + 20 + size]))
-            fields = struct.pack("<QIB3x", size, crc, kind)
-            chain = zlib.crc32(fields, chain)
-            data[at : at + 20] = fields + struct.pack("<I", chain)
-            at += 20 + size
-    path.write_bytes(data)
+def reseal_log(folder: Path) -> None:
+    """Compute the checksums of every record of a log anew, as far as lengths make sense."""
+    end = chain = 0
+    for path in sorted(folder.glob("server.0*.log"), key=lambda path: (len(path.name), path)):
+        data = bytearray(path.read_bytes())
+        with contextlib.suppress(Exception):  # where nothing fits, nothing need be made to fit
+            _go_on(data, end, chain)
+        with contextlib.suppress(struct.error):
+            end, chain = _reseal_records(data)
+        path.write_bytes(data)
+
+
+def _go_on(data: bytearray, end: int, chain: int) -> None:
+    """Let the header say where the file before ends."""
+    length = struct.unpack_from("<I", data, 8)[0]
+    said = json.loads(data[16 : 16 + length])
+    if "after" in said:
+        said["after"] |= {"end": end, "chain": chain}
+        text = json.dumps(said).encode()
+        data[8 : 16 + length] = struct.pack("<II", len(text), 0) + text
+
+
+def _reseal_records(data: bytearray) -> tuple[int, int]:
+    """Where the last whole record ends, and its checksum."""
+    length = struct.unpack_from("<I", data, 8)[0]
+    at = 16 + length
+    chain = zlib.crc32(bytes(data[16:at]))
+    struct.pack_into("<I", data, 12, chain)
+    while at + 20 <= len(data):
+        size, _, kind = struct.unpack_from("<QIB3x", data, at)
+        if size > len(data) - at - 20:
+            break
+        crc = zlib.crc32(bytes(data[at + 20 : at + 20 + size]))
+        fields = struct.pack("<QIB3x", size, crc, kind)
+        chain = zlib.crc32(fields, chain)
+        data[at : at + 20] = fields + struct.pack("<I", chain)
+        at += 20 + size
+    return at, chain
 
 
 def _model(folder: Path) -> dict[str, bytes]:
@@ -268,7 +307,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("hostile checkpoint", checkpoint, _load_checkpoint, reseal=_reseal_checkpoint),
         Reader("manifest", {MANIFEST: checkpoint[MANIFEST]}, read_manifest, checked=True),
         Reader("log", log, _replay),
-        Reader("hostile log", log, _replay, reseal=_reseal_log),
+        Reader("hostile log", log, _replay, reseal=reseal_log),
         Reader("model", _model(place("model")), lambda at: load_inference(str(at))),
         Reader("state dict", _state(place("state")), lambda at: load(str(at / "state"))),
         Reader("strategy", {"strategy.toml": _STRATEGY}, _strategy),
@@ -324,20 +363,14 @@ def changed_json(dice: random.Random, text: bytes) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
-def _change(dice: random.Random, reader: Reader, folder: Path) -> str:
-    """Write the reader's files with one of them changed; its name."""
+def _changed(dice: random.Random, reader: Reader, good: bytes) -> bytes | None:
+    """What is in the place of a good file; None: nothing."""
     others = list(reader.files.values())
-    name = dice.choice(list(reader.files))
-    for file, good in reader.files.items():
-        data = good
-        if file == name:
-            is_json = good.startswith(b"{") and dice.randrange(2)
-            data = changed_json(dice, good) if is_json else mutated_bytes(dice, good, others)
-        (folder / file).write_bytes(data)
-        (folder / file).chmod(0o600)
-    if reader.reseal is not None:
-        reader.reseal(folder)
-    return name
+    if reader.strangers and dice.randrange(4) == 0:
+        return dice.choice([None, *others, *reader.strangers])
+    if good.startswith(b"{") and dice.randrange(2):
+        return changed_json(dice, good)
+    return mutated_bytes(dice, good, others)
 
 
 def attack(dice: random.Random, reader: Reader, folder: Path, tally: Tally) -> None:
@@ -346,8 +379,10 @@ def attack(dice: random.Random, reader: Reader, folder: Path, tally: Tally) -> N
     Raises:
         Broken: See the top of this module.
     """
-    name = _change(dice, reader, folder)
-    changed = (folder / name).read_bytes()
+    name = dice.choice(list(reader.files))
+    put = _changed(dice, reader, reader.files[name])
+    reader.lay(folder, {name: put})
+    changed = (folder / name).read_bytes() if put is not None else b""
     began = time.thread_time()
     refused = False
     try:
@@ -370,16 +405,11 @@ def attack(dice: random.Random, reader: Reader, folder: Path, tally: Tally) -> N
         raise Broken(f"{reader.name}: {name} {changed!r} was read though it is damaged")
 
 
-def fuzz(count: int, seed: int, folder: Path, only: Sequence[str] = ()) -> Tally:
-    """Read `count` changed sets of files; they are made in `folder`, best in memory."""
-    made = folder / "good"
-    made.mkdir()
-    found = [reader for reader in readers(made) if not only or reader.name in only]
+def fuzz(found: Sequence[Reader], count: int, seed: int, folder: Path) -> Tally:
+    """Let readers read `count` changed sets of files; they are made in `folder`, best in memory."""
     tally = Tally()
     dice = random.Random(seed)
     for number in range(count):
         reader = found[number % len(found)]
-        place = folder / reader.name.replace(" ", "-")
-        place.mkdir(exist_ok=True)
-        attack(dice, reader, place, tally)
+        attack(dice, reader, folder / reader.name.replace(" ", "-"), tally)
     return tally

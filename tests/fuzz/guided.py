@@ -34,17 +34,15 @@ def frames() -> Callable[[bytes], None]:
 
 def files() -> Callable[[bytes], None]:
     """Attacks on the readers, which the first byte chooses."""
-    from tests.fuzz.files import Tally, attack, readers
+    from tests.fuzz.files import Tally, attack
     from tests.fuzz.mutations import Fed
+    from tests.fuzz.readers import every_reader
 
-    Path("good").mkdir()
-    found, tally = readers(Path.cwd() / "good"), Tally()
+    found, tally = every_reader(Path.cwd() / "good"), Tally()
 
     def one(data: bytes) -> None:
         reader = found[(data or b"\0")[0] % len(found)]
-        place = Path.cwd() / reader.name.replace(" ", "-")
-        place.mkdir(exist_ok=True)
-        attack(Fed(data[1:]), reader, place, tally)
+        attack(Fed(data[1:]), reader, Path.cwd() / reader.name.replace(" ", "-"), tally)
 
     return one
 

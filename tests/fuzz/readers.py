@@ -1,0 +1,18 @@
+"""Everything that reads files."""
+
+from pathlib import Path
+
+from tests.fuzz import chains, files, tools
+from tests.fuzz.files import Reader
+
+__all__ = ["every_reader"]
+
+
+def every_reader(folder: Path) -> list[Reader]:
+    """Every one, with good files that are made in the folder."""
+    found = []
+    for module in (files, chains, tools):
+        place = folder / module.__name__
+        place.mkdir(parents=True)
+        found += module.readers(place)
+    return found
