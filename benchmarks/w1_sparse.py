@@ -40,8 +40,9 @@ def work(rank: int, rows: int, ahead: bool) -> None:
         coming = [table.pull_ahead(batches[0])] if ahead else []
 
         def step_ahead(number: int) -> None:
+            following = table.pull_ahead(batches[(number + 1) % BATCHES])
             coming.pop().wait()
-            coming.append(table.pull_ahead(batches[(number + 1) % BATCHES]))
+            coming.append(following)
             table.push(batches[number % BATCHES], gradient)
 
         obey(step_ahead if ahead else step, ps.flush)

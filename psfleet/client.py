@@ -67,7 +67,8 @@ class SparseTable:
         """Begin to pull the rows of a batch to come, while this one is worked on.
 
         Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
-        for rows before the push whose turn it is; that push then travels with the next question. In the
+        for rows before the push whose turn it is; that push then travels with the next question. Ask
+        before you look at the rows that were asked for last: the servers are at work meanwhile. In the
         other modes and embedded it is a plain pull, made at once.
         """
         checked = as_ids(ids, f"table {self.spec.name!r}")

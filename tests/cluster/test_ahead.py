@@ -1,6 +1,7 @@
 """Rows read ahead lack exactly the push that overtook them."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from psfleet.errors import ServerUnavailable
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.events import Mode
 from psfleet.tables.spec import TableSpec
+from psfleet.testing.faults import Faults, Send
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.client import Patience
+from psfleet_worker.pushes import LINGER
 from psfleet_worker.runtime import ClusterRuntime
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())
@@ -31,9 +34,15 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         yield server.endpoint
 
 
-def connect(endpoint: str, mode: Mode = "async", lane: str = "auto") -> ClusterRuntime:
+def connect(
+    endpoint: str,
+    mode: Mode = "async",
+    lane: str = "auto",
+    meddle: Callable[[int, Send], Send] | None = None,
+) -> ClusterRuntime:
     """A worker with a table of each kind."""
-    runtime = ClusterRuntime(Environment("worker", 0, (endpoint,), 1, lane=lane), mode)
+    environment = Environment("worker", 0, (endpoint,), 1, lane=lane)
+    runtime = ClusterRuntime(environment, mode, meddle=meddle)
     runtime.create(ROWS)
     runtime.create(WHOLE, np.zeros(WHOLE.shape, np.float32))
     return runtime
@@ -75,6 +84,72 @@ def test_nobody_waits_for_it(endpoint: str, lane: str) -> None:
     rows, whole = ahead.wait()
     np.testing.assert_array_equal(whole, -1)
     assert ahead.wait()[0] is rows
+    runtime.close()
+
+
+@pytest.mark.parametrize("lane", ["auto", "inline"])
+def test_asked_before_the_answer_is_looked_at(endpoint: str, lane: str) -> None:
+    """Asking for the next values while the last ones are not looked at lacks the same one push."""
+    runtime = connect(endpoint, lane=lane)
+    push(runtime)
+    first = runtime.pull([READS[0]])[0]
+    ahead = runtime.pull_ahead(READS)
+    for step in range(1, 8):
+        following = runtime.pull_ahead(READS)
+        rows, whole = ahead.wait()
+        np.testing.assert_array_equal(whole, -max(step - 1, 1))
+        np.testing.assert_allclose(rows, first + 1 - max(step - 1, 1), rtol=1e-6)
+        push(runtime)
+        ahead = following
+    np.testing.assert_array_equal(ahead.wait()[1], -7)
+    runtime.close()
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+@pytest.mark.parametrize("lane", ["auto", "inline"])
+def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
+    """Values are those of their moment whenever they are looked at, with and without lost answers."""
+    runtime = connect(endpoint, lane=lane, meddle=Faults(5, drop=drop))
+    tickets = []
+    for _ in range(20):
+        tickets.append(runtime.pull_ahead(READS))
+        push(runtime)
+    for step in reversed(range(20)):
+        np.testing.assert_array_equal(tickets[step].wait()[1], -step)
+    np.testing.assert_array_equal(runtime.pull(READS)[1], -20)
+    runtime.close()
+
+
+class Slow:
+    """A server whose answers to pulls take longer than a push waits for company."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of that server."""
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            answer = send(method, request, seconds)
+            self.methods.append(method)
+            if method in ("Shard/Pull", "Shard/Exchange"):
+                threading.Event().wait(4 * LINGER)
+            return answer
+
+        return meddled
+
+
+def test_one_call_for_each_step(endpoint: str) -> None:
+    """However long a server takes, a push behind a pull read ahead leaves with the next one."""
+    slow = Slow()
+    runtime = connect(endpoint, meddle=slow)
+    for _ in range(100):  # between answer and question this process may be held up
+        ahead = runtime.pull_ahead(READS)
+        push(runtime)
+        if "Shard/Exchange" in slow.methods:
+            break
+    ahead.wait()
+    assert "Shard/Exchange" in slow.methods
     runtime.close()
 
 

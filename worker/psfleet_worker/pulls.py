@@ -40,18 +40,31 @@ class PullTicket:
         self._dealt = dealt
         self._asked = asked
         self._spec_of = spec_of
-        self._arrived: list[Floats] | None = None
+        self._found: list[list[Values | None]] | None = None  # of each read what each server gave
+        self._joined: list[Floats] | None = None
 
     def wait(self) -> list[Floats]:
         """See Awaited.wait. Gives the places of the answers back, so it comes before they are reused."""
-        if self._arrived is None:
-            found = self._answers()
-            self._arrived = [
+        if self._joined is None:
+            found = self.arrive()
+            self._joined = [
                 deal.join(values) for deal, values in zip(self._dealt, found, strict=True)
             ]
+            self._found = None
             for parcel in self._parcels:
                 parcel.close()
-        return self._arrived
+        return self._joined
+
+    def arrive(self) -> list[list[Values | None]]:
+        """Wait until the answers are here: of each read what each server gave, not yet joined."""
+        if self._found is None and self._joined is None:
+            self._found = self._answers()
+        return self._found or []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a server has not answered yet."""
+        return not all(call.ended for call in self._calls.values())
 
     @property
     def view(self) -> int:
@@ -59,7 +72,6 @@ class PullTicket:
         return max((parcel.view for parcel in self._parcels), default=0)
 
     def _answers(self) -> list[list[Values | None]]:
-        """Of each read what each server gave."""
         try:
             answers = wait_all(list(self._calls.values()))
         except PsfleetError:

@@ -2,7 +2,8 @@
 
 A call costs as much CPU as half a megabyte of tensors. In every mode but sync a push therefore waits
 a moment for the pull that mostly follows it, and travels in the same call. If none comes it leaves
-alone.
+alone. Behind a pull that is read ahead it waits for the answer too: it could not leave before that,
+and whoever has read ahead will do so again.
 """
 
 import threading
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 
 from psfleet_worker.client import Call, Client, wait_all
 from psfleet_worker.parcel import Parcel
+from psfleet_worker.pulls import PullTicket
 
 __all__ = ["PushTicket", "Pushes"]
 
 LINGER = 0.005
-"""Seconds that a push waits for company, at most."""
+"""Seconds that a push which could leave waits for company, at most."""
 
 
 class PushTicket:
@@ -45,17 +47,25 @@ class Pushes:
         self._clients = clients
         self._changed = threading.Condition(self.lock)
         self._waiting: PushTicket | None = None
+        self._behind: PullTicket | None = None  # what the push that waits follows
         self._due = 0.0
         self._under_way: deque[PushTicket] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, parcels: Sequence[Parcel], *, linger: bool) -> PushTicket:
-        """Send a push after those before it; `linger`: it waits a moment for company."""
+    def add(
+        self, parcels: Sequence[Parcel], *, linger: bool, behind: PullTicket | None = None
+    ) -> PushTicket:
+        """Send a push after those before it.
+
+        Args:
+            linger: It waits a moment for company.
+            behind: The moment begins with the answers of this pull.
+        """
         ticket = PushTicket(self, parcels)
         with self.lock:
             self.send()
-            self._waiting = ticket
+            self._waiting, self._behind = ticket, behind
             if linger:
                 for parcel in parcels:
                     parcel.own()
@@ -67,7 +77,7 @@ class Pushes:
     def take(self) -> PushTicket | None:
         """The push that waits for company, if one does; the caller sends it and says so (`sent`)."""
         with self.lock:
-            ticket, self._waiting = self._waiting, None
+            ticket, self._waiting, self._behind = self._waiting, None, None
             return ticket
 
     def sent(self, ticket: PushTicket, calls: Sequence[Call]) -> None:
@@ -126,5 +136,9 @@ class Pushes:
                     self._changed.wait()
                 elif (left := self._due - time.monotonic()) > 0:
                     self._changed.wait(left)
+                elif self._behind is not None:
+                    if not self._behind.is_under_way:
+                        self._behind = None
+                    self._due = time.monotonic() + LINGER
                 else:
                     self.send()

@@ -24,7 +24,7 @@ from psfleet_worker.marking import Marks
 from psfleet_worker.parcel import Parcel
 from psfleet_worker.pulls import PullTicket
 from psfleet_worker.pushes import Pushes, PushTicket
-from psfleet_worker.routing import Plans, deal_read
+from psfleet_worker.routing import DenseRead, Plans, SparseRead, deal_read
 
 __all__ = ["Stream"]
 
@@ -57,6 +57,7 @@ class Stream:
         self._open = 0  # sync mode: the round that is pushed and not committed
         self._ahead: PullTicket | None = None  # a pull that may be under way
         self._overtaken = False  # and a push has been made after it
+        self._arrived: PullTicket | None = None  # the one before it, which may not be joined
 
     def begin(self) -> None:
         """The connection's life has begun."""
@@ -77,30 +78,44 @@ class Stream:
         """See ReadsAhead.pull_ahead."""
         if not self.reads_ahead:
             return Pulled(self.pull(reads))
-        self._arrive()
-        self._ahead, self._overtaken = self._ask(reads, None), False
+        dealt = self._deal(reads)  # while the servers are at the one before
+        self._answered()
+        self._ahead, self._overtaken = self._ask(dealt, None), False
         return self._ahead
 
-    def _arrive(self) -> None:
-        """Let what was read ahead be here: what follows may use its places in memory anew."""
-        ahead, self._ahead = self._ahead, None
+    def _answered(self) -> None:
+        """Let the answers of what was read ahead be here; whoever waits for them may join them later.
+
+        At most one stays like this: the places of all others in memory are free to be dealt again.
+        """
+        ahead, arrived, self._ahead, self._arrived = self._ahead, self._arrived, None, None
+        if arrived is not None:
+            arrived.wait()
         if ahead is not None:
-            ahead.wait()
+            ahead.arrive()
             self._fleet.view = max(self._fleet.view, ahead.view)
+            self._arrived = ahead
+
+    def _arrive(self) -> None:
+        """Let all that was read ahead be here, and joined."""
+        for _ in range(2):
+            self._answered()
 
     def _pull(self, reads: Sequence[Read], timeout: float | None) -> list[Floats]:
         self._arrive()
         if self._fleet.mode == "sync":  # a pull commits what every server holds
             self._pushes.settle()
-        ticket = self._ask(reads, timeout)
+        ticket = self._ask(self._deal(reads), timeout)
         joined = ticket.wait()
         self._fleet.view = max(self._fleet.view, ticket.view)
         self._open = 0
         self._pushes.settle()
         return joined
 
-    def _ask(self, reads: Sequence[Read], timeout: float | None) -> PullTicket:
-        dealt = [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
+    def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
+        return [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
+
+    def _ask(self, dealt: Sequence[DenseRead | SparseRead], timeout: float | None) -> PullTicket:
         with self._pushes.lock:
             ticket = self._pushes.take()
             parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
@@ -163,7 +178,7 @@ class Stream:
         cut = self._marks.begin(sequence)
         for parcel in parcels:
             parcel.say(**cut)
-        ticket = self._pushes.add(parcels, linger=self._may_linger(parcels))
+        ticket = self._pushes.add(parcels, linger=self._may_linger(parcels), behind=self._ahead)
         self._fleet.sequence, self._fleet.clock = sequence, clock
         self._open = sequence if self._fleet.mode == "sync" else 0
         return ticket
