@@ -43,6 +43,7 @@ class Crew:
         servers: Process ids of its servers.
         told: The processes that are told how many steps to make: its workers, or a coordinator.
         workers: Process ids of the workers behind a coordinator.
+        standbys: Process ids of the servers' standbys.
     """
 
     def __init__(
@@ -51,17 +52,19 @@ class Crew:
         servers: list[int],
         told: list[subprocess.Popen[str]],
         workers: Sequence[int] = (),
+        standbys: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.workers = len(workers or told)
         self._servers = servers
         self._told = told
         self._behind = list(workers)
+        self._standbys = {"standbys": list(standbys)} if standbys else {}
 
     def processes(self) -> dict[str, list[int]]:
         """Process ids by group."""
         workers = [process.pid for process in self._told] + self._behind
-        return {"servers": self._servers, "workers": workers}
+        return {"servers": self._servers, "workers": workers, **self._standbys}
 
     def run(self, steps: int) -> list[dict[str, Any]]:
         """Have every worker make `steps` steps."""
@@ -143,15 +146,24 @@ def psfleet_crew(
     servers: int = 2,
     workers: int = 1,
     tcp: bool = False,
+    standbys: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Crew]:
     """Servers of psfleet and workers that run `program` (a script and its arguments)."""
     more = dict(variables or {})
+    if standbys:
+        more["PSFLEET_REPLICAS"] = "1"
     if tcp:  # in the clear, as the others are measured
         more["PSFLEET_INSECURE"] = "1"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
-        endpoints, running = _start_servers(stack, folder, servers, workers, tcp, more)
+        wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
+        endpoints, running = _start_servers(stack, folder / "ready", wanted, workers, more)
+        following: list[subprocess.Popen[str]] = []
+        if standbys:
+            more["PSFLEET_STANDBY"] = "1"
+            _, following = _start_servers(stack, folder / "following", endpoints, workers, more)
+            del more["PSFLEET_STANDBY"]
         crew = []
         for rank in range(workers):
             own = environment(
@@ -165,7 +177,12 @@ def psfleet_crew(
         stack.callback(release, crew)
         for worker in crew:
             wait_ready(worker)
-        yield Crew(name, [server.pid for server in running], crew)
+        yield Crew(
+            name,
+            [server.pid for server in running],
+            crew,
+            standbys=[standby.pid for standby in following],
+        )
 
 
 def start(
@@ -201,14 +218,13 @@ def release(workers: Sequence[subprocess.Popen[str]]) -> None:
 
 def _start_servers(
     stack: contextlib.ExitStack,
-    folder: Path,
-    servers: int,
+    ready: Path,
+    wanted: Sequence[str],
     workers: int,
-    tcp: bool,
     more: Mapping[str, str],
 ) -> tuple[list[str], list[subprocess.Popen[str]]]:
-    wanted = ["127.0.0.1:0" if tcp else f"unix:{folder}/server.{i}" for i in range(servers)]
-    files = [folder / f"ready.{i}" for i in range(servers)]
+    """A server for each endpoint; `ready`: how the names of their ready files begin."""
+    files = [ready.with_suffix(f".{i}") for i in range(len(wanted))]
     running = []
     for rank, file in enumerate(files):
         command = [

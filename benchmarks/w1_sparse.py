@@ -67,6 +67,13 @@ def main() -> None:
         default="none",
         help="one more contender, whose servers keep a log in the folder for temporary files",
     )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        choices=[0, 1],
+        default=0,
+        help="1: one more contender, whose servers have standbys",
+    )
     options = parser.parse_args()
     rows = min(options.rows, 2_000_000) if options.short else options.rows
     report = Report(
@@ -101,6 +108,11 @@ def main() -> None:
                         psfleet_crew(name, program, workers=workers, variables=variables)
                     )
                 )
+            if options.replicas:
+                name = "psfleet, with standbys"
+                crews.append(
+                    stack.enter_context(psfleet_crew(name, program, workers=workers, standbys=True))
+                )
             peers = [
                 attendance.torch("w1", workers),
                 attendance.tensorflow(
@@ -125,6 +137,7 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
         "CPU us / step": summary.cpu / steps / workers * 1e6,
         "servers": summary.parts["servers"] / steps / workers * 1e6,
         "workers' part": summary.parts["workers"] / steps / workers * 1e6,
+        "standbys": summary.parts.get("standbys", 0.0) / steps / workers * 1e6,
         "CPU spread": summary.cpu_spread,
         "wall spread": summary.wall_spread,
         "others' cores": summary.others,
