@@ -201,6 +201,7 @@ def a_log(
     folder: Path, seed: int, job: str = "j", index: int = 0, complete: tuple[int, ...] = ()
 ) -> ChainedLog:
     """Six pushes, and after each second one of the first four a cut; those named are complete."""
+    folder.mkdir(exist_ok=True)
     server = Server(folder, job, index)
     register(server.coordinator, 0, 70, 1)
     server.shard.handle(Join(0, 1, "async"), "join")
@@ -238,10 +239,10 @@ def readers(folder: Path) -> list[Reader]:
     same = _reads_the_same(folder / "snapshots 1" / TIP)
     log = a_log(place("log"), 1)
     strange: list[Any] = [
-        *a_log(place("another run"), 2).files.values(),
         *a_log(place("another job"), 1, "k").files.values(),
         *a_log(place("another server"), 1, "j", 1).files.values(),
     ]
+    again = list(a_log(place("another run"), 2).files.values())
     recent = a_log(place("recent log"), 1, complete=(2,))
     short = a_log(place("short log"), 1, complete=(1, 2))
     kept = {name: content for name, content in short.files.items() if name != LOG}
@@ -256,7 +257,7 @@ def readers(folder: Path) -> list[Reader]:
             reseal_snapshots,
             [*others.values()],
         ),
-        Reader("chained log", log.files, log.read, False, None, strange),
+        Reader("chained log", log.files, log.read, False, None, [*strange, *again]),
         Reader("log and snapshot", recent.files, recent.read, False, None, strange),
         Reader("short log", kept, short.read, False, None, strange),
         Reader("hostile chained log", recent.files, _start, False, reseal_log, strange),
