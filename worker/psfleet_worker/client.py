@@ -6,6 +6,7 @@ keep their order, and a call is made again with the same bytes until it is answe
 numbers in the bytes let the server see that it is the same.
 """
 
+import os
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from psfleet.errors import (
     NotReady,
     PsfleetError,
     ServerUnavailable,
+    UsageError,
 )
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.probing import closes_at_once
@@ -187,6 +189,7 @@ class Client:
         self._methods: dict[str, Any] = {}
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._process = os.getpid()
         self._open = 0  # calls that have not ended
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"server {index}", daemon=True)
@@ -209,7 +212,11 @@ class Client:
             seconds: How long the server may take; None: `patience.answer`.
             outage: How long it may be out of reach; None: `patience.outage`.
             cargo: What the request names rather than holds.
+
+        Raises:
+            UsageError: This process is a fork of the one that has connected.
         """
+        self.check_process()
         call = Call(
             method,
             request,
@@ -219,18 +226,36 @@ class Client:
             cargo,
         )
         with self._changed:
-            self._open += 1
-        self._queue.put(call)
+            closed = self._closing.is_set()
+            if not closed:
+                self._open += 1
+                self._queue.put(call)
+        if closed:
+            call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
         return call
+
+    def check_process(self) -> None:
+        """Refuse to work in a fork of the process that has connected: no thread of it is there."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"process {os.getpid()} was forked from worker process {self._process}, whose "
+                "connections it cannot use; pull and push in the worker's own process"
+            )
 
     def is_idle(self) -> bool:
         """Whether every call that was asked for has ended."""
         return self._open == 0
 
     def close(self) -> None:
-        """Give up what is under way and let go of thread and connection. Safe to call twice."""
-        self._closing.set()
-        self._queue.put(None)
+        """Give up what is under way and let go of thread and connection. Safe to call twice.
+
+        In a fork of the process it does nothing: both are its parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._changed:  # no call comes behind the end
+            self._closing.set()
+            self._queue.put(None)
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join()

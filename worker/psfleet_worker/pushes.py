@@ -103,7 +103,9 @@ class Pushes:
 
         Raises:
             PsfleetError: What the oldest one failed with; from now on every time.
+            UsageError: In a fork of the worker's process nothing that is under way ever ends.
         """
+        self._clients[0].check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         while len(self._under_way) > under_way:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)

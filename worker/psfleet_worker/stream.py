@@ -98,6 +98,7 @@ class Stream:
 
     def _arrive(self) -> None:
         """Let all that was read ahead be here, and joined."""
+        self._fleet.clients[0].check_process()
         for _ in range(2):
             self._answered()
 

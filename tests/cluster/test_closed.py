@@ -1,0 +1,63 @@
+"""Who uses a worker's tables where they cannot be used is told so at once, and does not wait."""
+
+import multiprocessing
+from multiprocessing.connection import Connection as Pipe
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet.client import SparseTable
+from psfleet.errors import PsfleetError, ServerUnavailable
+from psfleet.optimizer import Adam
+from psfleet.testing.local_fleet import LocalFleet
+
+IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
+    """After `with psfleet.connect()` pushes and pulls are refused; they do not wait for an answer."""
+    with LocalFleet(2, 1) as fleet:
+        with psfleet.connect(fleet.environment(0), mode=mode) as client:  # type: ignore[arg-type]
+            table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
+            table.push(IDS, GRADS).wait(60)
+        with pytest.raises(ServerUnavailable, match=r"the connection to server . at .* is closed"):
+            table.pull(IDS)
+        with pytest.raises(ServerUnavailable, match="is closed"):
+            table.push(IDS, GRADS).wait(60)
+        client.close()
+
+
+def _in_fork(table: SparseTable, answers: Pipe) -> None:
+    for use in (lambda: table.pull(IDS), lambda: table.push(IDS, GRADS).wait(60)):
+        try:
+            use()
+            answers.send("it worked")
+        except PsfleetError as error:
+            answers.send(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # that is the point
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_fork_of_a_worker_is_told_so(mode: str) -> None:
+    """A forked process, as of a DataLoader, cannot use the worker's tables; the worker goes on."""
+    with (
+        LocalFleet(1, 1) as fleet,
+        psfleet.connect(fleet.environment(0), mode=mode) as client,  # type: ignore[arg-type]
+    ):
+        table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
+        table.push(IDS, GRADS)  # under way when the process forks
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=_in_fork, args=(table, theirs))
+        child.start()
+        for _ in range(2):
+            assert ours.poll(60)
+            assert "was forked from worker process" in ours.recv()
+        child.join(60)
+        assert child.exitcode == 0
+        ours.close()
+        theirs.close()
+        before = table.pull(IDS)
+        table.push(IDS, GRADS).wait(60)
+        assert (table.pull(IDS) != before).all()
