@@ -201,5 +201,6 @@ def _scratch_for(n: int, mask: int) -> list[int]:
             np.empty(mask + 1, np.uint32),
             np.empty(_BLOCK, np.uint64),
         ]
-        _scratch.held = held
-    return [address_of(array) for array in held]
+        _scratch.held, _scratch.addresses = held, [address_of(array) for array in held]
+    addresses: list[int] = _scratch.addresses
+    return addresses

@@ -1,5 +1,6 @@
 """First values: a pure function of (seed, table name, id, position), the same on every server."""
 
+import ctypes
 import math
 from typing import Any
 
@@ -54,5 +55,19 @@ def initializer_arguments(
 
 def address_of(array: NDArray[Any]) -> int:
     """Where a contiguous array lies. The caller keeps the array alive while a kernel runs."""
+    return _word_at(id(array) + _HEAD).value
+
+
+# An array's first field is the address of its data: NumPy's binary interface (PyArrayObject_fields). To
+# read it takes 0.1 us, to ask for `__array_interface__` 2 us, and a push asks a dozen times.
+_HEAD = object.__basicsize__
+_word_at = ctypes.c_size_t.from_address
+
+
+def _asked_for(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # another NumPy
+    address_of = _asked_for

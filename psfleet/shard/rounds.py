@@ -193,8 +193,10 @@ class Rounds:
         """
         if self.held:
             return not self.awaited()
-        return not self.members() and any(
-            self.first.get(seat, 1) > self.closed + 1 for seat in self.running()
+        return (
+            any(first > self.closed + 1 for first in self.first.values())
+            and any(self.first.get(seat, 1) > self.closed + 1 for seat in self.running())
+            and not self.members()
         )
 
     def close(self) -> list[Push]:

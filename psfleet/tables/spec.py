@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from psfleet.errors import ConfigError, ShapeError
@@ -119,7 +119,7 @@ class TableSpec:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
 
-    @property
+    @cached_property
     def key(self) -> int:
         """The table's number on the wire."""
         return key_of(self.name)
@@ -142,7 +142,7 @@ class TableSpec:
         """What is kept of each weight: its "value", then the rule's state slots."""
         return ["value", *(slot.name for slot in self.rule.slots)]
 
-    @property
+    @cached_property
     def scores(self) -> int:
         """Values behind a sparse row's state: its shows and clicks, where the entry asks for them."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2

@@ -143,6 +143,8 @@ def _extent(view: memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    if at < len(view) and view[at] < 128:  # as most are
+        return view[at], at + 1
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(view):

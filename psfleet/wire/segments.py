@@ -363,7 +363,7 @@ class _Cursor:
             )
         array = np.frombuffer(self._payload, dtype, count, self._at)
         self._at += array.nbytes
-        return np.require(array, requirements="A").reshape(tuple(shape))
+        return (array if array.flags.aligned else array.copy()).reshape(shape)
 
     def finish(self) -> None:
         """Refuse bytes that belong to no segment."""

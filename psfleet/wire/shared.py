@@ -78,12 +78,19 @@ class SharedMemory:
         Raises:
             FrameError: It would lie outside of the memory.
         """
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+        self.check(offset, math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.ndarray(tuple(shape), dtype, self._bytes, offset)
+
+    def check(self, offset: int, size: int) -> None:
+        """Refuse a place that lies outside of the memory.
+
+        Raises:
+            FrameError: It does.
+        """
         if not FIRST <= offset <= len(self) - size:
             raise FrameError(
                 f"{size} bytes at {offset} lie outside of the {len(self)} bytes of shared memory"
             )
-        return np.ndarray(tuple(shape), dtype, self._bytes, offset)
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, Offer] | None":

@@ -30,7 +30,9 @@ class Places:
 
     def check(self, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> None:
         """Refuse places that lie outside of the memory."""
-        self.rooms([Packed.size_of(read.format, s) for read, s in zip(reads, shapes, strict=True)])
+        for offset, read, shape in zip(self.offsets, reads, shapes, strict=True):
+            _check_word(offset)
+            self.memory.check(offset, Packed.size_of(read.format, shape))
 
     def rooms(self, sizes: Sequence[int]) -> list[Bytes]:
         """The places, of so many bytes each.
@@ -39,12 +41,16 @@ class Places:
             FrameError: One lies outside of the memory, or across its words.
         """
         for offset in self.offsets:
-            if offset % _WORD:
-                raise FrameError(f"a place at {offset} is no multiple of {_WORD}")
+            _check_word(offset)
         return [
             self.memory.array(offset, (size,), np.uint8)
             for offset, size in zip(self.offsets, sizes, strict=True)
         ]
+
+
+def _check_word(offset: int) -> None:
+    if offset % _WORD:
+        raise FrameError(f"a place at {offset} is no multiple of {_WORD}")
 
 
 @dataclass(slots=True)
