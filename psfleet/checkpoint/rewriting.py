@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.writing import finish_save, saving, write_frozen
-from psfleet.errors import CheckpointError
+from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
@@ -125,7 +125,9 @@ def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: boo
                 _write_table(Path(temporary), stem, spec, _content(snapshot, spec), kind, ids)
             written = sorted(Path(temporary).iterdir())
             return [file.rename(folder / file.name) for file in written]
-    except (OSError, SafetensorError) as error:
+    except PsfleetError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
             f"tables cannot be written to {target!r}: {why}; choose another folder"

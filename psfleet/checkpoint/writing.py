@@ -77,9 +77,10 @@ def begin_save(path: str) -> str:
             raise CheckpointError(f"{path!r} exists and is not a checkpoint; choose another folder")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"a snapshot cannot be written to {path!r}: {error.strerror}; choose another folder"
+            f"a snapshot cannot be written to {path!r}: {why}; choose another folder"
         ) from None
     return str(temporary)
 

@@ -1,0 +1,128 @@
+"""`psfleet ckpt` and `psfleet log` as a user starts them, on what is not there, not theirs, or broken."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.checkpoint import MANIFEST, save_fleet
+from psfleet.rules.sgd import SGD
+from psfleet.shard.shard import Shard
+from psfleet.tables.spec import TableSpec
+from psfleet_launch.tools import main
+from psfleet_server import examine
+from tests.fuzz.chains import LOG, TIP, a_log, some_snapshots
+from tests.fuzz.files import of_folder
+
+NOWHERE = ["", "none", "/", ".", "no\0name", "x" * 300, f"{TIP}/{MANIFEST}", "folders/0"]
+CKPT: list[list[str]] = [
+    ["ls"],
+    ["verify"],
+    ["diff", TIP],
+    ["reshard", "out", "--servers", "2"],
+    ["export", "out"],
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present one, with a chain of snapshots, a log, and a folder where a manifest should be."""
+    monkeypatch.chdir(tmp_path)
+    some_snapshots(tmp_path, 1)
+    a_log(tmp_path / "logs", 1)
+    (tmp_path / "folders" / "0" / MANIFEST).mkdir(parents=True)
+    return tmp_path
+
+
+def sentence(capsys: pytest.CaptureFixture[str], code: int, expected: int) -> str:
+    """What was said, which must be one line and go with the exit code."""
+    out, error = capsys.readouterr()
+    assert code == expected, error
+    assert out == ""
+    assert error.startswith("psfleet: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("path", NOWHERE)
+@pytest.mark.parametrize("words", CKPT, ids=lambda words: words[0])
+def test_snapshots_that_are_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], path: str
+) -> None:
+    """Exit code 2, a sentence, nothing written."""
+    if words[0] == "ls" and path in ("", ".", "/"):
+        pytest.skip("it may hold some")
+    before = of_folder(folder)
+    command, *rest = words
+    said = sentence(capsys, main(["ckpt", command, path, *rest]), 2)
+    assert "\\x00" in said or path[:50] in said
+    assert of_folder(folder) == before
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("path", NOWHERE)
+@pytest.mark.parametrize("words", [["verify"], ["replay", "", "out"]], ids=lambda words: words[0])
+def test_logs_that_are_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], path: str
+) -> None:
+    """Exit code 1, a sentence, nothing written."""
+    before = of_folder(folder)
+    command, *rest = words
+    sentence(capsys, examine.main([command, path, *rest]), 1)
+    assert of_folder(folder) == before
+
+
+@pytest.mark.parametrize("target", ["logs", f"{TIP}/{MANIFEST}/below", "x" * 300, "no\0name"])
+def test_targets_that_cannot_be(
+    folder: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    """A folder of something else, one below a file, and what is no name: nothing is written."""
+    before = of_folder(folder)
+    sentence(capsys, main(["ckpt", "reshard", TIP, target, "--servers", "2"]), 2)
+    if target != "logs":  # files are put beside what is there
+        sentence(capsys, main(["ckpt", "export", TIP, target]), 2)
+    sentence(capsys, examine.main(["replay", f"logs/{LOG}", "", target]), 1)
+    assert of_folder(folder) == before
+
+
+def test_tables_of_names_that_are_one_file_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each gets a file of its own."""
+    shard = Shard()
+    for name in ("a/b", "a_b"):
+        shard.create(TableSpec(name, "sparse", (1,), SGD()), np.zeros(0, np.float32))
+    save_fleet("two", [shard])
+    assert main(["ckpt", "export", "two", "plain"]) == 0
+    assert capsys.readouterr().out.split() == ["plain/a_b.safetensors", "plain/a_b_.safetensors"]
+
+
+def started(words: Sequence[str]) -> tuple[int, str]:
+    """Exit code and messages of the command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "psfleet_launch.tools", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_commands_themselves(folder: Path) -> None:
+    """A damaged log and a damaged base: one line each, no traceback."""
+    log, base = folder / "logs" / LOG, folder / "0" / MANIFEST
+    for path in (log, base):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    code, said = started(["log", "replay", str(log), "--save", "out"])
+    assert (code, said.count("\n")) == (1, 1)
+    assert "is damaged at byte" in said
+    code, said = started(["ckpt", "verify", TIP])
+    assert (code, said.count("\n")) == (2, 1)
+    assert "is damaged" in said
+    assert not (folder / "out").exists()
