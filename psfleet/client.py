@@ -84,33 +84,55 @@ class SparseTable:
         """Send gradients, to be applied with the optimizer's current learning rate.
 
         Args:
-            ids: int64 [n]; the gradients of repeated ids are summed in order.
-            grads: float32 [n, dim].
-            shows: float32 [n], of a table with a ShowClickEntry: how often each id was shown; None: once.
-            clicks: float32 [n], likewise: how often it was clicked; None: never.
+            ids: int64 of any shape; the gradients of repeated ids are summed in order.
+            grads: float32 [*ids.shape, dim], as `pull` gives rows.
+            shows: float32 [*ids.shape], of a table with a ShowClickEntry: how often each id was shown;
+                None: once.
+            clicks: float32 [*ids.shape], likewise: how often it was clicked; None: never.
 
         Returns:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
         """
         checked = as_ids(ids, f"table {self.spec.name!r}")
-        values = np.asarray(grads, np.float32)
+        values = _as_gradient(grads, self.spec)
+        shape = checked.shape
+        if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
+            checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
         if shows is not None or clicks is not None:
-            values = self._with_scores(values, shows, clicks)
+            values = self._with_scores(values, shape, shows, clicks)
         gradient = Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
         return self._runtime.push([gradient])
 
     def _with_scores(
-        self, grads: Floats, shows: ArrayLike | None, clicks: ArrayLike | None
+        self,
+        grads: Floats,
+        shape: tuple[int, ...],
+        shows: ArrayLike | None,
+        clicks: ArrayLike | None,
     ) -> Floats:
         if not self.spec.scores:
             raise UsageError(
                 f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
             )
         columns = [
-            np.broadcast_to(np.asarray(given, np.float32), (len(grads),)).reshape(-1, 1)
-            for given in (1 if shows is None else shows, 0 if clicks is None else clicks)
+            self._column(1 if shows is None else shows, "shows", shape),
+            self._column(0 if clicks is None else clicks, "clicks", shape),
         ]
         return np.concatenate([grads, *columns], axis=1)
+
+    def _column(self, given: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+        """One number for each id, below each other."""
+        array = as_numbers(given, f"the {what} for table {self.spec.name!r}")
+        try:
+            return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
+        except ValueError:
+            raise ShapeError(
+                f"the {what} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
+                "give one number for each id"
+            ) from None
 
 
 class DenseTable:
@@ -127,9 +149,8 @@ class DenseTable:
 
     def push(self, grad: ArrayLike) -> Ticket:
         """Send a gradient of the table's shape; see SparseTable.push."""
-        gradient = Gradient(
-            self.spec.key, np.asarray(grad, np.float32), None, self.optimizer.get_lr()
-        )
+        values = _as_gradient(grad, self.spec)
+        gradient = Gradient(self.spec.key, values, None, self.optimizer.get_lr())
         return self._runtime.push([gradient])
 
 
@@ -163,12 +184,16 @@ class Client:
             TableConflict: The table exists with another definition.
         """
         _check(name, optimizer)
-        if not isinstance(dim, int | np.integer):
+        if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
             raise ShapeError(f"table {name!r}: dim is {dim!r}, it must be a whole number")
+        if entry is not None and not isinstance(entry, Entry):
+            raise ConfigError(
+                f"the entry of table {name!r} is {entry!r}; it must be one of psfleet.entry"
+            )
         spec = TableSpec(
             name,
             "sparse",
-            (dim,),
+            (int(dim),),
             optimizer.rule(),
             optimizer.decay(),
             initializer or Initializer(),
@@ -240,6 +265,10 @@ def _check(name: Any, optimizer: Any) -> None:
             f"the learning rate of table {name!r} counts updates, which a plain table does not have; "
             "take a schedule of psfleet.optimizer.lr and call its step()"
         )
+
+
+def _as_gradient(value: Any, spec: TableSpec) -> Floats:
+    return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
 
 
 def connect(

@@ -23,7 +23,10 @@ def as_ids(ids: Any, owner: str) -> Ids:
     Raises:
         IdError: They are not whole numbers, or unsigned ones beyond int64.
     """
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError) as error:
+        raise IdError(f"{owner}: ids cannot be read as an array: {error}") from None
     if array.dtype == np.int64:
         return array
     if array.size == 0:

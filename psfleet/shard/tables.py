@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,10 @@ class Tables(dict[int, Table]):
         """
         there = self.get(spec.key)
         if there is not None and there.spec != spec:
-            raise TableConflict(f"table {spec.name!r} exists as {there.spec}; asked for {spec}")
+            raise TableConflict(
+                f"table {spec.name!r} exists with another definition: "
+                f"{_difference(there.spec, spec)}; declare it alike on all workers, or name it anew"
+            )
         return there is not None
 
     def make(self, spec: TableSpec, value: Floats) -> Table:
@@ -184,3 +188,13 @@ class Tables(dict[int, Table]):
         """So many seconds have passed."""
         for _, table in self.sparse():
             table.tick(seconds)
+
+
+def _difference(there: TableSpec, asked: TableSpec) -> str:
+    """In what two definitions differ: "its shape is (4,), not (5,)"."""
+    pairs = (
+        (part.name, getattr(there, part.name), getattr(asked, part.name)) for part in fields(asked)
+    )
+    return "; ".join(
+        f"its {name} is {held}, not {wanted}" for name, held, wanted in pairs if held != wanted
+    )
