@@ -118,6 +118,7 @@ def followed(primary: Primary, number: int, stream: list[bytes]) -> tuple[str, S
     """How a standby ends that is sent these messages, and what it is then."""
     primary.streams[number] = stream
     host = a_host()
+    host.lanes.start()
     environment = Environment("server", servers=(primary.endpoint,), replicas=1, standby=number)
     standby = Standby(host, environment, Access())
     standby.start()
@@ -127,6 +128,7 @@ def followed(primary: Primary, number: int, stream: list[bytes]) -> tuple[str, S
         return str(error), standby, host
     finally:
         standby.close()
+        host.lanes.stop()
         for thread in threading.enumerate():
             if thread.name == "following":
                 thread.join(20)
