@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 VIRTUAL_SHARDS = 1024
+_FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
 _scratch = threading.local()
 
@@ -145,9 +146,12 @@ def first_repeat(ids: Ids) -> int | None:
     n = len(ids)
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
-    index = _scratch_for(n, mask)[0]
-    place = int(static_kernels("dedup").repeated(address_of(ids), n, index, mask))
-    return None if place < 0 else place
+    index, bits, places, hashes = _scratch_for(n, mask)
+    low = _FILTER * (mask + 1) - 1
+    place = static_kernels("dedup").repeated(
+        address_of(ids), n, hashes, bits, low, places, index, mask
+    )
+    return None if place < 0 else int(place)
 
 
 def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:

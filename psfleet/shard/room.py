@@ -31,11 +31,14 @@ def find_surplus(tables: Tables, parts: Parts, held: Sequence[Push]) -> list[tup
     """Where memory is short: the rows that are to go, by table, of tables that may let rows go.
 
     Raises:
-        UsageError: A table that may not has no room for its part.
+        UsageError: Rows of one table are to go, and another that may let none go has no room for its part.
     """
     if tables.budget.limit is None:
         return []
-    found = [(table, ids, table.surplus(ids)) for table, ids in _wanted(tables, parts, held)]
+    wanted = list(_wanted(tables, parts, held))
+    if not any(table.evicts for table, _ in wanted):
+        return []  # then `check_room` says all that is to be said
+    found = [(table, ids, table.surplus(ids)) for table, ids in wanted]
     for table, ids, gone in found:
         if not len(gone):
             table.check_room(ids)

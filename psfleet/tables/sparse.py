@@ -97,6 +97,11 @@ class SparseTable:
         """Memory of rows, state and index, and of the ids that wait for a row."""
         return self._index.bytes + (0 if self._waiting is None else self._waiting.index.bytes)
 
+    @property
+    def evicts(self) -> bool:
+        """Whether rows go when others need their places."""
+        return self._room.evicts
+
     def pull_into(self, ids: Ids, out: Floats) -> None:
         """Write the weights of ids to `out`; of an unknown id its first values. Adds no row.
 

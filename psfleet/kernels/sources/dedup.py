@@ -62,21 +62,61 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
     return count
 
 
-@kernel(int64(int64, int64, int64, int64))
-def repeated(ids, n, index, mask):
-    """The place of the first id that has come before, or -1. index: as for `dedup`."""
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64))
+def repeated(ids, n, hashes, bits, low, places, index, mask):
+    """The place of the first id that has come before, or -1.
+
+    A filter of one bit for each id tells most of them apart and stays in the nearest cache; only
+    those whose bit was set, and those that look like them in a second filter, are looked up.
+
+    hashes, index: as for `dedup`. bits: a scratch of low + 1 bits, a power of two of at least 64.
+    places: uint32[n].
+    """
+    for i in range((low + 1) // 64):
+        store_i64(bits, i, 0)
+    suspects = 0
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        block = ids + start * 8
+        for j in range(size):
+            store_u64(hashes, j, mix(uint64(read_i64(block, j))))
+        for j in range(size):
+            at = int64(load_u64(hashes, j)) & low
+            word = load_u64(bits, at >> 6)
+            store_u32(places, suspects, uint32(start + j))
+            suspects += int64(word >> uint64(at & 63)) & 1
+            store_u64(bits, at >> 6, word | uint64(1) << uint64(at & 63))
+    if suspects == 0:
+        return -1
+    for i in range((low + 1) // 64):
+        store_i64(bits, i, 0)
+    for j in range(suspects):
+        at = int64(mix(uint64(read_i64(ids, int64(load_u32(places, j))))) >> uint64(32)) & low
+        store_u64(bits, at >> 6, load_u64(bits, at >> 6) | uint64(1) << uint64(at & 63))
+    count = 0
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        block = ids + start * 8
+        for j in range(size):
+            store_u64(hashes, j, mix(uint64(read_i64(block, j))) >> uint64(32))
+        for j in range(size):
+            at = int64(load_u64(hashes, j)) & low
+            store_u32(places, count, uint32(start + j))
+            count += int64(load_u64(bits, at >> 6) >> uint64(at & 63)) & 1
+    while mask > 4 * count:
+        mask >>= 1
     for i in range((mask + 1) // 2):
         store_i64(index, i, 0)
-    for i in range(n):
-        id_ = read_i64(ids, i)
+    for j in range(count):
+        id_ = read_i64(ids, int64(load_u32(places, j)))
         place = int64(mix(uint64(id_))) & mask
         while True:
             before = int64(load_u32(index, place)) - 1
             if before < 0:
-                store_u32(index, place, uint32(i + 1))
+                store_u32(index, place, uint32(j + 1))
                 break
-            if read_i64(ids, before) == id_:
-                return i
+            if read_i64(ids, int64(load_u32(places, before))) == id_:
+                return int64(load_u32(places, j))
             place = (place + 1) & mask
     return -1
 
