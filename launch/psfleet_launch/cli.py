@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import os
-import re
 import secrets
 import socket
 import sys
@@ -16,11 +15,11 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.pipeline.schedule import Kind
-from psfleet.wishing import DONE, WISH
 from psfleet_launch import security, snapshots
 from psfleet_launch.chaos import Trouble
 from psfleet_launch.engines.local import LocalEngine, private_folder
 from psfleet_launch.failures import report
+from psfleet_launch.folders import claimed
 from psfleet_launch.plan import Job, Request, job_name, requested_endpoints
 from psfleet_launch.promises import Left, Run, findings, show
 from psfleet_launch.screen import Screen
@@ -98,7 +97,7 @@ _RESTARTS_IN_CHAOS = 1000
 @click.option("--job", "name", help="The job's name; by default the script's and four digits.")
 @click.option(
     "--start-timeout",
-    type=float,
+    type=click.FloatRange(0, min_open=True),
     default=Limits.start,
     show_default=True,
     help="Seconds until all servers must be ready.",
@@ -259,9 +258,8 @@ class _Place:
 def _place(request: Request, name: str, place: _Place, trouble: Trouble | None = None) -> Run:
     """Give a request its folders and ports, and run it."""
     before = Left.now()
-    logs = _log_folder(place.log_dir, name)
-    snapshots.clear(logs, request.resume)
-    with private_folder() as folder:
+    with claimed(place.log_dir, name) as logs, private_folder() as folder:
+        snapshots.clear(logs, request.resume)
         needs_credentials = request.port is not None and not request.insecure
         credentials = security.make(folder / "tls") if needs_credentials else {}
         variables = {} if trouble is None else trouble.variables
@@ -352,32 +350,6 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
     if code:
         screen.say(report(job, supervisor, engine.ended_at))
     return code
-
-
-def _log_folder(parent: Path, name: str) -> Path:
-    """The job's folder, without the logs of an earlier job of this name."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigError(
-            f"--job is {name!r}; it names a folder: use letters, digits, '.', '_', '-'"
-        )
-    folder = parent / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in (
-            *folder.glob("serverlog.*"),
-            *folder.glob("workerlog.*"),
-            *folder.glob("server.*.log"),
-            *folder.glob("standby.*/server.*.log"),
-            *folder.glob(WISH),
-            *folder.glob(DONE),
-        ):
-            old.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "
-            "another with --log-dir"
-        ) from None
-    return folder
 
 
 def _check_ports(endpoints: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.wishing import DONE, WISH
+from psfleet_launch.folders import is_claimed
 
 __all__ = ["mode"]
 
@@ -42,12 +43,13 @@ def mode(log_dir: Path, wait: float, job: str, wanted: str) -> int:
     part, folder = _part(wanted), log_dir / job
     if not (folder / "serverlog.0").is_file():
         raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
+    _check_running(folder)
     number = _number(folder / WISH) + 1
     (folder / DONE).unlink(missing_ok=True)
     draft = folder / f".{WISH}.{os.getpid()}"
     draft.write_text(json.dumps({"number": number, "consistency": part}))
     draft.replace(folder / WISH)
-    if not _told(folder / DONE, number, wait):
+    if not _told(folder, number, wait):
         raise ConfigError(
             f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
             f"{wanted!r} stays, and they follow it at their next one"
@@ -81,10 +83,16 @@ def _number(path: Path) -> int:
         return 0
 
 
-def _told(path: Path, number: int, wait: float) -> bool:
-    deadline = time.monotonic() + wait
+def _check_running(folder: Path) -> None:
+    if not is_claimed(folder):
+        raise ConfigError(f"job {folder.name!r} is not running; only one that does has a mode")
+
+
+def _told(folder: Path, number: int, wait: float) -> bool:
+    path, deadline = folder / DONE, time.monotonic() + wait
     while not path.exists() or path.read_text() != str(number):
         if time.monotonic() > deadline:
             return False
+        _check_running(folder)
         time.sleep(_LOOK)
     return True

@@ -37,6 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
+        (["--start-timeout", "0", SCRIPT], "0.0 is not in the range x>0"),
         (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
     ],
 )

@@ -1,0 +1,69 @@
+"""The folder of a job's logs belongs to one running job; the launcher's streams and its first moments."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launch.conftest import STAND_IN, Launch, job, launch
+from tests.launch.test_modes import wish
+
+__all__ = ["job", "launch"]
+
+INTERRUPTED = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "psfleet_launch.cli":
+            raise KeyboardInterrupt
+
+import psfleet_launch.__main__ as door
+sys.meta_path.insert(0, Interrupt())
+sys.exit(door.main())
+"""
+
+
+def test_a_second_job_of_the_name_is_refused(job: Launch) -> None:
+    """While a job runs its logs are nobody else's: another of its name starts nothing and removes nothing."""
+    first = job("hangs", "--job", "j", "--durability", "log")
+    first.until_logged("workerlog.0", "hanging")
+    code, _, err = job("tells", "--job", "j", "--durability", "log").ends()
+    assert (code, "a job is running in log folder 'psfleet-logs/j'" in err) == (2, True), err
+    assert "hanging" in first.log("workerlog.0")
+    assert job("tells", "--job", "k").ends()[0] == 0
+    first.process.send_signal(signal.SIGTERM)
+    assert first.ends()[0] == 128 + signal.SIGTERM
+    assert job("tells", "--job", "j").ends()[0] == 0
+
+
+def test_the_mode_of_a_job_that_does_not_run(job: Launch) -> None:
+    """`psfleet mode` says at once that nobody is there who could follow."""
+    over = job("tells", "--job", "j")
+    assert over.ends()[0] == 0
+    refused = wish(over.folder, "j", "async")
+    assert (refused.returncode, "'j' is not running" in refused.stderr) == (2, True), refused.stderr
+    assert not list(over.folder.glob("psfleet-logs/j/mode*"))
+
+
+def test_streams_that_are_closed(tmp_path: Path) -> None:
+    """A launcher without standard streams, as some service managers start it, runs its job."""
+    command = [sys.executable, "-m", "psfleet_launch", "--server-script", str(STAND_IN), "tells"]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    done = subprocess.run(closed, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
+    assert list(tmp_path.glob("psfleet-logs/*/workerlog.0"))
+
+
+def test_an_interrupt_while_the_launcher_loads() -> None:
+    """Ctrl-C in the first moments ends with 130, without a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
