@@ -22,6 +22,7 @@ _TRAINER = Path(__file__).parents[1] / "tests" / "chaos" / "scripts" / "trainer.
 _EVERY = 1.0
 _PACE = 45  # seconds between two faults: servers live a few minutes, long enough for a trend
 _LATE = 900.0  # seconds after its time until the job is asked to end; it tells its promises first
+_EPOCHS = 10  # a second: more than two workers can do, who rest 10 ms at each of their 40 steps
 _LONG = 60  # samples of a process whose trend counts
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _GROWTH = {"memory": (1.10, 8 << 20), "descriptors": (1.0, 4), "threads": (1.0, 2)}
@@ -125,7 +126,8 @@ def main(minutes: float, seed: int) -> int:
         ]
         # The script ends by itself, so that the promises can be told; that it does is one of them.
         environment = {**os.environ, "SOAK_UNTIL": str(time.time() + minutes * 60)}
-        job = subprocess.Popen([*command, str(_TRAINER), "async", "100000"], env=environment)
+        epochs = str(round(minutes * 60 * _EPOCHS))
+        job = subprocess.Popen([*command, str(_TRAINER), "async", epochs], env=environment)
         lives = watch(job, time.monotonic() + minutes * 60 + _LATE)
         report = json.loads(Path(folder, "soak", "chaos.json").read_text())
     return tell(lives, report, shared_memory() - before, job.returncode)
