@@ -10,30 +10,27 @@ T = TypeVar("T")
 
 
 class Coming(Generic[T]):
-    """Items of a source that knows what comes next; what is taken is what was seen.
+    """Items of a source that knows what comes next.
 
     Args:
         items: The items.
-        peek: The next one, without anything that taking it does; None: it is not known, or there is none.
+        peek: The next one, the very object that taking it will give, without anything that taking it does;
+            None: it is not known, or there is none. Only a source that goes another way gives another one.
     """
 
     def __init__(self, items: Iterator[T], peek: Callable[[], T | None]) -> None:
         self._items = items
         self._peek = peek
-        self._seen: T | None = None
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        item, seen, self._seen = next(self._items), self._seen, None
-        return item if seen is None else seen
+        return next(self._items)
 
     def peek(self) -> T | None:
         """The next item; None: it is not known, or there is none."""
-        if self._seen is None:
-            self._seen = self._peek()
-        return self._seen
+        return self._peek()
 
 
 class Peeked(Generic[T]):

@@ -122,6 +122,16 @@ class Plan:
         ]
         return tuple(sorted((*dealt, *last.stream)))
 
+    def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
+        """What the seat had in rounds after `after`, up to `closed`, which closed without it."""
+        begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
+        return tuple(
+            found
+            for number in range(begin, closed + 1)
+            if (number, seat) not in self.withdrawn
+            for found in self.share(seat, number)
+        )
+
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
     ) -> "Plan":

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psfleet.dealing import Plan, Range
-from psfleet.errors import ConfigError, Fenced, NotReady, PsfleetError
+from psfleet.errors import ConfigError, Fenced, Gap, NotReady, PsfleetError
 from psfleet.shard.events import Call, Refuse
 from psfleet.shard.views import Freeze, Install, Report
-from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, ModeWish, Release
+from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, ModeWish, Release, Switch
 from psfleet_server.members import Change, Members, Seat
-from psfleet_server.supply import Begun, Ended, Leased, Order, Supply, Torn
+from psfleet_server.supply import Begun, Ended, Leased, Order, Supply, Torn, Turned
 
 __all__ = [
     "DTYPES",
@@ -70,7 +70,8 @@ class Orders:
 class Seating:
     """Reply to `call`: the worker has this life, which counts from round `first` on.
 
-    `met`: meetings that are over.
+    `met`: meetings that are over. `switch`: the last change of the mode among them, which perhaps no server
+    has made yet.
     """
 
     call: Call
@@ -78,6 +79,7 @@ class Seating:
     first: int
     view: int
     met: int
+    switch: Switch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,14 @@ class Coordinator:
                 continue
             del self._registering[worker]
             found += [
-                Seating(call, seat.incarnation, seat.life.first, self.view, seat.rests)
+                Seating(
+                    call,
+                    seat.incarnation,
+                    seat.life.first,
+                    self.view,
+                    seat.rests,
+                    self.meetings.switch,
+                )
                 for call in calls
             ]
         return found
@@ -311,16 +320,22 @@ class Coordinator:
         Raises:
             Fenced: This life of the worker is over.
             UsageError: The workers do not agree on the dataset.
+            Gap: It was asked before all went on in another mode, and nobody waits for the answer.
         """
         seat = self._admit(worker, incarnation)
         if self._change is not None and self._change.ended.get(worker) == incarnation:
             raise NotReady(f"life {incarnation} of worker {worker} is about to end")
+        switch = self.meetings.switch
+        if switch is not None and (switch.mode == "sync") != bool(order.round):
+            raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
         begun = self.supply.begin(order, self._first_of() if order.round else None)
         if begun is not None:
             self._decide(begun)
         plan = self.supply.datasets[order.number - 1].plan
         if plan is not None:
             return plan
+        if order.round:  # it was leased, and all of it is used
+            return ()
         lives = [self.members.seats[index].incarnation for index in self.members.seats]
         leased = self.supply.lease(order, seat.incarnation, lives)
         if leased is not None:
@@ -415,7 +430,7 @@ class Coordinator:
         """A server has installed the view; after the last one its new workers may begin."""
         if view == self.view and self._boots.get(server) == boot:
             self._uninstalled.discard(server)
-        return self._seated()
+        return [*self._seated(), *self._complete()]
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -432,12 +447,26 @@ class Coordinator:
             case Viewed(members, supply):
                 self.members, self.supply = copy.deepcopy((members, supply))
             case Met():
+                for seat in self.members.present():  # where nobody rests at meetings, too
+                    self.members.seats[seat].rests = decision.number
+                if decision.switch is not None:
+                    self._turn(decision.switch)
                 return [*self.meetings.take(decision)]
             case Left(worker, _):
                 self.members.seats[worker].left = True
             case Begun() | Leased() | Ended():
                 self.supply.take(decision)
         return []
+
+    def _turn(self, switch: Switch) -> None:
+        """What is left of the data is dealt as the new mode deals."""
+        reached = {}
+        for seat, number in switch.rounds.items():
+            life = self.members.seats[seat].life
+            if life is not None:
+                at = (life.incarnation, life.first, number, switch.positions[seat])
+                reached[seat] = Turned(*at)
+        self.supply.turn(switch.mode == "sync", reached)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)
@@ -454,7 +483,9 @@ class Coordinator:
 
     def _complete(self) -> list[Outcome]:
         met = self.meetings.complete(self.members.present(), self.orders.wish)
-        return [] if met is None else self._decide(met)
+        if met is None or (met.switch is not None and self.is_busy):
+            return []  # the mode is not changed while who is in the fleet is not known everywhere
+        return self._decide(met)
 
 
 def torn_words(torn: Sequence[Torn]) -> list[str]:

@@ -338,6 +338,10 @@ def _seated(seating: Seating) -> bytes:
     reply = coordinator_pb2.RegisterReply(
         incarnation=seating.incarnation, first=seating.first, view=seating.view, met=seating.met
     )
+    switch = seating.switch
+    if switch is not None:
+        reply.switches, reply.staleness = switch.number, switch.staleness
+        reply.mode = write_mode(switch.mode)
     encoded: bytes = reply.SerializeToString()
     return encoded
 

@@ -1,4 +1,4 @@
-"""Meetings of all workers: barriers, and reductions to which each brings an array.
+"""Meetings of all workers: barriers, reductions to which each brings an array, changes of the mode.
 
 Meetings are numbered through for the whole fleet. A life that begins later comes to those that are
 over too, as its script runs from the start; it passes at once, with what they have given.
@@ -19,9 +19,11 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.shard.events import Call, Refuse
+from psfleet.shard.events import Call, Mode, Refuse
+from psfleet.shard.views import Position
+from psfleet.wire.specs import read_mode
 
-__all__ = ["DTYPES", "Arrival", "Meetings", "Met", "ModeWish", "Release"]
+__all__ = ["DTYPES", "SWITCH", "Arrival", "Meetings", "Met", "ModeWish", "Release", "Switch"]
 
 Array = NDArray[Any]
 
@@ -29,26 +31,43 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
+    "switch": np.maximum,
 }
+SWITCH = "switch"
+"""A reduction to which each worker brings a mode m and a staleness s, as int64 [m, s, -m, -s]: of the
+maxima the halves are opposite if all bring the same."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _REMEMBERED = 64 << 20  # bytes of results for those who come later
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker comes to its `number`-th meeting; to a reduction it brings `value`."""
+    """A worker comes to its `number`-th meeting; to a reduction it brings `value`.
+
+    To a change of the mode it also brings these.
+
+    Attributes:
+        change: Which one it is for the worker's script.
+        round: Its last push.
+        position: How far it is with its leases.
+    """
 
     worker: int
     incarnation: int
     number: int
     mode: str = ""
     value: Array | None = None
+    change: int = 0
+    round: int = 0
+    position: Position = (0, 0)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be equal among the workers of one meeting, in words."""
         if self.value is None:
             return ("barrier",)
+        if self.mode == SWITCH:
+            return ("set_mode",)
         return ("all_reduce", self.mode, self.value.dtype.name, self.value.shape)
 
 
@@ -71,12 +90,29 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """All workers have met, with nothing under way, to go on in another mode.
+
+    Attributes:
+        number: Of the change.
+        rounds, positions: By seat its last push, and how far it is with its leases.
+    """
+
+    number: int
+    mode: Mode
+    staleness: int
+    rounds: dict[int, int]
+    positions: dict[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
 class Met:
     """A meeting is complete, and what it has given; of a barrier perhaps a wish."""
 
     number: int
     value: Array | None
     wish: ModeWish | None = None
+    switch: Switch | None = None
 
 
 @dataclass
@@ -87,11 +123,13 @@ class Meetings:
         met: How many are over.
         results: What reductions have given, by number; the oldest are forgotten.
         told: Wishes that barriers have told all workers of, by number of the barrier.
+        switch: The last change of the mode for which all have met.
     """
 
     met: int = 0
     results: dict[int, Array] = field(default_factory=dict)
     told: dict[int, ModeWish] = field(default_factory=dict)
+    switch: Switch | None = None
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
@@ -101,6 +139,7 @@ class Meetings:
         try:
             if arrival.value is not None and arrival.mode not in REDUCTIONS:
                 raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
+            _check_switch(arrival)
             if arrival.number <= self.met:
                 return [Release(call, self._result(arrival), self.told.get(arrival.number))]
             self._check(arrival)
@@ -136,11 +175,27 @@ class Meetings:
         arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
         value = _combine(arrivals)
         is_new = value is None and wish is not None and wish.number > self.last_told()
-        return Met(self.met + 1, value, wish if is_new else None)
+        return Met(self.met + 1, value, wish if is_new else None, self._switch(arrivals, value))
+
+    def _switch(self, arrivals: list[Arrival], value: Array | None) -> Switch | None:
+        """The change that all want; None: they want none, or different ones, or it has been made."""
+        if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:]).any():
+            return None
+        number = max(arrival.change for arrival in arrivals)
+        if self.switch is not None and number <= self.switch.number:
+            return None
+        return Switch(
+            number,
+            read_mode(int(value[0])),
+            int(value[1]),
+            {arrival.worker: arrival.round for arrival in arrivals},
+            {arrival.worker: arrival.position for arrival in arrivals},
+        )
 
     def take(self, met: Met) -> list[Release | Refuse]:
         """A meeting is over."""
         self.met = met.number
+        self.switch = met.switch or self.switch
         if met.value is not None:
             self.results[met.number] = met.value
             self._forget()
@@ -197,6 +252,17 @@ def _combine(arrivals: list[Arrival]) -> Array | None:
         if total is not None and arrival.value is not None:
             total = REDUCTIONS[arrival.mode](total, arrival.value)
     return total
+
+
+def _check_switch(arrival: Arrival) -> None:
+    value = arrival.value
+    if arrival.mode != SWITCH or value is None:
+        return
+    if value.dtype != np.int64 or value.shape != (4,):
+        raise ShapeError(
+            f"a change of the mode is four int64, not {value.dtype.name} of shape {value.shape}"
+        )
+    read_mode(int(value[0]))
 
 
 def _words(arrival: Arrival) -> str:

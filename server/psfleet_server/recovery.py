@@ -14,7 +14,7 @@ from psfleet.shard.shard import Shard
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.decisions import decode_decision
 from psfleet_server.log import Part, chained, files_of
-from psfleet_server.meetings import Meetings
+from psfleet_server.meetings import Meetings, Switch
 from psfleet_server.parts import coordinator_becomes
 from psfleet_server.records import Kind, decode, decode_core, encode_core
 from psfleet_server.supply import Supply
@@ -156,7 +156,11 @@ def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
     _become(core, shard, coordinator)
     shard.rounds.go_back()
     if coordinator is not None:
-        coordinator.meetings = Meetings()
+        known = shard.consistency
+        made = None
+        if known.mode is not None and known.switches:
+            made = Switch(known.switches, known.mode, known.clocks.staleness, {}, {})
+        coordinator.meetings = Meetings(switch=made)
 
 
 def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:

@@ -368,6 +368,7 @@ class _Coordinator:
             asked.lease,
             asked.used,
             max(asked.group, 1),
+            self._used(asked.worker, asked.incarnation),
         )
         coordinator = self._host.coordinator
         assert coordinator is not None
@@ -379,6 +380,13 @@ class _Coordinator:
         elif dealt is not None:
             reply.lease.extend(write_ranges(dealt))
         return _bytes(reply)
+
+    def _used(self, worker: int, incarnation: int) -> int:
+        """Leases that the life has used up, as far as its pushes here say."""
+        with self._host.lock:
+            workers = self._host.shard.workers
+            own = workers.lives.get(worker) == incarnation
+            return workers.positions.get(worker, (0, 0))[0] if own else 0
 
     def barrier(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.BarrierRequest, request)
@@ -402,7 +410,16 @@ class _Coordinator:
 
     def all_reduce(self, request: bytes, reply: Reply) -> None:
         asked = _parse(coordinator_pb2.AllReduceRequest, request)
-        arrival = Arrival(asked.worker, asked.incarnation, asked.number, asked.mode, _array(asked))
+        arrival = Arrival(
+            asked.worker,
+            asked.incarnation,
+            asked.number,
+            asked.mode,
+            _array(asked),
+            asked.change,
+            asked.round,
+            (asked.leases, asked.samples),
+        )
         self._host.meet(lambda c: c.arrive(arrival, reply), reply)
 
     def beat(self, request: bytes) -> bytes:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from psfleet.dealing import length
-from psfleet.errors import UsageError
 from psfleet.modes.changing import ChangingRuntime
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.rules import make_rule
@@ -86,8 +85,37 @@ def test_leases_stay_when_the_mode_changes() -> None:
     assert used == Counter(dict.fromkeys(range(8 * SAMPLES), 1))
 
 
-def test_rounds_and_leases_do_not_follow_each_other_within_a_dataset() -> None:
-    """Between two datasets the mode may become any other; within one, from rounds to leases, it may not."""
+@pytest.mark.parametrize("merged", [1, 2])
+def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> None:
+    """Changes that fall inside an epoch, there and back, two of them also between the same two steps: every
+    sample is handed out once."""
+    modes = ["async", "sync", "ssp", "sync", "half-async", "sync async", "geo", "async sync"]
+    size = 80 * merged
+    used: Counter[int] = Counter()
+    left: list[int] = []
+
+    def work(runtime: ChangingRuntime) -> None:
+        todo = list(modes)
+        for number, ranges in enumerate(
+            runtime.shares(Steps(runtime), size, BATCH, EPOCHS, 0, merged), 1
+        ):
+            used.update(position for pair in ranges for position in range(*pair))
+            if number % merged == 0:
+                runtime.pull([Read(DENSE.key)])
+                runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+            if todo and number % (2 * merged) == 0:
+                for mode in todo.pop(0).split():
+                    runtime.set_mode(Consistency(mode))  # type: ignore[arg-type]  # a mode
+        left.append(len(todo))
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency("sync"), work)
+    assert left == [0, 0]
+    assert used == Counter(dict.fromkeys(range(size * EPOCHS), 1))
+
+
+def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
+    """Each of three datasets in the mode of its time."""
     used: Counter[int] = Counter()
 
     def work(runtime: ChangingRuntime) -> None:
@@ -98,12 +126,6 @@ def test_rounds_and_leases_do_not_follow_each_other_within_a_dataset() -> None:
                 used.update(position for pair in ranges for position in range(*pair))
                 runtime.pull([Read(DENSE.key)])
                 runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
-        steps = runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1)
-        next(steps)
-        runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
-        runtime.set_mode(Consistency("ssp"))
-        with pytest.raises(UsageError, match="'ssp' within a dataset; change it between two"):
-            next(steps)
 
     with LocalFleet(2, 2) as fleet:
         together(fleet, Consistency("sync"), work)

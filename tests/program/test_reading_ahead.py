@@ -74,15 +74,16 @@ def looped(name: str, source: Any) -> list[float]:
 
 
 def test_what_is_seen_is_what_comes() -> None:
-    """peek gives the very item that comes next, once, and nothing where nothing is known."""
+    """peek gives what its source will give next, without taking it, and nothing where nothing is known."""
     taken: list[int] = []
+    three = [[0], [1], [2]]
 
     def items() -> Any:
         for number in range(3):
             taken.append(number)
-            yield [number]
+            yield three[number]
 
-    known = [[1], None]
+    known = [three[1], None]
     coming = Coming(items(), lambda: known.pop(0))
     assert next(coming) == [0]
     seen = coming.peek()

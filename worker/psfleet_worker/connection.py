@@ -45,6 +45,7 @@ class Connection:
         view: The last view of the members that any server has told of.
         first: Sync mode: the round from which on this life counts.
         clock: Ssp mode: pushes since all workers last met.
+        turns: Changes of the mode between rounds and leases that this life has made.
         beats: Signs of life, from `start` to `close`.
     """
 
@@ -62,6 +63,7 @@ class Connection:
         self.mode: Mode = mode
         self.staleness = staleness
         self.clock = 0
+        self.turns = 0
         self._switches = 0
         self._changes = 0  # of the mode that this life has come to
         self.patience = patience
@@ -105,9 +107,9 @@ class Connection:
         life = coordinator_pb2.RegisterReply.FromString(answer)
         self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
         self.first = max(life.first, 1)
-        self._adopt()
-        if self.mode == "sync":
-            self.sequence = self.first - 1
+        self._adopt(life)
+        if self.mode == "sync":  # the servers may have come further, in another mode
+            self.sequence = max(self.first - 1, self.sequence)
         self.beats.start()
 
     def _beat(self) -> BeatRequest:
@@ -120,10 +122,18 @@ class Connection:
         """Whether the others would wait for this worker while it waits for them at a meeting."""
         return self.mode in ("sync", "ssp")
 
-    def _adopt(self) -> None:
-        """Join in the mode in which the fleet is by now, the same on every server."""
+    def _adopt(self, life: coordinator_pb2.RegisterReply) -> None:
+        """Join in the mode in which the fleet is by now, the same on every server.
+
+        All workers may have met to change it, and none may have told the servers yet.
+        """
+        if life.switches:
+            self.mode, self.staleness = read_mode(life.mode), life.staleness
         deadline = time.monotonic() + self.patience.start
-        while len({(reply.mode, reply.staleness, reply.switches) for reply in self._join()}) > 1:
+        while (
+            len({(each.mode, each.staleness, each.switches) for each in self._join(life.switches)})
+            > 1
+        ):
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     "the servers are in different modes: a change was left half done"
@@ -137,6 +147,7 @@ class Connection:
         """
         self._changes += 1
         if self._changes > self._switches:
+            self.turns += (mode == "sync") != (self.mode == "sync")
             self.mode, self.staleness = mode, staleness
             self.join(self._changes)
 
@@ -181,9 +192,20 @@ class Connection:
         return self._meetings < self._met
 
     def meet(
-        self, mode: str = "", value: NDArray[Any] | None = None, timeout: float | None = None
+        self,
+        mode: str = "",
+        value: NDArray[Any] | None = None,
+        timeout: float | None = None,
+        reached: tuple[int, int] = (0, 0),
     ) -> bytes:
-        """Come to the next meeting of all workers: a barrier, or a reduction of `value`."""
+        """Come to the next meeting of all workers: a barrier, or a reduction of `value`.
+
+        Args:
+            mode: How to combine; "switch": all go on in another mode.
+            value: What this worker brings.
+            timeout: In seconds.
+            reached: To a change of the mode: leases of data used up, and samples of the next one.
+        """
         seconds = self.patience.wait if timeout is None else timeout
         identity = {
             "worker": self.worker,
@@ -198,6 +220,10 @@ class Connection:
                 dtype=value.dtype.name,
                 shape=value.shape,
                 value=value.tobytes(),
+                change=self._changes + 1,
+                round=self.sequence,
+                leases=reached[0],
+                samples=reached[1],
             )
         method = "Coordinator/Barrier" if value is None else "Coordinator/AllReduce"
         message = request.SerializeToString()

@@ -183,7 +183,7 @@ class ClusterRuntime:
             return self._fleet.meet(mode, value, timeout)
         if self._fleet.rests:
             self._fleet.rest()
-        answer = self._fleet.meet(mode, value, timeout)
+        answer = self._fleet.meet(mode, value, timeout, self._shares.reached)
         self._fleet.clock = 0
         return answer
 
@@ -206,7 +206,7 @@ class ClusterRuntime:
             )
         wish = np.array([write_mode(mode), staleness], np.int64)
         brought, passes = np.concatenate([wish, -wish]), self._fleet.passes
-        most = reduced(self._meet(None, "max", brought), brought)
+        most = reduced(self._meet(None, "switch", brought), brought)
         if (most[:2] != -most[2:]).any():
             if self._fleet.mode == "sync" and not passes:
                 self._fleet.join()

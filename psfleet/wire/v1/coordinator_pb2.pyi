@@ -1,5 +1,6 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 8dfee88d35d54ff8d51db8840d4007a433873921a2d189b640eeeb0f55540815
+# From protos/psfleet/v1/coordinator.proto, SHA-256 6b4578f12938f9befe5d083870a183ec9a5348b34115d1232a1136a6c2cff7be
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
+from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -20,16 +21,22 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "met")
+    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     MET_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     first: int
     view: int
     met: int
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ...) -> None: ...
+    switches: int
+    mode: _shard_pb2.Mode
+    staleness: int
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")
@@ -63,7 +70,7 @@ class ModeWish(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., settings: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "mode", "dtype", "shape", "value")
+    __slots__ = ("worker", "incarnation", "number", "mode", "dtype", "shape", "value", "round", "leases", "samples", "change")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +78,10 @@ class AllReduceRequest(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     number: int
@@ -78,7 +89,11 @@ class AllReduceRequest(_message.Message):
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     value: bytes
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., mode: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ...) -> None: ...
+    round: int
+    leases: int
+    samples: int
+    change: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., mode: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ..., round: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., change: _Optional[int] = ...) -> None: ...
 
 class AllReduceReply(_message.Message):
     __slots__ = ("value",)
