@@ -33,6 +33,7 @@ __all__ = [
     "Start",
     "Supervisor",
     "Tick",
+    "Wordless",
     "causes_first",
 ]
 
@@ -126,13 +127,20 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Wordless:
+    """This worker has ended well, but has not left the fleet: others may wait for it."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
 class Finish:
     """All processes have ended."""
 
     exit_code: int
 
 
-Action = Start | Send | GiveUp | Lost | Promote | Release | Finish
+Action = Start | Send | GiveUp | Lost | Wordless | Promote | Release | Finish
 
 
 @dataclass(frozen=True)
@@ -294,7 +302,7 @@ class Supervisor:
             return self._fail(Failure(member, code, why), at)
         if not self._living("worker"):
             return self._leave(at)
-        return []
+        return [] if exited.left or member.role == "server" else [Wordless(member)]
 
     def _had_left(self, exited: Exited) -> bool:
         """Whether a worker that has died is done: nobody waits for it, nor could it come back.

@@ -21,6 +21,7 @@ from psfleet_launch.supervisor import (
     Start,
     Supervisor,
     Tick,
+    Wordless,
     causes_first,
 )
 
@@ -63,15 +64,23 @@ def test_workers_start_when_all_servers_are_ready() -> None:
 def test_success() -> None:
     """Workers end, then servers by themselves: exit code 0 and nobody was signalled."""
     job = training()
-    assert told(job, Exited(W1, 0), Exited(W0, 0), Exited(S0, 0), Exited(S1, 0)) == [Finish(0)]
+    ends = (Exited(W1, 0, left=True), Exited(W0, 0, left=True), Exited(S0, 0), Exited(S1, 0))
+    assert told(job, *ends) == [Finish(0)]
     assert not job.stopped
 
 
 def test_servers_may_leave_before_a_worker_ends() -> None:
     """A worker that has left the fleet may go on by itself, with no server left."""
     job = training()
-    assert told(job, Exited(W1, 0), Exited(S0, 0), Exited(S1, 0)) == []
+    assert told(job, Exited(W1, 0, left=True), Exited(S0, 0), Exited(S1, 0)) == []
     assert told(job, Exited(W0, 0)) == [Finish(0)]
+
+
+def test_a_worker_that_ends_without_a_word() -> None:
+    """It may be waited for, which nobody else could know; the last one keeps nobody waiting."""
+    job = training()
+    assert told(job, Exited(W1, 0)) == [Wordless(W1)]
+    assert told(job, Exited(W0, 0), Exited(S0, 0), Exited(S1, 0)) == [Finish(0)]
 
 
 def test_servers_that_stay_are_asked_then_killed() -> None:
@@ -249,7 +258,7 @@ def test_a_worker_that_came_back_too_late_is_done() -> None:
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(W1, -9)) == [Start((W1,))]
-    assert told(job, Exited(W0, 0), Exited(S0, 0), Exited(S1, 0)) == []
+    assert told(job, Exited(W0, 0, left=True), Exited(S0, 0), Exited(S1, 0)) == []
     assert told(job, Exited(W1, 1)) == [Lost(W1, 1, left=True), Finish(0)]
 
 

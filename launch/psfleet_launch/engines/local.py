@@ -36,6 +36,7 @@ from psfleet_launch.supervisor import (
     Start,
     Supervisor,
     Tick,
+    Wordless,
     causes_first,
 )
 from psfleet_launch.takeover import Promote, Release
@@ -238,6 +239,11 @@ class LocalEngine:
                 case Lost(member, code, left):
                     without = "it had left the fleet" if left else "the job goes on without it"
                     self._screen.say(f"{member} ended with {_words(code)}; {without}")
+                case Wordless(member):
+                    self._screen.say(
+                        f"{member} ended without leaving the fleet; workers that wait for it "
+                        "give up after minutes"
+                    )
                 case Promote():
                     self._promote(action)
                 case Release(member, attach):
