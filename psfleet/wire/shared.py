@@ -150,8 +150,18 @@ class Blocks:
         elif self._next + rounded <= self.size:
             offset, self._next = self._next, self._next + rounded
         else:
-            return None
+            return self._take_larger(rounded)
         self._sizes[offset] = rounded
+        return offset
+
+    def _take_larger(self, size: int) -> int | None:
+        """A free place that is larger than it must be; None: there is none."""
+        larger = [wide for wide, free in self._free.items() if free and wide > size]
+        if not larger:
+            return None
+        wide = min(larger)
+        offset = self._free[wide].pop()
+        self._sizes[offset] = wide
         return offset
 
     def give(self, offset: int) -> None:

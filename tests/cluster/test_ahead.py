@@ -153,6 +153,41 @@ def test_one_call_for_each_step(endpoint: str) -> None:
     runtime.close()
 
 
+class Sizes:
+    """Notes how long the messages of exchanges are."""
+
+    def __init__(self) -> None:
+        self.requests: list[int] = []
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of a server."""
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            if method == "Shard/Exchange":
+                self.requests.append(len(request))
+            return send(method, request, seconds)
+
+        return meddled
+
+
+def test_memory_grows_while_calls_are_under_way(endpoint: str) -> None:
+    """Batches that outgrow the shared memory are in it again, though a call is under way at each push."""
+    sizes = Sizes()
+    runtime = connect(endpoint, meddle=sizes)
+    ids = np.arange(200_000, dtype=np.int64)
+    rows = np.ones((len(ids), 8), np.float32)
+    ahead = runtime.pull_ahead([Read(ROWS.key, ids)])
+    for _ in range(100):  # a push may leave alone where this process is held up
+        following = runtime.pull_ahead([Read(ROWS.key, ids)])
+        ahead.wait()
+        runtime.push([Gradient(ROWS.key, rows, ids, 1.0)])
+        ahead = following
+        if sizes.requests and sizes.requests[-1] < 1000:
+            break
+    assert sizes.requests[-1] < 1000
+    runtime.close()
+
+
 def test_the_rounds_of_sync_mode(endpoint: str) -> None:
     """In sync mode it is a pull: it commits the round before it."""
     runtime = connect(endpoint, "sync")

@@ -125,3 +125,17 @@ def test_a_place_given_back_is_dealt_again() -> None:
     assert first is not None
     blocks.give(first)
     assert blocks.take(1010) == first
+
+
+def test_a_larger_place_serves_when_there_is_no_other() -> None:
+    """When memory runs out of places of a size, a free one that is larger is dealt, and comes back."""
+    blocks = Blocks(SIZE)
+    large = blocks.take(SIZE // 2)
+    assert large is not None
+    blocks.give(large)
+    while (offset := blocks.take(64)) is not None and offset != large:
+        pass
+    assert offset == large
+    assert blocks.take(64) is None
+    blocks.give(large)
+    assert blocks.take(SIZE // 2) == large

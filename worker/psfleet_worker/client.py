@@ -101,6 +101,9 @@ class Call:
         self.cargo = cargo
         self.answer: bytes | None = None
         self.error: PsfleetError | None = None
+        self.awaited: list[
+            Callable[[], bool]
+        ] = []  # whether those who wait for it have all they want
 
     @property
     def ended(self) -> bool:
@@ -126,7 +129,9 @@ class Call:
         with self.changed:
             self.answer, self.error = answer, error
             self.request, self.cargo = b"", None  # let go of the gradients
-            self.changed.notify_all()
+            if any(settled() for settled in self.awaited):
+                self.changed.notify_all()
+            self.awaited.clear()
 
 
 def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
@@ -143,6 +148,9 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
 
     if calls:
         with calls[0].changed:
+            for call in calls:  # they wake this thread once, not each for itself
+                if not call.ended:
+                    call.awaited.append(settled)
             calls[0].changed.wait_for(settled, timeout)
     for call in calls:
         if call.error is not None:
@@ -263,13 +271,19 @@ class Client:
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             try:
-                call.end(self._persist(call))
+                self._end(call, self._persist(call))
             except PsfleetError as error:
-                call.end(error=error)
+                self._end(call, error=error)
             except Exception as error:
-                call.end(error=PsfleetError(f"{call.method} to {self.name} failed: {error!r}"))
-            with self._changed:
-                self._open -= 1
+                failed = PsfleetError(f"{call.method} to {self.name} failed: {error!r}")
+                self._end(call, error=failed)
+
+    def _end(
+        self, call: Call, answer: bytes | None = None, error: PsfleetError | None = None
+    ) -> None:
+        with self._changed:  # whoever hears of the end finds this client idle
+            self._open -= 1
+            call.end(answer, error)
 
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""

@@ -119,6 +119,8 @@ class Stream:
     def _ask(self, dealt: Sequence[DenseRead | SparseRead], timeout: float | None) -> PullTicket:
         with self._pushes.lock:
             ticket = self._pushes.take()
+            for lane in self._fleet.lanes if ticket else ():
+                lane.held()  # the push was laid out while a server was at work: look for memory now
             parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
             asked = [deal.ask(parcels) for deal in dealt]
             calls = {
