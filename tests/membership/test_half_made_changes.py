@@ -1,0 +1,88 @@
+"""A worker dies after all have met to go on in another mode, and starts again before that has been done."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import Mode
+from psfleet.testing.faults import Died
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+from psfleet.wire.v1 import shard_pb2
+from psfleet_worker.runtime import ClusterRuntime
+from tests.consistency.workers import DENSE
+from tests.membership.test_deaths import Steps
+
+Send = Callable[[str, bytes, float], bytes]
+SAMPLES, BATCH = 24, 2
+
+
+class Change:
+    """Stands before the first word of a worker to each server from `told` on that the mode is changed."""
+
+    def __init__(self, told: int, arrive: Callable[[], None]) -> None:
+        self.told = told
+        self.arrive = arrive
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """See ClusterRuntime's `meddle`."""
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            joins = method == "Shard/Join" and server >= self.told
+            if joins and shard_pb2.JoinRequest.FromString(request).switch:
+                self.arrive()
+            return send(method, request, seconds)
+
+        return meddled
+
+
+@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "after"), [("sync", "async"), ("async", "sync"), ("sync", "ssp")]
+)
+def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> None:
+    """Worker 0 has told no server, or the first one, when worker 1's later life begins and trains: it is in
+    the new mode, which holds on all servers, and every sample of the dataset is used once."""
+    used: Counter[int] = Counter()
+    begun, modes = threading.Event(), []
+
+    def script(runtime: ClusterRuntime) -> None:
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.set_mode(after)
+        for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+            runtime.pull([Read(DENSE.key)])
+            ones = Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)
+            runtime.push([ones], samples=len(ranges))
+            if runtime.worker_index == 1:
+                begun.set()
+            used.update(position for pair in ranges for position in range(*pair))
+        runtime.barrier()
+        runtime.close()
+
+    def wait() -> None:
+        assert begun.wait(60)
+
+    def die() -> None:
+        raise Died("the worker has died before it told the servers")
+
+    def work(fleet: LocalFleet, worker: int) -> None:
+        meddle = Change(told, die if worker else wait)
+        runtime = ClusterRuntime(fleet.environment(worker), before, meddle=meddle)
+        try:
+            script(runtime)
+        except Died:
+            runtime.abandon()
+            again = ClusterRuntime(fleet.environment(worker), before)
+            modes.append(again.mode[0])
+            script(again)
+
+    with LocalFleet(2, 2) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(2)])
+        assert fleet.wait(60) == [0, 0]
+    assert modes == [after]
+    assert used == Counter(dict.fromkeys(range(SAMPLES), 1))

@@ -1,0 +1,109 @@
+"""What the coordinator keeps of the data that it has handed out."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from psfleet.dealing import length, part
+from psfleet.errors import Gap
+from psfleet.shard.views import Report
+from psfleet_server.coordinator import Viewed
+from psfleet_server.decisions import encode_decision
+from psfleet_server.members import Members
+from psfleet_server.supply import Order, Supply, Turned
+
+SIZE, BATCH, WORKERS = 60, 3, 3
+
+
+class Trial:
+    """Workers that draw leases and use them up batch by batch, as one server hears it from their pushes."""
+
+    def __init__(self, seed: int, epochs: int) -> None:
+        self.dice = random.Random(seed)
+        self.order = Order(1, SIZE, BATCH, epochs)
+        self.supply = Supply()
+        begun = self.supply.begin(self.order, None)
+        assert begun is not None
+        self.supply.take(begun)
+        self.used: Counter[int] = Counter()
+        self.newest = WORKERS
+        self.lives = list(range(1, WORKERS + 1))
+        self.taken = dict.fromkeys(self.lives, 0)
+        self.positions = dict.fromkeys(self.lives, (0, 0))
+
+    def run(self) -> Iterator[None]:
+        """Until all is used; between two steps."""
+        while not self.supply.datasets[0].ended:
+            worker = self.dice.randrange(WORKERS)
+            if self.dice.random() < 0.04:
+                self.die(worker)
+            else:
+                self.step(self.lives[worker])
+            yield
+
+    def step(self, life: int) -> None:
+        """One batch of the present lease; else the next lease."""
+        leases, (used, offset) = self.supply.leases.get(life), self.positions[life]
+        if leases is not None and used < leases.count:
+            [(_, ranges), *_] = leases.left((used, offset))
+            now = part(ranges, 0, BATCH)
+            self.used.update(position for pair in now for position in range(*pair))
+            is_whole = length(now) == length(ranges)
+            self.positions[life] = (used + 1, 0) if is_whole else (used, offset + length(now))
+            return
+        order = Order(1, SIZE, BATCH, self.order.epochs, lease=used, used=used)
+        decision = self.supply.lease(order, life, self.lives)
+        if decision is not None:
+            self.supply.take(decision)
+        self.supply.leased(order, life)
+
+    def die(self, worker: int) -> None:
+        """The worker's life ends, and its next one begins."""
+        life = self.lives[worker]
+        report = Report(lives={worker: life}, positions={worker: self.positions[life]})
+        self.supply.give_back(worker, life, {0: report})
+        self.newest += 1
+        self.lives[worker] = self.newest
+        self.positions[self.newest] = (0, 0)
+
+    def bytes(self) -> int:
+        """What it takes in a snapshot."""
+        return sum(map(len, encode_decision(Viewed(Members({}), self.supply))))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_does_not_grow(seed: int) -> None:
+    """Over ten epochs, with workers that die and come back, no more is kept at any time than is out just
+    then, and every sample is used once."""
+    most, kept = 0, 0
+    trial = Trial(seed, 10)
+    for _ in trial.run():
+        kept = max(kept, sum(len(leases.kept) for leases in trial.supply.leases.values()))
+        most = max(most, trial.bytes())
+    assert trial.used == Counter(range(10 * SIZE))
+    assert trial.newest > 2 * WORKERS
+    assert kept <= 2 * WORKERS
+    assert most < 3000
+
+
+def test_a_lease_that_is_used_up_is_not_told_again() -> None:
+    """A question for it can only be a late repeat."""
+    trial = Trial(0, 1)
+    for _ in trial.run():
+        pass
+    with pytest.raises(Gap, match="lease 1 is used up"):
+        trial.supply.leased(trial.order, trial.lives[0])
+
+
+def test_a_round_that_closed_without_a_worker_is_no_use_of_its_samples() -> None:
+    """Worker 1's later life has made round 3 alone, while worker 0 was at the meeting for async mode."""
+    supply = Supply()
+    order = Order(1, 12, 1, 1, round=1)
+    begun = supply.begin(order, {0: 1, 1: 1})
+    assert begun is not None
+    supply.take(begun)
+    supply.turn(False, {0: Turned(1, round=2), 1: Turned(3, first=3, round=3)})
+    assert supply.datasets[0].pool == [(4, 5), (6, 12)]
+    assert not supply.datasets[0].ended
