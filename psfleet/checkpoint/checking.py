@@ -43,12 +43,14 @@ def check_content(folder: Path, manifest: Manifest, opened: Sequence[tuple[Any, 
         if not manifest.files:
             raise ValueError("no files")
         for spec in manifest.tables:
-            covered = 0
+            covered, everywhere = 0, True
             for entry, (tensors, state) in zip(manifest.files, opened, strict=True):
                 if spec.name in entry.steps:
                     covered += _check_table(spec, entry, tensors)
                     _check_clock(*state["clocks"][spec.name])
-            if spec.kind == "dense" and covered not in (0, spec.size):
+                else:
+                    everywhere = False  # it was being created
+            if spec.kind == "dense" and (covered or everywhere) and covered != spec.size:
                 raise ValueError(
                     f"table {spec.name!r} has {spec.size} values, the files hold {covered}"
                 )

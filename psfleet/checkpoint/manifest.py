@@ -252,6 +252,9 @@ def spec_to_json(spec: TableSpec) -> dict[str, Any]:
 
 def spec_from_json(entry: Mapping[str, Any]) -> TableSpec:
     """The definition again; raises whatever does not fit."""
+    whole = (*entry["shape"], entry["seed"])
+    if any(type(number) is not int for number in whole) or type(entry["every_row"]) is not bool:
+        raise TypeError(f"table {entry['name']!r}: {whole}, {entry['every_row']!r}")
     return TableSpec(
         entry["name"],
         entry["kind"],

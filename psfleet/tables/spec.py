@@ -4,7 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.base import Rule
@@ -20,6 +20,8 @@ __all__ = [
     "TableSpec",
     "key_of",
 ]
+
+_Kind = Literal["dense", "sparse"]
 
 MAX_DIM = 1024
 MAX_NAME = 512  # bytes of a table's name
@@ -90,7 +92,7 @@ class TableSpec:
     """
 
     name: str
-    kind: Literal["dense", "sparse"]
+    kind: _Kind
     shape: tuple[int, ...]
     rule: Rule
     decay: Decay = field(default_factory=Decay)
@@ -105,6 +107,10 @@ class TableSpec:
         if (length := len(self.name.encode(errors="surrogatepass"))) > MAX_NAME:
             raise ConfigError(
                 f"table {self.name[:40]!r}... has a name of {length} bytes; the limit is {MAX_NAME}"
+            )
+        if self.kind not in get_args(_Kind):
+            raise ConfigError(
+                f"table {self.name!r}: kind is {self.kind!r}; it must be dense or sparse"
             )
         if len(self.shape) > MAX_AXES:
             raise ShapeError(

@@ -67,10 +67,8 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     Raises:
         UsageError: A value is outside what a definition allows; the text names it.
     """
-    kind: Any = message.kind
+    kind: Any = message.kind  # checked by TableSpec
     initializer: Any = message.initializer  # checked by Initializer
-    if kind not in ("dense", "sparse"):
-        raise ConfigError(f"table {message.name!r}: kind is {kind!r}; it must be dense or sparse")
     spec = TableSpec(
         name=message.name,
         kind=kind,
