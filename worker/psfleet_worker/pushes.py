@@ -49,6 +49,8 @@ class Pushes:
         self._waiting: PushTicket | None = None
         self._behind: PullTicket | None = None  # what the push that waits follows
         self._due = 0.0
+        self._came = False  # a push, since the thread last looked
+        self._asleep = False  # the thread, until it is woken
         self._under_way: deque[PushTicket] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -129,13 +131,18 @@ class Pushes:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pushes", daemon=True)
             self._thread.start()
-        self._changed.notify()
+        self._came = True
+        if self._asleep:
+            self._changed.notify()
 
     def _run(self) -> None:
         with self._changed:
             while not self._closing:
                 if self._waiting is None:
-                    self._changed.wait()
+                    # As long as pushes come it looks by itself, rather than be woken by each of them.
+                    self._asleep, self._came = not self._came, False
+                    self._changed.wait(None if self._asleep else LINGER)
+                    self._asleep = False
                 elif (left := self._due - time.monotonic()) > 0:
                     self._changed.wait(left)
                 elif self._behind is not None:
