@@ -149,7 +149,13 @@ _RESTARTS_IN_CHAOS = 1000
     default="5s",
     metavar="5s",
     show_default=True,
-    help="With --replicas: give up a server or a standby that was silent for so long; 0: never.",
+    help="A server or a standby that was silent for so long has hung: with --replicas or --restart-hung "
+    "it is given up, else the screen says so; 0: never.",
+)
+@click.option(
+    "--restart-hung",
+    is_flag=True,
+    help="With a log: kill a server that has hung and start it again from its log.",
 )
 @click.option(
     "--server-memory",
@@ -202,6 +208,7 @@ def launch(
     dead_after: str,
     replicas: int,
     hung_after: str,
+    restart_hung: bool,
     server_memory: str,
     chaos: int | None,
     chaos_pace: float,
@@ -238,6 +245,7 @@ def launch(
         _seconds("--dead-after", dead_after),
         replicas,
         _seconds("--hung-after", hung_after),
+        restart_hung,
     )
     name = name or job_name(request)
     place = _Place(log_dir, Limits(start=start_timeout), not no_progress)
@@ -341,7 +349,8 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
         job.request.worker_restarts,
         spares_workers=job.request.dead_after > 0,
         standbys=Standbys() if job.request.replicas else None,
-        watch=Watch(job.request.hung_after) if job.request.watches else None,
+        watch=Watch(job.request.hung_after) if job.request.hung_after else None,
+        restarts_hung=job.request.restart_hung,
     )
     engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))

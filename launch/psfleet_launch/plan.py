@@ -91,7 +91,8 @@ class Request:
         resume: The snapshot from which the job starts; empty: from nothing.
         worker_restarts: How often a worker that dies is started again.
         replicas: 1: every server has a standby.
-        hung_after: Seconds of silence after which a server or a standby is given up; 0: never.
+        hung_after: Seconds of silence after which a server or a standby counts as hung; 0: never.
+        restart_hung: A server that hangs is killed and started again from its log.
         dead_after: Seconds of silence after which the job goes on without a worker; 0: it fails.
     """
 
@@ -111,11 +112,12 @@ class Request:
     dead_after: float = 0.0
     replicas: int = 0
     hung_after: float = 5.0
+    restart_hung: bool = False
 
     @property
     def watches(self) -> bool:
-        """Whether servers give signs of life: where one can take over from another."""
-        return bool(self.replicas and self.hung_after)
+        """Whether who hangs is given up: where somebody else can go on with all that it told."""
+        return bool((self.replicas or self.restart_hung) and self.hung_after)
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -155,6 +157,11 @@ class Request:
         if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:
             raise ConfigError(
                 f"--hung-after is {self.hung_after:g} s; name 1s to {_HUNG_AT_LAST}s, or 0 to wait"
+            )
+        if self.restart_hung and (self.replicas or self.durability not in ("log", "log+fsync")):
+            raise ConfigError(
+                "--restart-hung goes with --durability log or log+fsync and without --replicas: a server "
+                "is killed only where its log or its standby has all that it told"
             )
         if sum(self.copies) > 1 and (self.worker_restarts or self.dead_after):
             raise ConfigError(

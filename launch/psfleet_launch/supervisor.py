@@ -30,6 +30,7 @@ __all__ = [
     "Phase",
     "Ready",
     "Send",
+    "Silent",
     "Start",
     "Supervisor",
     "Tick",
@@ -118,6 +119,14 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """This server has been silent for so many seconds, and is left alone."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Lost:
     """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
 
@@ -140,7 +149,7 @@ class Finish:
     exit_code: int
 
 
-Action = Start | Send | GiveUp | Lost | Wordless | Promote | Release | Finish
+Action = Start | Send | GiveUp | Silent | Lost | Wordless | Promote | Release | Finish
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,8 @@ class Supervisor:
         generation: How often that has happened.
         standbys: Who follows each server and takes over when it dies; None: nobody.
         watch: Which of them are silent; None: none is given up for that.
-        hung: Those that were given up and killed.
+        restarts_hung: A server without a standby is given up too; only where `restarts` are.
+        hung: Those that were given up and killed, or are left alone in their silence.
         stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
     """
 
@@ -203,6 +213,7 @@ class Supervisor:
     spares_workers: bool = False
     standbys: Standbys | None = None
     watch: Watch | None = None
+    restarts_hung: bool = False
     generation: int = 0
     phase: Phase = Phase.STARTING
     alive: set[Member] = field(default_factory=set)
@@ -340,8 +351,10 @@ class Supervisor:
 
         Nobody is ever told anything by one that is dead, whatever woke it.
         """
-        if self.watch is None or self.standbys is None or self.phase is not Phase.TRAINING:
+        if self.watch is None or self.phase is not Phase.TRAINING:
             return []
+        if self.standbys is None:
+            return self._give_up_silent(self.watch)
         hung = {
             member
             for member, other in self.standbys.pairs()
@@ -349,6 +362,17 @@ class Supervisor:
         }
         self.hung |= hung
         return [GiveUp(member, self.watch.patience) for member in sorted(hung)]
+
+    def _give_up_silent(self, watch: Watch) -> list[Action]:
+        """The same without standbys: kill who has a log to go on from; of others say so once a silence."""
+        silent = {member for member in self._living("server") if watch.is_silent(member)}
+        fresh, self.hung = sorted(silent - self.hung), silent
+        return [
+            GiveUp(member, watch.patience)
+            if self.restarts_hung and self._may_restart(member)
+            else Silent(member, watch.patience)
+            for member in fresh
+        ]
 
     def _may_go_back(self, member: Member) -> bool:
         """What the processes have in memory is lost with one server; nobody needs to end in order."""

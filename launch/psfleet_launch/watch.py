@@ -4,7 +4,8 @@ Every one of them gives a sign of life on a pipe of its own a few times per seco
 Silence is counted in time that the launcher has itself been awake: if all was stopped and goes on, as
 when a machine sleeps, nobody has been silent. Of a server and its standby only one is given up, and only
 once the other has been heard after that: two that are silent may wake in any order, and whichever wakes
-first has all that anybody was told.
+first has all that anybody was told. A server without a standby has nobody to compare it with; it is
+silent if it was not heard while the launcher was awake for so long.
 
 Pure, like the supervisor.
 """
@@ -45,6 +46,10 @@ class Watch:
     def forget(self, member: Member) -> None:
         """The member has ended."""
         self._heard.pop(member, None)
+
+    def is_silent(self, member: Member) -> bool:
+        """Whether this member, alone in its place, has not been heard for so long."""
+        return self._heard.get(member, self._awake) + self.patience < self._awake
 
     def has_hung(self, member: Member, other: Member) -> bool:
         """Whether to give up this member of a pair: it is silent, and the other one is not."""

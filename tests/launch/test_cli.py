@@ -35,6 +35,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["--replicas", "1", "--hung-after", "40s", SCRIPT],
             "--hung-after is 40 s; name 1s to 30s",
         ),
+        (
+            ["--restart-hung", SCRIPT],
+            "--restart-hung goes with --durability log or log+fsync and without --replicas",
+        ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
         (["--start-timeout", "0", SCRIPT], "0.0 is not in the range x>0"),

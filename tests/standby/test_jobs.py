@@ -1,5 +1,7 @@
 """Jobs with --replicas 1: the launcher promotes standbys and starts new ones."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +11,20 @@ import pytest
 SCRIPT = str(Path(__file__).with_name("scripts") / "killing.py")
 
 
-def job(folder: Path, *blows: str, replicas: int = 1) -> tuple[str, str]:
+def job(folder: Path, *blows: str, replicas: int = 1, options: str = "") -> tuple[str, str]:
     """Output and messages of a job of two servers and two workers that ends well."""
+    command = [*command_of(folder, replicas, options), SCRIPT, *blows]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("stopped")), done.stderr
+
+
+def command_of(folder: Path, replicas: int, options: str) -> list[str]:
+    """The launcher of such a job, without its script."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(folder / "logs"), "--replicas", str(replicas)]
-    done = subprocess.run(
-        [*command, SCRIPT, *blows], capture_output=True, text=True, timeout=150, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    return [*command, *options.split()]
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +47,35 @@ def test_a_job_survives_servers_and_standbys_that_hang(tmp_path: Path, calm: str
     assert "server 0 was silent for 5 s and is killed" in said
     assert "server 0 copy 1 takes over" in said
     assert "server 1 copy 1 was silent for 5 s and is killed" in said
+    assert found == calm
+
+
+def test_a_job_with_a_log_survives_servers_that_hang(tmp_path: Path, calm: str) -> None:
+    """Without standbys both servers are stopped for good: each goes on from its log, and no bit changes."""
+    options = "--durability log --hung-after 2s --restart-hung"
+    blows = ["5:STOP:ready.0:ready.0", "20:STOP:ready.1:ready.1"]
+    found, said = job(tmp_path, *blows, replicas=0, options=options)
+    for server in (0, 1):
+        assert f"server {server} was silent for 2 s and is killed" in said
+    assert found == calm
+
+
+def test_a_job_without_a_log_says_that_a_server_hangs(tmp_path: Path, calm: str) -> None:
+    """The server is left alone, and the job goes on when it wakes."""
+    command = command_of(tmp_path, 0, "--hung-after 1s")
+    with subprocess.Popen(
+        [*command, SCRIPT, "5:STOP:ready.0:ready.0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        stopped, server = running.stdout.readline().split()
+        said = next((line for line in running.stderr if "silent" in line), "")
+        os.kill(int(server), signal.SIGCONT)
+        found, rest = running.communicate(timeout=150)
+    assert stopped == "stopped"
+    assert "server 0 has been silent for 1 s; workers wait for it" in said
+    assert running.returncode == 0, rest
     assert found == calm

@@ -14,6 +14,7 @@ from psfleet_launch.supervisor import (
     GiveUp,
     Heard,
     Ready,
+    Silent,
     Start,
     Supervisor,
     Tick,
@@ -32,9 +33,9 @@ LOOK = 0.25
 class Job:
     """A job of one server, its standby and one worker that trains; time goes on in looks."""
 
-    def __init__(self, *, ready: bool = True) -> None:
+    def __init__(self, *, ready: bool = True, supervisor: Supervisor | None = None) -> None:
         self.at = 0.0
-        self.supervisor = Supervisor(
+        self.supervisor = supervisor or Supervisor(
             (SERVER,), (WORKER,), standbys=Standbys(), watch=Watch(PATIENCE)
         )
         self.supervisor.begin(self.at)
@@ -96,6 +97,29 @@ def test_a_standby_that_fell_silent_just_after_its_server_does_not_take_over() -
     job = Job()
     job.look({FIRST}, PATIENCE - LOOK)
     assert job.look(set(), 4 * PATIENCE) == []
+
+
+def test_a_server_with_a_log_is_given_up_and_started_again() -> None:
+    """As often as a server that dies; after that its silence is only told."""
+    alone = Supervisor((SERVER,), (WORKER,), restarts=1, watch=Watch(PATIENCE), restarts_hung=True)
+    job = Job(ready=False, supervisor=alone)
+    assert job.look(set(), PATIENCE) == []
+    assert job.look(set(), PATIENCE) == [GiveUp(SERVER, PATIENCE)]
+    assert alone.handle(Exited(SERVER, -9), job.at) == [Start((SERVER,))]
+    assert job.look(set(), 3 * PATIENCE) == []  # it is starting
+    job.look({SERVER}, 1.0)
+    assert job.look(set(), 3 * PATIENCE) == [Silent(SERVER, PATIENCE)]
+
+
+def test_a_server_without_a_log_is_never_given_up() -> None:
+    """Each of its silences is told once; a launcher that was asleep itself tells of none."""
+    alone = Supervisor((SERVER,), (WORKER,), watch=Watch(PATIENCE))
+    job = Job(ready=False, supervisor=alone)
+    for _ in range(2):
+        assert job.look(set(), 3 * PATIENCE) == [Silent(SERVER, PATIENCE)]
+        assert job.look({SERVER}, 1.0) == []
+    job.at += 3600
+    assert job.look({SERVER}, 1.0) == []
 
 
 def test_nobody_is_silent_while_the_launcher_sleeps() -> None:

@@ -33,6 +33,7 @@ from psfleet_launch.supervisor import (
     Phase,
     Ready,
     Send,
+    Silent,
     Start,
     Supervisor,
     Tick,
@@ -236,6 +237,10 @@ class LocalEngine:
                 case GiveUp(member, seconds):
                     self._screen.say(f"{member} was silent for {seconds:g} s and is killed")
                     send(self._processes[member], signal.SIGKILL)
+                case Silent(member, seconds):
+                    self._screen.say(
+                        f"{member} has been silent for {seconds:g} s{self._left_alone()}"
+                    )
                 case Lost(member, code, left):
                     without = "it had left the fleet" if left else "the job goes on without it"
                     self._screen.say(f"{member} ended with {_words(code)}; {without}")
@@ -250,6 +255,12 @@ class LocalEngine:
                     self._order(member, f"release {attach}")
                 case Finish(code):
                     self._exit_code = code
+
+    def _left_alone(self) -> str:
+        """Why a silent server is not killed."""
+        if self._job.request.durability in ("log", "log+fsync"):
+            return "; workers wait for it. --restart-hung would have it go on from its log"
+        return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
 
     def _start(self, members: tuple[Member, ...]) -> None:
         if self._supervisor.generation > self._generation:
@@ -326,7 +337,7 @@ class LocalEngine:
     @contextlib.contextmanager
     def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:
         """A pipe for a server's signs of life: the end that it gets, open until it has it."""
-        if member.role != "server" or not self._job.request.watches:
+        if member.role != "server" or not self._job.request.hung_after:
             yield ()
             return
         ours, theirs = os.pipe()

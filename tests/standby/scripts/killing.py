@@ -3,7 +3,8 @@
 python killing.py STEP:SIGNAL:READY:AWAITED ...
 
 Before that step it sends the signal to the process that has written the ready file READY, once there is
-the file AWAITED: `5:KILL:ready.0:ready.0.1` kills server 0 once its first standby is ready.
+the file AWAITED: `5:KILL:ready.0:ready.0.1` kills server 0 once its first standby is ready. Whom it sends
+STOP it prints.
 """
 
 import json
@@ -43,6 +44,8 @@ def strike(blow: str) -> None:
     _, name, ready, awaited = blow.split(":")
     pid(awaited)
     os.kill(pid(ready), signal.Signals[f"SIG{name}"])
+    if name == "STOP":
+        print("stopped", pid(ready), flush=True)
 
 
 def main(blows: list[str]) -> None:
