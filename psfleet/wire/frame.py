@@ -15,11 +15,11 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
+from psfleet.wire.fields import ALIGNMENT, BYTES, extent, field, opened, tag
 from psfleet.wire.v1.frame_pb2 import Header
 
 __all__ = ["ALIGNMENT", "MAX_MESSAGE", "decode", "encode", "reserve"]
 
-ALIGNMENT = 8
 MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
 
 Part = bytes | memoryview | NDArray[Any]
@@ -31,7 +31,6 @@ _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _BYTES_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
@@ -75,11 +74,11 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
     payload = view[:0]
     at = 0
     while at < len(view):
-        number, kind, at = _tag(view, at)
-        start, at = _extent(view, at, kind)
-        if number == _HEADER and kind == _BYTES:
+        number, kind, at = tag(view, at)
+        start, at = extent(view, at, kind)
+        if number == _HEADER and kind == BYTES:
             head += bytes(view[start:at])  # protobuf: a field given twice is merged
-        elif number == _PAYLOAD and kind == _BYTES:
+        elif number == _PAYLOAD and kind == BYTES:
             payload = view[start:at]
     try:
         return Header.FromString(head), payload
@@ -94,64 +93,4 @@ def _head(header: Header, length: int) -> bytes:
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
             "use more servers or smaller batches"
         )
-    head = _field(_HEADER, header.SerializeToString())
-    payload = bytes([_PAYLOAD << 3 | _BYTES]) + _varint(length)
-    return head + _padding(len(head) + len(payload)) + payload
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | _BYTES]) + _varint(len(content)) + content
-
-
-def _padding(length: int) -> bytes:
-    """A padding field that makes `length` a multiple of ALIGNMENT; it takes 0 or 2 to 9 bytes."""
-    missing = -length % ALIGNMENT
-    if missing == 0:
-        return b""
-    return _field(_PADDING, bytes((missing - 2) % ALIGNMENT))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _tag(view: memoryview, at: int) -> tuple[int, int, int]:
-    tag, at = _read_varint(view, at)
-    return tag >> 3, tag & 7, at
-
-
-def _extent(view: memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Where the content of a field starts and ends."""
-    if kind == _BYTES:
-        length, at = _read_varint(view, at)
-    elif kind == _VARINT:
-        length = _read_varint(view, at)[1] - at
-    elif kind in (_FIXED32, _FIXED64):
-        length = 4 if kind == _FIXED32 else 8
-    else:
-        raise FrameError(f"the frame has a field of wire type {kind} at byte {at}")
-    if length > len(view) - at:
-        raise FrameError(
-            f"the frame announces a field of {length} bytes, but only {len(view) - at} follow"
-        )
-    return at, at + length
-
-
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    if at < len(view) and view[at] < 128:  # as most are
-        return view[at], at + 1
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(view):
-            raise FrameError(f"the frame ends within a number at byte {at}")
-        byte = view[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise FrameError(f"the frame has a number of more than 10 bytes before byte {at}")
+    return opened(field(_HEADER, header.SerializeToString()), _PAYLOAD, length, _PADDING)

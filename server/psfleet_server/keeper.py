@@ -82,7 +82,7 @@ class Keeper:
         self.log.settle(self.log.end)
         return count
 
-    def follow(self, kind: int, body: bytes) -> None:
+    def follow(self, kind: int, body: memoryview) -> None:
         """Keep a record of the primary, whose standby this process is; the first one begins the log.
 
         Raises:
@@ -93,7 +93,7 @@ class Keeper:
             self.log.forget()
         self.log.append(kind, [body])
         if kind == Kind.CUT:
-            self.log.turn(json.loads(body)["number"])
+            self.log.turn(json.loads(bytes(body))["number"])
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:

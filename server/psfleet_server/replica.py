@@ -12,7 +12,7 @@ from psfleet.errors import FrameError, ProtocolError
 from psfleet.shard.events import Create, Fill, Record
 from psfleet.shard.frozen import FrozenShard
 from psfleet.tables.frozen import FrozenTable
-from psfleet.wire import status
+from psfleet.wire import following, status
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator import Decision
 from psfleet_server.feed import Fed, Feed, joined
@@ -23,8 +23,6 @@ from psfleet_server.records import encode, encode_change
 from psfleet_server.recovery import copied
 
 __all__ = ["feeds_standby", "replica_handler"]
-
-_PIECE = 4 << 20  # bytes of a body in one message
 
 
 def feeds_standby(host: Host) -> None:
@@ -134,21 +132,11 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 
 
 def _messages(fed: Fed) -> Iterator[bytes]:
-    """A record in messages of a size that gRPC likes."""
+    """What is fed, as messages."""
     if not fed.kind:
         yield _bytes(FollowReply(complete=fed.complete, required=not fed.complete))
         return
-    body = memoryview(fed.body)
-    for start in range(0, max(len(body), 1), _PIECE):
-        end = start + _PIECE
-        yield _bytes(
-            FollowReply(
-                number=fed.number,
-                kind=fed.kind,
-                body=bytes(body[start:end]) if len(body) > _PIECE else fed.body,
-                more=end < len(body),
-            )
-        )
+    yield from following.encode(fed.number, fed.kind, fed.body)
 
 
 def _read(request: bytes) -> FollowRequest:

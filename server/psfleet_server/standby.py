@@ -16,10 +16,11 @@ import grpc
 from psfleet.environment import Environment
 from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
 from psfleet.testing.faults import Crashes
+from psfleet.wire import following
 from psfleet.wire.channel import await_connection, open_channel
 from psfleet.wire.security import Access
 from psfleet.wire.status import error_of
-from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.host import Host
 from psfleet_server.recovery import take
 
@@ -135,11 +136,11 @@ class Standby:
         call: Any = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
             self._requests(), metadata=self._access.metadata
         )
-        body = b""
+        pieces: list[memoryview] = []
         try:
             for message in call:
                 self._following = True
-                reply = FollowReply.FromString(message)
+                reply, piece = following.decode(message)
                 if self.term:
                     continue  # the old primary may still send
                 if reply.over:
@@ -154,10 +155,11 @@ class Standby:
                 if reply.complete:
                     self._shorten(reply.complete)
                     continue
-                body = body + reply.body if body else reply.body
+                pieces.append(piece)
                 if not reply.more:
+                    body = piece if len(pieces) == 1 else memoryview(b"".join(pieces))
                     self._take(reply.number, reply.kind, body)
-                    body = b""
+                    pieces = []
         except grpc.RpcError as error:
             return error_of(error, self._name)
         finally:
@@ -175,14 +177,14 @@ class Standby:
                 said = later
             yield said.SerializeToString()
 
-    def _take(self, number: int, kind: int, body: bytes) -> None:
+    def _take(self, number: int, kind: int, body: memoryview) -> None:
         with self._taking:
             if self.term:
                 return
             self._reach("receive")
             if self._keeper is not None:
                 self._keeper.follow(kind, body)
-            take(kind, memoryview(body), self._host.shard, self._host.coordinator)
+            take(kind, body, self._host.shard, self._host.coordinator)
             self._reach("took")
             if number:
                 self.taken = number

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 58d00fd3b4acc6815cbbe490aeea29210d74d736133208137349fb84f7b849bf
+# From protos/psfleet/v1/replica.proto, SHA-256 9d297a746223dd5080b8acc13d0665ee491a8d8529f040f1b50308dd2db8c780
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional
@@ -18,7 +18,7 @@ class FollowRequest(_message.Message):
     def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("number", "kind", "body", "more", "required", "over", "complete")
+    __slots__ = ("number", "kind", "body", "more", "required", "over", "complete", "padding")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class FollowReply(_message.Message):
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: int
     body: bytes
@@ -33,4 +34,5 @@ class FollowReply(_message.Message):
     required: bool
     over: bool
     complete: int
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ..., complete: _Optional[int] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ..., complete: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,89 @@
+"""The fields of a protobuf message, found and written by hand where their content is large."""
+
+from psfleet.errors import FrameError
+
+__all__ = ["ALIGNMENT", "BYTES", "extent", "field", "opened", "tag"]
+
+ALIGNMENT = 8
+
+BYTES = 2  # the wire type of a field with a length
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A whole field of bytes."""
+    return bytes([number << 3 | BYTES]) + _varint(len(content)) + content
+
+
+def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
+    """A message up to the content of field `number`, which has `length` bytes.
+
+    Args:
+        head: The fields before it.
+        padding: Number of a field that is filled up, so that the content lies at a multiple of ALIGNMENT.
+    """
+    opening = bytes([number << 3 | BYTES]) + _varint(length)
+    return head + _filling(len(head) + len(opening), padding) + opening
+
+
+def tag(view: memoryview, at: int) -> tuple[int, int, int]:
+    """Number and wire type of the field that begins at `at`, and where its content begins.
+
+    Raises:
+        FrameError: The message ends before, or it is no number.
+    """
+    found, at = _read_varint(view, at)
+    return found >> 3, found & 7, at
+
+
+def extent(view: memoryview, at: int, kind: int) -> tuple[int, int]:
+    """Where the content of a field starts and ends.
+
+    Raises:
+        FrameError: It is longer than the message, or of an unknown wire type.
+    """
+    if kind == BYTES:
+        length, at = _read_varint(view, at)
+    elif kind == _VARINT:
+        length = _read_varint(view, at)[1] - at
+    elif kind in (_FIXED32, _FIXED64):
+        length = 4 if kind == _FIXED32 else 8
+    else:
+        raise FrameError(f"the frame has a field of wire type {kind} at byte {at}")
+    if length > len(view) - at:
+        raise FrameError(
+            f"the frame announces a field of {length} bytes, but only {len(view) - at} follow"
+        )
+    return at, at + length
+
+
+def _filling(length: int, number: int) -> bytes:
+    """A field that makes `length` a multiple of ALIGNMENT; it takes 0 or 2 to 9 bytes."""
+    missing = -length % ALIGNMENT
+    if missing == 0:
+        return b""
+    return field(number, bytes((missing - 2) % ALIGNMENT))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    if at < len(view) and view[at] < 128:  # as most are
+        return view[at], at + 1
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(view):
+            raise FrameError(f"the frame ends within a number at byte {at}")
+        byte = view[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise FrameError(f"the frame has a number of more than 10 bytes before byte {at}")
