@@ -1,6 +1,9 @@
 """The memory of one sparse table: index lines, rows, and the descriptor that kernels read."""
 
+import mmap
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +42,10 @@ EVERY = (0, SEGMENT_COUNT)
 ROW_BYTES = 144  # of index, for each row of a table that has just grown
 
 _FEWEST_ROWS = 1 << 16
+_SPACE = 1 << 47  # bytes of address space of a process
+_SHARE = (
+    64  # a table takes at most one in so many of those that are left, for there may be hundreds
+)
 _BINS = 4096  # of ages
 _LINES = 12  # reserved for each row; 9/4 is what a table that only grows takes
 _LEAST = (
@@ -64,6 +71,7 @@ class Index:
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self._width = width
+        max_rows = min(max_rows, _most_rows(width * 4 + ROW_BYTES))
         first = FIRST_LINES * (SEGMENT_COUNT + 1)
         # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: up to 3 per row where
         # rows come and go. The rest is there so that `check_lines` need not look closely.
@@ -299,7 +307,9 @@ class Index:
 
 
 def _reserve(rows: int, sizes: Callable[[int], list[int]]) -> tuple[int, list[Arena]]:
-    """Arenas of `sizes(rows)` bytes; with half the rows, and again, where they cannot be had."""
+    """Arenas of `sizes(rows)` bytes; for fewer rows where that is too much of the address space that is
+    left, and for half, and again, where they cannot be had."""
+    rows = min(rows, max(rows * (_space_left() // _SHARE) // sum(sizes(rows)), _FEWEST_ROWS))
     while True:
         try:
             return rows, [Arena(size) for size in sizes(rows)]
@@ -307,3 +317,14 @@ def _reserve(rows: int, sizes: Callable[[int], list[int]]) -> tuple[int, list[Ar
             if rows < 2 * _FEWEST_ROWS:
                 raise
             rows //= 2
+
+
+def _space_left() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(_SPACE - pages * mmap.PAGESIZE, 0)
+
+
+def _most_rows(row: int) -> int:
+    """How many rows of so many bytes twice the machine's memory holds: no table ever has more."""
+    memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    return max(2 * memory // row, _FEWEST_ROWS)

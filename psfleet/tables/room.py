@@ -100,6 +100,8 @@ class Room:
                 "alike that its index would outgrow its place; renumber them"
             )
         more = len(new) if self._waiting is None else unknown
+        if not more:  # what was made ready ahead counts, and is no reason to refuse
+            return
         self._budget.check(self._name, self._taken(more), f"add {len(new)} rows")
 
     def _taken(self, more: int) -> int:

@@ -6,7 +6,10 @@ import threading
 import pytest
 
 from psfleet.errors import UsageError
+from psfleet.rules.adam import Adam
 from psfleet.tables.arena import Arena
+from psfleet.tables.sparse import SparseTable
+from psfleet.tables.spec import TableSpec
 
 
 def used(arena: Arena, offset: int) -> int:
@@ -40,3 +43,11 @@ def test_an_impossible_size_is_refused() -> None:
     """More address space than a process has is an error of its own, not a crash."""
     with pytest.raises(UsageError, match="cannot reserve"):
         Arena(1 << 60)
+
+
+def test_hundreds_of_tables_fit_into_the_address_space() -> None:
+    """Of the widest rows too; each may still grow to gigabytes."""
+    specs = [TableSpec(f"t{n}", "sparse", (1024,), Adam()) for n in range(300)]
+    tables = [SparseTable(spec) for spec in specs]
+    assert Arena(1 << 40).size == 1 << 40  # and much is left
+    assert len(tables) == 300
