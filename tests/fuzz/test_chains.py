@@ -4,6 +4,7 @@ PSFLEET_TORTURE tries all bits and all lengths; otherwise it is one bit of each 
 """
 
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 
 from psfleet.checkpoint import MANIFEST
 from psfleet.errors import LogError, PsfleetError
-from tests.fuzz.chains import TIP, ChainedLog, a_log, loaded, some_snapshots
+from tests.fuzz.chains import TIP, ChainedLog, a_log, loaded, reseal_snapshots, some_snapshots
 from tests.fuzz.files import of_folder
 
 ALL = bool(os.environ.get("PSFLEET_TORTURE"))
@@ -110,6 +111,23 @@ def test_every_order_of_the_snapshots_of_two_chains(folder: Path) -> None:
         assert loaded(place / TIP) == saved[(place / TIP / MANIFEST).read_bytes()]
     # By what is the last: a base needs nothing; a first delta its base; a second one both in order.
     assert good == 2 * 7 * 7 + 2 * 7 + 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kind", [1]), ("kind", "x"), ("seed", 0.5), ("shape", [2.5]), ("every_row", 1)],
+)
+def test_a_definition_that_cannot_be_is_refused_before_anything_is_made(
+    folder: Path, name: str, value: object
+) -> None:
+    """Of the second table, in a manifest whose checksums are right: there is no first one either."""
+    some_snapshots(folder, 1)
+    where = folder / TIP / MANIFEST
+    said = json.loads(where.read_bytes())
+    said["tables"][1][name] = value
+    where.write_text(json.dumps(said))
+    reseal_snapshots(folder)
+    assert is_refused(folder / TIP)
 
 
 def starts(log: ChainedLog, folder: Path, missing_end: bool) -> bool:
