@@ -112,10 +112,14 @@ class Lanes:
             happened = {descriptor for descriptor, _ in self._deaths.poll()}
             if self._end in happened:
                 return
-            with self._lock:
-                for worker, shared in list(self._shared.items()):
-                    if shared.process in happened:
-                        self._drop(worker)
+            self._drop_all(happened)
+
+    def _drop_all(self, processes: set[int]) -> None:
+        """These workers have died. A function of its own: its names must not keep what they shared."""
+        with self._lock:
+            for worker, shared in list(self._shared.items()):
+                if shared.process in processes:
+                    self._drop(worker)
 
 
 def _pidfd(pid: int) -> int:
