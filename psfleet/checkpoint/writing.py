@@ -34,9 +34,13 @@ __all__ = [
 def save_fleet(
     path: str, shards: Sequence[Shard], cutting: Cutting | None = None, base: str | None = None
 ) -> None:
-    """Write shards of this process as one checkpoint; `base`: that of which it says the changes."""
+    """Write shards of this process as one checkpoint; `base`: that of which it says the changes.
+
+    Raises:
+        CheckpointError: It cannot be written; what was is removed.
+    """
     files, cut = [], Cut()
-    with saving(path) as folder:
+    with _told(path), saving(path) as folder:
         for shard in shards:
             frozen = shard.freeze(cutting)
             cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
@@ -45,6 +49,14 @@ def save_fleet(
         specs = tuple(table.spec for table in shards[0].tables.values())
         link = linked(base, path) if base else None
         finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {path!r}: {error.strerror or error}") from None
 
 
 def linked(base: str | Path, path: str | Path) -> Base:

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, for any number of servers, never silently wrong."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +139,16 @@ def test_other_definition_is_a_conflict(tmp_path: Path) -> None:
     shard.create(TableSpec("rows", "sparse", (3,), Adam()), np.zeros(0, np.float32))
     with pytest.raises(TableConflict):
         load_shard(str(tmp_path / "model"), shard)
+
+
+def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+    """Without a cluster too a checkpoint that cannot be written is one sentence, and nothing is left."""
+    shards, (soft, hard) = trained(1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write to '.*model': File too large"):
+            save_fleet(str(tmp_path / "model"), shards)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    save_fleet(str(tmp_path / "model"), shards)

@@ -67,3 +67,17 @@ def test_an_interrupt_while_the_launcher_loads() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
+    """Where the log of worker 0 cannot be written, as on a full disk, that is said and the job goes on."""
+    script = tmp_path / "talks.py"
+    script.write_text("for n in range(4000): print(f'line {n}')\n")
+    command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
+    limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
+    done = subprocess.run(
+        limited, cwd=tmp_path, timeout=120, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "line 3999"
+    assert done.stderr.count("cannot be written (File too large); the job goes on") == 1

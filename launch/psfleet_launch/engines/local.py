@@ -81,6 +81,7 @@ class LocalEngine:
         self._pulses: dict[Member, IO[bytes]] = {}
         self._heard: set[Member] = set()
         self._asked: list[int] = []
+        self._loses_output = False
         self._exit_code: int | None = None
         self._generation = 0
         self._resume = job.request.resume
@@ -196,12 +197,23 @@ class LocalEngine:
                     self._close_pulse(key.data)
             elif data:
                 log, is_error = key.data
-                log.write(data)
+                self._keep(log, data)
                 self._screen.output(data, is_error)
             else:
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]  # a pipe
         return bool(ready)
+
+    def _keep(self, log: IO[bytes], data: bytes) -> None:
+        """Write what worker 0 has said; if its log takes no more, as on a full disk, the job goes on."""
+        try:
+            log.write(data)
+        except OSError as error:
+            if not self._loses_output:
+                self._screen.say(
+                    f"log {log.name!r} cannot be written ({error.strerror}); the job goes on"
+                )
+            self._loses_output = True
 
     def _make(self, trouble: Trouble) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
