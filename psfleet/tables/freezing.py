@@ -15,7 +15,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAGE", "FrozenDense", "FrozenRows", "Rows"]
+from psfleet.kernels.generate import static_kernels
+from psfleet.kernels.initial import address_of
+
+__all__ = ["PAGE", "FrozenDense", "FrozenRows", "Listed", "Rows"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -36,14 +39,17 @@ class Rows(Protocol):
     def free_slots(self) -> Ids:
         """The slots below it that have no row."""
 
-    def section(self, number: int) -> tuple[Ids, Ids]:
-        """Ids and slots of one of SECTIONS parts; an id never changes its part."""
+    def section(self, number: int, step: int) -> "Listed":
+        """The rows of one of SECTIONS parts; an id never changes its part."""
 
-    def locate(self, ids: Ids) -> tuple[Ids, int]: ...
+    def recall(self, ids: Ids, step: int) -> "Listed":
+        """The rows of these ids; slot 0 for an unknown one."""
+
     def gather(self, slots: Ids) -> Floats: ...
-    def touched(self, ids: Ids, step: int) -> Ids: ...
 
 
+Listed = tuple[Ids, Ids, Ids]
+"""Ids, slots, and the step of each row's last push."""
 Page = tuple[Ids, Floats, Ids]
 """Ids, whole rows as they are stored, and the step of each row's last push."""
 
@@ -67,60 +73,84 @@ class FrozenRows:
         self._rows = rows
         self._lock = lock
         self._step = step
-        self._only: tuple[Ids, Ids] | None = None
+        self._only: Listed | None = None
         self._kept: list[Page] = []
-        self._read: NDArray[np.bool_]  # by slot: there is nothing more to read; slot 0 is none
+        self._kernels = static_kernels("freezing")
+        self._size = rows.next_slot  # slots from here on had no row
+        # A bit for each slot: nothing is left to read there. Slot 0 is none.
+        self._done = np.zeros(self._size // 64 + 1, np.uint64)
+        self._done[0] = 1
         if only is None:
+            free = rows.free_slots()
+            self._claim((free, free, free))
             self.count = len(rows)
-            self._read = np.zeros(rows.next_slot, np.bool_)
-            self._read[rows.free_slots()] = True
-            self._read[:1] = True
         else:
-            slots, unknown = rows.locate(only)
-            self._only, self.count = (only, slots), len(only) - unknown
-            self._read = np.ones(rows.next_slot, np.bool_)
-            self._read[slots[slots != 0]] = False
+            self._only = rows.recall(only, step())
+            self.count = len(self._claim(self._only)[0])
+            np.invert(self._done, self._done)
+            self._done[0] |= np.uint64(1)
+        self._left = self.count
 
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change or to go. The caller has the lock."""
-        self._keep(ids, self._rows.locate(ids)[0])
+        if self._left:
+            self._keep(self._rows.recall(ids, self._step()))
 
     def keep_section(self, number: int) -> None:
         """Any row of this part may be about to change. The caller has the lock."""
-        self._keep(*self._rows.section(number))
+        if self._left:
+            self._keep(self._rows.section(number, self._step()))
 
     def pages(self) -> Iterator[Page]:
         """Every row once, in an order that means nothing."""
-        for ids, slots in self._listed():
+        for ids, slots, touched in self._listed():
             for start in range(0, len(ids), PAGE):
                 part = slice(start, start + PAGE)
                 with self._lock:
-                    page = self._take(ids[part], slots[part])
-                yield page
-        while self._kept:
-            yield self._kept.pop()
+                    self._keep((ids[part], slots[part], touched[part]))
+                    kept, self._kept = self._kept, []
+                yield from _joined(kept)
+        yield from _joined(self._kept)  # since the last page: there is nothing left to keep
 
-    def _listed(self) -> Iterator[tuple[Ids, Ids]]:
+    def _listed(self) -> Iterator[Listed]:
+        """What was there, in parts; a row that has changed since was kept before."""
         if self._only is not None:
             yield self._only
             return
         for number in range(SECTIONS):
             with self._lock:
-                found = self._rows.section(number)
+                found = self._rows.section(number, self._step())
             yield found
 
-    def _keep(self, ids: Ids, slots: Ids) -> None:
-        page = self._take(ids, slots)
-        if len(page[0]):
-            self._kept.append(page)
-
-    def _take(self, ids: Ids, slots: Ids) -> Page:
+    def _keep(self, listed: Listed) -> None:
         """Read what nobody has read of these rows."""
-        old = slots < len(self._read)
-        unread = old & ~self._read[np.where(old, slots, 0)]
-        ids, slots = ids[unread], slots[unread]
-        self._read[slots] = True
-        return ids, self._rows.gather(slots), self._rows.touched(ids, self._step())
+        ids, slots, touched = self._claim(listed)
+        if len(ids):
+            self._left -= len(ids)
+            self._kept.append((ids, self._rows.gather(slots), touched))
+
+    def _claim(self, listed: Listed) -> Listed:
+        """Those of them that nobody has claimed."""
+        count = len(listed[0])
+        ids, slots, touched = (np.empty(count, np.int64) for _ in range(3))
+        found = self._kernels.claim(
+            address_of(self._done),
+            self._size,
+            count,
+            *map(address_of, listed),
+            *map(address_of, (ids, slots, touched)),
+        )
+        return ids[:found], slots[:found], touched[:found]
+
+
+def _joined(pages: list[Page]) -> Iterator[Page]:
+    """All of them, small ones put together: each costs whoever writes it much the same."""
+    while pages:
+        group = [pages.pop()]
+        while pages and sum(len(page[0]) for page in group) < PAGE:
+            group.append(pages.pop())
+        ids, rows, touched = zip(*group, strict=True)
+        yield np.concatenate(ids), np.concatenate(rows), np.concatenate(touched)
 
 
 class FrozenDense:

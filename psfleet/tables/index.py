@@ -30,7 +30,7 @@ from psfleet.kernels.probing import (
     USED,
 )
 from psfleet.tables.arena import Arena
-from psfleet.tables.freezing import FrozenRows
+from psfleet.tables.freezing import FrozenRows, Listed
 
 __all__ = ["EVERY", "ROW_BYTES", "Index"]
 
@@ -98,6 +98,7 @@ class Index:
         self.address = address_of(self._d)
         self.views: list[FrozenRows] = []
         self._kernels = static_kernels("index")
+        self._freezing = static_kernels("freezing")
 
     def __len__(self) -> int:
         return int(self._segments[:, LIVE].sum())
@@ -283,11 +284,23 @@ class Index:
         self._kernels.freed(self.address, address_of(slots))
         return slots
 
-    def section(self, number: int) -> tuple[Ids, Ids]:
-        """Ids and slots of one segment's rows; an id never changes its segment."""
-        ids, slots = (np.empty(int(self._segments[number, LIVE]), np.int64) for _ in range(2))
-        self._kernels.section(self.address, number, address_of(ids), address_of(slots))
-        return ids, slots
+    def section(self, number: int, step: int) -> Listed:
+        """One segment's rows; an id never changes its segment. `step`: of the table."""
+        ids, slots, touched = (
+            np.empty(int(self._segments[number, LIVE]), np.int64) for _ in range(3)
+        )
+        self._freezing.section(
+            self.address, number, step, address_of(ids), address_of(slots), address_of(touched)
+        )
+        return ids, slots, touched
+
+    def recall(self, ids: Ids, step: int) -> Listed:
+        """The rows of these ids; slot 0 for an unknown one. `step`: of the table."""
+        slots, touched = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        self._freezing.recall(
+            self.address, address_of(ids), len(ids), step, address_of(slots), address_of(touched)
+        )
+        return ids, slots, touched
 
     # -- whole rows ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 from psfleet.rules import make_rule
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
+from psfleet.tables.freezing import SECTIONS
 from psfleet.tables.frozen import FrozenTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec
@@ -125,6 +126,31 @@ def test_only_what_has_changed() -> None:
     np.testing.assert_array_equal(found["rows"][order], expected.values)
     np.testing.assert_array_equal(found["removed"], changes.removed)
     table.release(mark)
+
+
+def test_kernels_say_what_the_tables_own_columns_say() -> None:
+    """Sections list every row once; what is recalled of ids is the same; a slot is claimed once."""
+    dice = np.random.default_rng(3)
+    table = SparseTable(PLAIN)
+    for _ in range(20):
+        change(table, dice)
+    rows = table.rows(np.arange(400))
+    index, expected = table._index, dict(zip(rows.ids, rows.touched, strict=True))
+    found: dict[int, tuple[int, int]] = {}
+    for number in range(SECTIONS):
+        ids, slots, touched = index.section(number, table.step)
+        found |= {i: (s, t) for i, s, t in zip(ids, slots, touched, strict=True)}
+    assert {i: t for i, (_, t) in found.items()} == expected
+    ids = dice.permutation(500).astype(np.int64)
+    named, slots, touched = index.recall(ids, table.step)
+    assert [*zip(slots, touched, strict=True)] == [found.get(i, (0, 0)) for i in named]
+    view = table.freeze()._rows
+    known = named[slots != 0]
+    for part in (ids[:200], ids):  # the second time the first are claimed already
+        got, _, _ = view._claim(index.recall(part, table.step))
+        now = np.isin(known, part)
+        np.testing.assert_array_equal(got, known[now])
+        known = known[~now]
 
 
 def test_a_dense_table_is_read_as_it_was() -> None:

@@ -204,22 +204,6 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
     return count
 
 
-@kernel(void(int64, int64, int64, int64))
-def section(d, number, ids, slots):
-    """Write id and slot of every row of one segment."""
-    count = 0
-    segment = load_i64(d, SEGMENTS) + number * (8 * SEGMENT_FIELDS)
-    lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-    for i in range(load_i64(segment, MASK) + 1):
-        line = lines + i * 64
-        for entry in range(4):
-            slot = int64(load_u32(line, 8 + entry))
-            if slot != 0 and slot != DEAD:
-                store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                store_i64(slots, count, slot)
-                count += 1
-
-
 @kernel(void(int64, int64))
 def freed(d, slots):
     """Write the slots whose rows were removed and that no other row has got."""

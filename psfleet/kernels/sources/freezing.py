@@ -1,0 +1,75 @@
+# ruff: noqa
+# mypy: ignore-errors
+from numba import int64, uint64, void
+
+from psfleet.kernels.hashing import mix, unmix
+from psfleet.kernels.memory import (
+    kernel,
+    load_i64,
+    load_u32,
+    load_u64,
+    read_i64,
+    store_i64,
+    store_u64,
+)
+from psfleet.kernels.probing import (
+    BASE,
+    DEAD,
+    LINES,
+    MASK,
+    SEGMENT_FIELDS,
+    SEGMENTS,
+    age_of,
+    place_of,
+    prefetch_line,
+)
+
+AHEAD = 24
+
+
+@kernel(void(int64, int64, int64, int64, int64, int64))
+def section(d, number, step, ids, slots, touched):
+    """Write id, slot and step of the last push of every row of one segment."""
+    count = 0
+    segment = load_i64(d, SEGMENTS) + number * (8 * SEGMENT_FIELDS)
+    lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
+    for i in range(load_i64(segment, MASK) + 1):
+        line = lines + i * 64
+        for entry in range(4):
+            slot = int64(load_u32(line, 8 + entry))
+            if slot != 0 and slot != DEAD:
+                store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+                store_i64(slots, count, slot)
+                store_i64(touched, count, step - age_of(step, load_u32(line, 12 + entry)))
+                count += 1
+
+
+@kernel(void(int64, int64, int64, int64, int64, int64))
+def recall(d, ids, n, step, slots, touched):
+    """Write each id's slot and the step of its last push; both 0 for an unknown one."""
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        line, entry = place_of(d, mix(uint64(read_i64(ids, i))))
+        slot = int64(load_u32(line, 8 + entry))
+        store_i64(slots, i, slot)
+        store_i64(touched, i, step - age_of(step, load_u32(line, 12 + entry)) if slot != 0 else 0)
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
+def claim(bits, size, n, ids, slots, touched, to_ids, to_slots, to_touched):
+    """Set the bit of each slot below `size`; write out those whose bit was not set. -> how many."""
+    count = 0
+    for i in range(n):
+        slot = read_i64(slots, i)
+        if slot >= size:
+            continue
+        word, bit = load_u64(bits, slot >> 6), uint64(1) << uint64(slot & 63)
+        if word & bit != uint64(0):
+            continue
+        store_u64(bits, slot >> 6, word | bit)
+        store_i64(to_ids, count, read_i64(ids, i))
+        store_i64(to_slots, count, slot)
+        store_i64(to_touched, count, read_i64(touched, i))
+        count += 1
+    return count
