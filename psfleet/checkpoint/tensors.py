@@ -6,7 +6,7 @@ length u64, header JSON filled up with spaces to a multiple of 8 bytes, the tens
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +32,7 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_CHUNK = 512 << 10  # bytes that are read at a time
 
 
 class TensorWriter:
@@ -96,8 +97,10 @@ class TensorWriter:
             )
         _write(self._file, content, at)
 
-    def finish(self) -> tuple[str, int]:
+    def finish(self, between: Callable[[], None] | None = None) -> tuple[str, int]:
         """Make the file durable; its SHA-256 in hexadecimal and its length.
+
+        `between` is called now and then while the file is read for that.
 
         Raises:
             CheckpointError: A tensor is not full.
@@ -108,13 +111,18 @@ class TensorWriter:
                 f"tensors {short} of {str(self._path)!r} have less than was announced"
             )
         os.fsync(self._file)
-        return digest(self._path), self._size
+        return digest(self._path, between), self._size
 
 
-def digest(where: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    with where.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def digest(where: Path, between: Callable[[], None] | None = None) -> str:
+    """The SHA-256 of a file in hexadecimal; `between` is called after each part of it."""
+    found, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with where.open("rb", buffering=0) as stream:
+        while size := stream.readinto(chunk):
+            found.update(chunk[:size])
+            if between is not None:
+                between()
+    return found.hexdigest()
 
 
 def _write(file: int, content: memoryview, at: int) -> None:

@@ -126,7 +126,7 @@ def write_frozen(
         folder: Of the snapshot.
         frozen: The shard; the caller closes it.
         core: In place of the shard's own, if more is to be kept.
-        between: Called after each page.
+        between: Called after each page, and now and then while the file's checksum is made.
     """
     core = core or frozen.core
     name = f"shard-{frozen.index}-of-{frozen.servers}.safetensors"
@@ -146,7 +146,7 @@ def write_frozen(
                     writer.append(f"{table.spec.name}/{column}", values)
                 if between is not None:
                     between()
-        sha256, size = writer.finish()
+        sha256, size = writer.finish(between)
     sync(Path(folder))
     dense = [table.spec for table in tables if table.spec.kind == "dense"]
     return ShardFile(

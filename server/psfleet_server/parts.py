@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +18,13 @@ from psfleet.shard.frozen import FrozenShard
 from psfleet.testing.faults import Crashes
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.decisions import CLASSES
+from psfleet_server.pace import Pace
 
 __all__ = ["Parts", "coordinator_becomes", "joined_core"]
 
 _INSIDE = {"members", "meetings", "supply", "term"}  # of a coordinator: what it has decided
 _PREFIX = "coordinator."
-_PAUSE = 0.0005  # seconds after each page, in which pushes go first
+_SHARE = 0.2  # of one processor that a file takes
 
 Told = Callable[[bytes | PsfleetError], None]
 """Gets the outcome: a part of the manifest, or nothing for a cut, or why there is none."""
@@ -35,12 +36,18 @@ class _Part:
 
     Attributes:
         folder: That gets the file.
+        cut: Gets the shard as it was at the cut; None: there will be none.
+        awaits_cut: It has a thread.
         made: The cut is made.
         outcome: What has become of the file.
         for_cut, for_file: Who waits.
     """
 
     folder: str
+    cut: "queue.SimpleQueue[tuple[FrozenShard, Core] | None]" = field(
+        default_factory=queue.SimpleQueue
+    )
+    awaits_cut: bool = False
     made: bool = False
     outcome: bytes | PsfleetError | None = None
     for_cut: list[Told] = field(default_factory=list)
@@ -65,6 +72,27 @@ class Parts:
         for n in earlier:
             self.forget(n)
 
+    def start(self, number: int) -> None:
+        """The shard will cut there: have a thread ready.
+
+        At the cut, which holds everybody up, it would be too late: a new thread takes milliseconds
+        to run where processors are busy. Others that were to be cut are given up.
+        """
+        with self._lock:
+            part = self._parts.get(number)
+            begins = part is not None and not part.awaits_cut
+            if part is not None:
+                part.awaits_cut = True
+            others = [n for n, p in self._parts.items() if n != number and not p.made]
+        for n in others:
+            self.forget(n)
+        if begins:
+            thread = threading.Thread(
+                target=self._write, args=(part,), name="snapshot", daemon=True
+            )
+            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+            thread.start()
+
     def await_part(self, number: int, told: Told, *, cut: bool) -> None:
         """Have `told` called when the cut is made, or when the file is on the disk."""
         with self._lock:
@@ -78,39 +106,52 @@ class Parts:
         """The cut is made: write the shard as it was there. Returns at once."""
         with self._lock:
             part = self._parts.get(frozen.number)
-            waiting = [] if part is None else part.for_cut
             if part is not None:
-                part.made, part.for_cut = True, []
+                part.made = True
+                part.cut.put((frozen, core))
         if part is None:
             frozen.close()
-            return
-        thread = threading.Thread(
-            target=self._write, args=(part, frozen, core), name="snapshot", daemon=True
-        )
-        self._threads = [*(t for t in self._threads if t.is_alive()), thread]
-        thread.start()
-        for told in waiting:
-            told(b"")
 
     def forget(self, number: int) -> None:
         """A snapshot is complete, or given up."""
         with self._lock:
             part = self._parts.pop(number, None)
+            if part is not None:
+                part.cut.put(None)
         if part is not None:
             for told in (*part.for_cut, *part.for_file):
                 told(_unknown(number))
 
     def stop(self) -> None:
-        """Wait until no file is being written."""
+        """Wait until no file is being written; none will be."""
+        with self._lock:
+            awaited = [n for n, part in self._parts.items() if not part.made]
+        for number in awaited:
+            self.forget(number)
         for thread in self._threads:
             thread.join()
 
-    def _write(self, part: _Part, frozen: FrozenShard, core: Core) -> None:
+    def _write(self, part: _Part) -> None:
+        if (cut := part.cut.get()) is None:
+            return
+        with self._lock:
+            waiting, part.for_cut = part.for_cut, []
+        for told in waiting:
+            told(b"")
+        self._write_file(part, *cut)
+
+    def _write_file(self, part: _Part, frozen: FrozenShard, core: Core) -> None:
         outcome: bytes | PsfleetError
+        pace = Pace(_SHARE)
+
+        def between() -> None:
+            self._reach("page")
+            pace.rest()
+
         self._reach("cut")
         try:
             with contextlib.closing(frozen):
-                file = write_frozen(part.folder, frozen, core, self._page)
+                file = write_frozen(part.folder, frozen, core, between)
             outcome = _described(frozen, file)
         except Exception as error:
             outcome = CheckpointError(
@@ -123,10 +164,6 @@ class Parts:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
         for told in waiting:
             told(outcome)
-
-    def _page(self) -> None:
-        self._reach("page")
-        time.sleep(_PAUSE)
 
     def _reach(self, point: str) -> None:
         if self._crashes is not None:

@@ -65,6 +65,7 @@ class _Snapshots:
             cutting.members = dict(asked.members)
         self._host.parts.expect(asked.number, asked.folder)
         answer = self._host.ask(BeginCut(cutting))
+        self._host.parts.start(asked.number)
         shard = self._host.shard
         with self._host.lock:
             mode = 0 if shard.mode is None else write_mode(shard.mode)

@@ -1,0 +1,117 @@
+"""One server's part of a snapshot: its thread is there before the cut, and goes with the snapshot."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.rules import make_rule
+from psfleet.shard.cuts import Cutting
+from psfleet.shard.shard import Shard
+from psfleet.tables.spec import TableSpec
+from psfleet_server.pace import Pace
+from psfleet_server.parts import Parts
+
+DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
+SECONDS = 60.0
+
+
+class Outcome:
+    """What was told, once."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self._what: bytes | PsfleetError = b""
+
+    def __call__(self, what: bytes | PsfleetError) -> None:
+        self._what = what
+        self._told.set()
+
+    def get(self) -> bytes | PsfleetError:
+        """Wait for it."""
+        assert self._told.wait(SECONDS)
+        return self._what
+
+
+@contextmanager
+def parts_of(folder: Path, *numbers: int) -> Iterator[Parts]:
+    """Parts that await the cuts of these snapshots."""
+    parts = Parts()
+    try:
+        for number in numbers:
+            parts.expect(number, str(folder))
+            parts.start(number)
+        yield parts
+    finally:
+        parts.stop()
+
+
+def cut(parts: Parts, number: int) -> None:
+    """Cut a shard with one table."""
+    shard = Shard()
+    shard.create(DENSE, np.arange(10, dtype=np.float32))
+    frozen = shard.freeze(Cutting(number))
+    parts.begin(frozen, frozen.core)
+
+
+def test_no_thread_is_started_at_the_cut(tmp_path: Path) -> None:
+    """It is there before, for a new one may take long to run; then it tells of the cut and of the file."""
+    with parts_of(tmp_path, 1) as parts:
+        made, written = Outcome(), Outcome()
+        parts.await_part(1, made, cut=True)
+        parts.await_part(1, written, cut=False)
+        [before] = parts._threads
+        cut(parts, 1)
+        assert parts._threads == [before]
+        assert made.get() == b""
+        outcome = written.get()
+        assert isinstance(outcome, bytes)
+        assert (tmp_path / json.loads(outcome)["file"]["file"]).exists()
+
+
+def test_a_cut_may_come_before_the_thread(tmp_path: Path) -> None:
+    """An idle fleet is cut while it is being asked to be."""
+    parts, written = Parts(), Outcome()
+    parts.expect(1, str(tmp_path))
+    cut(parts, 1)
+    parts.start(1)
+    parts.start(1)  # the same call again
+    parts.await_part(1, written, cut=False)
+    assert isinstance(written.get(), bytes)
+    parts.stop()
+
+
+def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
+    """Whether another one comes, it is forgotten, or the server ends; whoever waits is told."""
+    with parts_of(tmp_path, 7) as parts:
+        told = [Outcome() for _ in range(3)]
+        parts.await_part(7, told[0], cut=True)
+        # Numbers begin anew where server 0 was started again before it could say that 7 was given up.
+        parts.expect(5, str(tmp_path))
+        parts.start(5)
+        parts.await_part(5, told[1], cut=False)
+        parts.forget(5)
+        cut(parts, 5)
+        parts.expect(8, str(tmp_path))
+        parts.start(8)
+        parts.await_part(8, told[2], cut=True)
+    for outcome in told:
+        assert isinstance(outcome.get(), CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("worked", "rest"), [(0.003, 0.009), (0.0, 0.0005), (0.0001, 0.0005)], ids=str
+)
+def test_a_thread_that_writes_rests_in_proportion(worked: float, rest: float) -> None:
+    """Of a quarter of one processor's time three quarters are rests; each lasts a moment at least."""
+    clock, rests = [1.0], list[float]()
+    pace = Pace(0.25, lambda: clock[0], rests.append)
+    for _ in range(2):
+        clock[0] += worked
+        pace.rest()
+    assert rests == pytest.approx([rest, rest])
