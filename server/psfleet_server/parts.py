@@ -62,6 +62,7 @@ class Parts:
         self._parts: dict[int, _Part] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._ending = False
 
     def expect(self, number: int, folder: str) -> None:
         """A snapshot begins; its files go there. Earlier ones that are not whole are given up."""
@@ -123,8 +124,9 @@ class Parts:
                 told(_unknown(number))
 
     def stop(self) -> None:
-        """Wait until no file is being written; none will be."""
+        """Wait until no file is being written, now without rests; none will be."""
         with self._lock:
+            self._ending = True
             awaited = [n for n, part in self._parts.items() if not part.made]
         for number in awaited:
             self.forget(number)
@@ -146,7 +148,8 @@ class Parts:
 
         def between() -> None:
             self._reach("page")
-            pace.rest()
+            if not self._ending:
+                pace.rest()
 
         self._reach("cut")
         try:
