@@ -25,7 +25,7 @@ _LATE = 900.0  # seconds after its time until the job is asked to end; it tells 
 _EPOCHS = 10  # a second: more than two workers can do, who rest 10 ms at each of their 40 steps
 _LONG = 60  # samples of a process whose trend counts
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_GROWTH = {"memory": (1.10, 8 << 20), "descriptors": (1.0, 4), "threads": (1.0, 2)}
+_GROWTH = {"memory": (1.0, 8 << 20), "descriptors": (1.0, 4), "threads": (1.0, 2)}
 """By what a process may grow from a third of its life on: a factor, and so many more."""
 
 
