@@ -79,7 +79,7 @@ class Consistency:
 
     def switch(self, event: Join, last: int) -> None:
         """Go on in another mode; rounds go on after `last`."""
-        self.rounds.closed = last
+        self.rounds.go_on_from(last)
         self.mode, self.switches = event.mode, event.switch
         self.clocks = Clocks(event.staleness)
 

@@ -63,6 +63,7 @@ class Join:
         staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
         switch: 0, or n: all workers have met, nothing is under way, and from now on the fleet
             runs in this mode, which is its n-th change.
+        last: With a change, the highest round or push of any worker before it.
     """
 
     worker: int
@@ -70,6 +71,7 @@ class Join:
     mode: Mode
     staleness: int = 0
     switch: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)

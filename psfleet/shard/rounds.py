@@ -98,6 +98,11 @@ class Rounds:
         self.left.add(worker)
         self._all_back()
 
+    def go_on_from(self, last: int) -> None:
+        """The next round is the one after `last`; up to there every seat has done its part in its way."""
+        self.closed = last
+        self.counted = dict.fromkeys(self.seats, last)
+
     def go_back(self) -> None:
         """Nothing of the open round counts: all workers begin anew and do it again."""
         self.held.clear()

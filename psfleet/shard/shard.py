@@ -169,7 +169,8 @@ class Shard:
         whatever of the old mode still arrives late is recognised as old.
         """
         self._record(event)
-        last = self.progress()
+        # A life of which this shard may not know has perhaps come further than those that it knows.
+        last = max(self.progress(), event.last)
         self.workers.go_on_from(last)
         self.consistency.switch(event, last)
 

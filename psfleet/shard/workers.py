@@ -25,6 +25,7 @@ class Workers:
         writes: Last write of its life.
         positions: How far it is with its data.
         newest: Its last life, which may be over.
+        base: The number after which pushes go on since the mode was changed, also those of later lives.
         view: The one that is installed; 0: none, lives begin when they join.
         promised: The one for which the shard is frozen, or `view`.
         frozen: The shard has just started and waits for a view.
@@ -38,6 +39,7 @@ class Workers:
     writes: dict[int, int] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
+    base: int = 0
     view: int = 0
     promised: int = 0
     frozen: bool = False
@@ -85,7 +87,7 @@ class Workers:
     def begin(self, worker: int, incarnation: int) -> None:
         """A life begins."""
         self.lives[worker] = self.newest[worker] = incarnation
-        self.sequences[worker] = self.writes[worker] = 0
+        self.sequences[worker], self.writes[worker] = self.base, 0
         self.positions.pop(worker, None)
 
     def _end(self, worker: int) -> None:
@@ -132,6 +134,7 @@ class Workers:
 
     def go_on_from(self, last: int) -> None:
         """Every worker's next push is the one after `last`."""
+        self.base = last
         self.sequences = dict.fromkeys(self.sequences, last)
 
     # -- views ---------------------------------------------------------------------------------

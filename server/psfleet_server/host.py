@@ -341,7 +341,7 @@ def _seated(seating: Seating) -> bytes:
     switch = seating.switch
     if switch is not None:
         reply.switches, reply.staleness = switch.number, switch.staleness
-        reply.mode = write_mode(switch.mode)
+        reply.mode, reply.last = write_mode(switch.mode), switch.last
     encoded: bytes = reply.SerializeToString()
     return encoded
 

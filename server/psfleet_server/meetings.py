@@ -34,8 +34,8 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "switch": np.maximum,
 }
 SWITCH = "switch"
-"""A reduction to which each worker brings a mode m and a staleness s, as int64 [m, s, -m, -s]: of the
-maxima the halves are opposite if all bring the same."""
+"""A reduction to which each worker brings a mode m, a staleness s and its last push n, as int64
+[m, s, -m, -s, n]: of the maxima the first two and the next two are opposite if all want the same."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _REMEMBERED = 64 << 20  # bytes of results for those who come later
 
@@ -103,6 +103,11 @@ class Switch:
     staleness: int
     rounds: dict[int, int]
     positions: dict[int, Position]
+
+    @property
+    def last(self) -> int:
+        """The highest push of any worker."""
+        return max(self.rounds.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ class Meetings:
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> Switch | None:
         """The change that all want; None: they want none, or different ones, or it has been made."""
-        if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:]).any():
+        if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:4]).any():
             return None
         number = max(arrival.change for arrival in arrivals)
         if self.switch is not None and number <= self.switch.number:
@@ -258,9 +263,9 @@ def _check_switch(arrival: Arrival) -> None:
     value = arrival.value
     if arrival.mode != SWITCH or value is None:
         return
-    if value.dtype != np.int64 or value.shape != (4,):
+    if value.dtype != np.int64 or value.shape != (5,):
         raise ShapeError(
-            f"a change of the mode is four int64, not {value.dtype.name} of shape {value.shape}"
+            f"a change of the mode is five int64, not {value.dtype.name} of shape {value.shape}"
         )
     read_mode(int(value[0]))
 

@@ -109,6 +109,7 @@ def encode(record: Record) -> tuple[int, list[Part]]:
                         mode=write_mode(record.mode),
                         staleness=record.staleness,
                         switch=record.switch,
+                        last=record.last,
                     )
                 )
             ]
@@ -175,7 +176,12 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
     if kind == Kind.JOIN:
         asked = shard_pb2.JoinRequest.FromString(bytes(body))
         return Join(
-            asked.worker, asked.incarnation, read_mode(asked.mode), asked.staleness, asked.switch
+            asked.worker,
+            asked.incarnation,
+            read_mode(asked.mode),
+            asked.staleness,
+            asked.switch,
+            asked.last,
         )
     if kind == Kind.LEAVE:
         asked = shard_pb2.LeaveRequest.FromString(bytes(body))

@@ -173,7 +173,7 @@ class _Shard:
         asked = _parse(shard_pb2.JoinRequest, request)
         mode = read_mode(asked.mode)
         answer = self._host.ask(
-            Join(asked.worker, asked.incarnation, mode, asked.staleness, asked.switch)
+            Join(asked.worker, asked.incarnation, mode, asked.staleness, asked.switch, asked.last)
         )
         self._host.lanes.drop(asked.worker, before=asked.incarnation)
         shard = self._host.shard

@@ -19,9 +19,9 @@ def test_all_stages_have_the_same_batches(launch: Launch, tmp_path: Path, mode: 
     """Two workers of two stages use every sample of two epochs once, each in one of them, in ssp mode
     without any lead, and where the mode changes from sync to async and back meanwhile; what a table counts
     of shows and clicks comes through the pieces of a pipeline."""
-    options = ("--workers", "2", "--pipeline", "1f1b", "--stages", "2", "--micro-batches", "2")
+    options = ["--workers", "2", "--pipeline", "1f1b", "--stages", "2", "--micro-batches", "2"]
     if mode == "ssp":
-        options += ("--mode", "ssp", "--staleness", "0")
+        options += ["--mode", "ssp", "--staleness", "0"]
     job = launch("--no-progress", *options, SCRIPT, str(tmp_path), mode)
     code, _, err = job.ends(170)
     assert code == 0, err + job.log("*")

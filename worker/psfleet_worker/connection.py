@@ -130,38 +130,37 @@ class Connection:
         if life.switches:
             self.mode, self.staleness = read_mode(life.mode), life.staleness
         deadline = time.monotonic() + self.patience.start
-        while (
-            len({(each.mode, each.staleness, each.switches) for each in self._join(life.switches)})
-            > 1
-        ):
+        while len({*map(_mode_of, self._join(life.switches, life.last))}) > 1:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     "the servers are in different modes: a change was left half done"
                 )
             time.sleep(_PAUSE)  # the workers that make the change are on their way
 
-    def change_mode(self, mode: Mode, staleness: int) -> None:
+    def change_mode(self, mode: Mode, staleness: int, last: int) -> None:
         """Go on in another mode. All workers have met with nothing under way, and all do this.
 
-        A change that the fleet had behind it when this life began is passed over.
+        A change that the fleet had behind it when this life began is passed over. `last` is the highest push
+        of any worker before it.
         """
         self._changes += 1
         if self._changes > self._switches:
             self.turns += (mode == "sync") != (self.mode == "sync")
             self.mode, self.staleness = mode, staleness
-            self.join(self._changes)
+            self.join(self._changes, last)
 
-    def join(self, switch: int = 0) -> None:
+    def join(self, switch: int = 0, last: int = 0) -> None:
         """Go on after a rest; learns the last round.
 
         Args:
             switch: See `change_mode`; the number of the change.
+            last: Likewise.
         """
-        sequences = [reply.sequence for reply in self._join(switch)]
+        sequences = [reply.sequence for reply in self._join(switch, last)]
         if len(set(sequences)) != 1:
             raise ProtocolError(f"the servers stand at different rounds: {sequences}")
 
-    def _join(self, switch: int = 0) -> list[Any]:
+    def _join(self, switch: int = 0, last: int = 0) -> list[Any]:
         """Begin or go on on every server, in the mode that it says."""
         request = shard_pb2.JoinRequest(
             worker=self.worker,
@@ -169,6 +168,7 @@ class Connection:
             mode=write_mode(self.mode),
             staleness=self.staleness,
             switch=switch,
+            last=last,
         )
         replies = [
             shard_pb2.JoinReply.FromString(answer)
@@ -301,6 +301,10 @@ class Connection:
         return wait_all(
             [client.start(method, message, seconds=start, outage=start) for client in clients]
         )
+
+
+def _mode_of(joined: Any) -> tuple[int, int, int]:
+    return joined.mode, joined.staleness, joined.switches
 
 
 def reduced(answer: bytes, value: NDArray[Any]) -> NDArray[Any]:

@@ -205,16 +205,17 @@ class ClusterRuntime:
                 f"it does not go with {self._wire}"
             )
         wish = np.array([write_mode(mode), staleness], np.int64)
-        brought, passes = np.concatenate([wish, -wish]), self._fleet.passes
+        self.flush()
+        brought, passes = np.array([*wish, *-wish, self.step], np.int64), self._fleet.passes
         most = reduced(self._meet(None, "switch", brought), brought)
-        if (most[:2] != -most[2:]).any():
+        if (most[:2] != -most[2:4]).any():
             if self._fleet.mode == "sync" and not passes:
                 self._fleet.join()
             raise ConfigError(
                 f"worker {self.worker_index} asks for mode {mode!r} with staleness {staleness} and "
                 "another worker for something else; let all of them ask for the same"
             )
-        self._fleet.change_mode(mode, staleness)
+        self._fleet.change_mode(mode, staleness, int(most[4]))
         self._stream.change_mode()
 
     # -- whole tables --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 6b4578f12938f9befe5d083870a183ec9a5348b34115d1232a1136a6c2cff7be
+# From protos/psfleet/v1/coordinator.proto, SHA-256 868a146c82c7c2890c2e0e424aeb9ec92353828954c71176599ec7b15ca79541
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,7 +21,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness")
+    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class RegisterReply(_message.Message):
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     first: int
     view: int
@@ -36,7 +37,8 @@ class RegisterReply(_message.Message):
     switches: int
     mode: _shard_pb2.Mode
     staleness: int
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ...) -> None: ...
+    last: int
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 0a3dd12893dac05765b6fe1650cf115c190e3096564bad139bf5e6c5c225a8f0
+# From protos/psfleet/v1/shard.proto, SHA-256 19493496a7f272a1a07939bd26f08e9409c9337201027af6111bb830b5348c1c
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -24,18 +24,20 @@ MODE_GEO: Mode
 MODE_HALF_ASYNC: Mode
 
 class JoinRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "mode", "staleness", "switch")
+    __slots__ = ("worker", "incarnation", "mode", "staleness", "switch", "last")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     mode: Mode
     staleness: int
     switch: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., switch: _Optional[int] = ...) -> None: ...
+    last: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., switch: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "generation", "boot", "pid", "descriptor", "bytes", "token")
