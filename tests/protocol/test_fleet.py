@@ -10,8 +10,13 @@ from collections import Counter
 import pytest
 
 from psfleet.shard.cuts import Cuts
+from psfleet.shard.events import Call
 from psfleet.shard.shard import Shard
 from psfleet.shard.workers import Workers
+from psfleet_server import coordinator
+from psfleet_server.coordinator import Seating
+from psfleet_server.meetings import Meetings, Met
+from psfleet_server.supply import Supply
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.primary import Primary
@@ -26,7 +31,8 @@ SEEDS = 20 + MORE
 def test_promises_hold(suite: str) -> None:
     """Messages are lost, doubled and late, processes die before and after every record, workers are
     removed alive. Sync: the bits of these rounds without faults, each sample in one round; else: each
-    push counted once on every server, missing only what is declared torn; ssp: the bound; it ends."""
+    push counted once on every server, missing only what is declared torn; ssp: the bound; it ends. Where
+    modes are wished for from outside: each sample once, whether in a round or in a lease."""
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         try:
@@ -36,6 +42,7 @@ def test_promises_hold(suite: str) -> None:
             raise
     assert counts["dead servers"] > SEEDS / 2
     assert counts["torn"] > SEEDS / 2
+    assert counts["changes"] > SEEDS / 4 or "wishes" not in suite
 
 
 def is_noticed(suite: str, first: int = 0) -> bool:
@@ -101,3 +108,38 @@ def test_a_shard_that_takes_pushes_behind_a_mark_is_noticed(
 def _once_all_have_marked(cuts: Cuts, closed: int, sequences: object, left: object) -> bool:
     now = cuts.under_way
     return now is not None and now.members is not None and set(now.marks) == set(now.members)
+
+
+# -- a mode that is wished for from outside ----------------------------------------------------------
+
+
+def test_a_wish_that_later_lives_are_not_told_of_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """W1: what a barrier has told of a wish is kept for those who pass it later; else they come to other
+    meetings than the rest."""
+    take = Meetings.take
+
+    def forgetful(meetings: Meetings, met: Met) -> object:
+        released = take(meetings, met)
+        meetings.told.clear()
+        return released
+
+    monkeypatch.setattr(Meetings, "take", forgetful)
+    assert is_noticed("sync wishes", 1)
+
+
+def test_data_that_a_change_does_not_deal_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W2: the decision that all have met for another mode deals anew what is not used by then."""
+    monkeypatch.setattr(Supply, "turn", lambda supply, to_rounds, reached: None)
+    assert is_noticed("async wishes", 4)
+
+
+def test_a_life_that_is_not_told_of_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W3: who registers after all have met joins with that change, which perhaps no server knows."""
+
+    def silent(call: Call, life: int, first: int, view: int, met: int, switch: object) -> Seating:
+        return Seating(call, life, first, view, met)
+
+    monkeypatch.setattr(coordinator, "Seating", silent)
+    assert is_noticed("sync wishes", 5)

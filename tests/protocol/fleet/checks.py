@@ -8,7 +8,7 @@ import numpy as np
 from psfleet.dealing import Entry, Plan
 from psfleet.kernels.dedup import merge_pushes, owned_by
 from psfleet.runtime import Read
-from psfleet.shard.events import Close, Push
+from psfleet.shard.events import Close, Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.views import Install, Seated
 from psfleet.tables.sparse import SparseTable
@@ -45,7 +45,9 @@ def check(
             raise Broken(f"the log of server {server} does not give what it holds")
     if len({shard.rounds.closed for shard in shards}) > 1 and job.phases[-1].mode == "sync":
         raise Broken("servers stand at different rounds")
-    if not job.deals:
+    if job.wishes:
+        _check_ways(job, shards, histories, torn, pushes)
+    elif not job.deals:
         _check_own(job, shards)
     elif job.phases[0].mode == "sync":
         _check_rounds(job, shards, histories, pushes)
@@ -255,6 +257,50 @@ def _check_leases(
         _check_counts(
             [shards[server]], {sample: float(used[sample]) for sample in range(job.samples)}
         )
+
+
+def _check_ways(
+    job: Job,
+    shards: Sequence[Shard],
+    histories: Sequence[History],
+    torn: Sequence[Torn],
+    pushes: Pushes,
+) -> None:
+    """Rounds and leases follow each other: on every server no sample is used twice, and missing are only
+    those of steps that are declared torn."""
+    every = [_in_effect(job, history) for history in histories]
+    declared = {(step.worker, step.incarnation) for step in torn}
+    known = set().union(*every)
+    for server, own in enumerate(every):
+        used = Counter(int(sample) for push in own for sample in pushes[push])
+        if used and max(used.values()) > 1:
+            raise Broken(f"server {server} has used samples twice: {used}")
+        if not {push[:2] for push in known - own} <= declared:
+            raise Broken(f"server {server} lacks {known - own}, declared torn are {declared}")
+        lacking = {int(sample) for push in known - own for sample in pushes[push]}
+        if set(range(job.samples)) - set(used) != lacking:
+            raise Broken(f"server {server} lacks more than torn steps: {used}")
+
+
+def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
+    """The pushes (worker, life, sequence) that a server's log says are applied."""
+    found: set[tuple[int, int, int]] = set()
+    held: dict[int, Push] = {}
+    mode, switches = job.phases[0].mode, 0
+    for record in history:
+        match record:
+            case Join() if record.switch > switches:
+                mode, switches = record.mode, record.switch
+            case Push() if mode == "sync":
+                held[record.worker] = record
+            case Push():
+                found.add((record.worker, record.incarnation, record.sequence))
+            case Install(_, seats):
+                held = {seat: push for seat, push in held.items() if _counts(seats, push)}
+            case Close():
+                found |= {(p.worker, p.incarnation, p.sequence) for p in held.values()}
+                held = {}
+    return found
 
 
 def _tops(history: History) -> Counter[tuple[int, int]]:

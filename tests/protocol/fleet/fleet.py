@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psfleet.shard.shard import Shard
+from psfleet_server.meetings import ModeWish
 from tests.protocol.fleet.calls import Promote, Release, Silent
 from tests.protocol.fleet.checks import check, check_snapshot
 from tests.protocol.fleet.job import Job, job_of
@@ -12,6 +13,7 @@ from tests.protocol.fleet.lead import Lead, Snapshots
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
 from tests.protocol.fleet.standby import Standby
+from tests.protocol.fleet.wisher import Wisher
 from tests.protocol.fleet.worker import Pushes, Worker
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
@@ -49,7 +51,8 @@ class Fleet(Scheduler):
     def make(self, name: str, disk: Disk, boot: int) -> Machine:
         """See Scheduler."""
         if name in self.workers:
-            return Worker(int(name[1:]), self.job, boot, self.pushes)
+            kind = Wisher if self.job.wishes else Worker
+            return kind(int(name[1:]), self.job, boot, self.pushes)
         if name == "L":
             return Lead(self.job, disk, boot, self.snapshots)
         if name == "C":
@@ -112,6 +115,9 @@ class Fleet(Scheduler):
 
     def random_fault(self) -> None:
         """See Scheduler."""
+        if self.job.wishes and self.dice.random() < 0.3:
+            self._wish()
+            return
         kind = self.dice.choice(["server", "worker", "restart", "restart", "silence", "takeover"])
         if kind == "restart" and self.crashed:
             self.start(self.dice.choice(sorted(self.crashed)))
@@ -124,6 +130,13 @@ class Fleet(Scheduler):
             self._depose(self.dice.choice(self.places))
         else:
             self._kill(kind)
+
+    def _wish(self) -> None:
+        """Somebody outside wants rounds, or leases."""
+        mode = self.dice.choice(["sync", "async"])
+        if self.fault(f"{mode} is wished for"):
+            self.counts["wishes"] += 1
+            self.job.wished.append(ModeWish(len(self.job.wished) + 1, mode))
 
     def _depose(self, place: Place) -> None:
         """A standby takes over although its primary lives."""
@@ -154,6 +167,8 @@ class Fleet(Scheduler):
 
     def calm(self) -> None:
         """See Scheduler. Some of the dead stay dead where the fleet may go on without them."""
+        if self.job.wishes:
+            self._wish()
         for place in self.places:
             if place.deposed:
                 self.crash(place.deposed)
@@ -205,6 +220,7 @@ class Fleet(Scheduler):
         kept = [server.its_shard for server in again]
         histories = [server.history for server in again]
         self.counts["snapshots"] = len(self.snapshots)
+        self.counts["changes"] = shards[0].consistency.switches
         for parts in self.snapshots.values():
             check_snapshot(self.job, parts, self.pushes)
         check(self.job, shards, kept, histories, coordinator.supply.torn, self.pushes)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from psfleet.dealing import Range
 from psfleet.rules import make_rule
 from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
+from psfleet_server.meetings import ModeWish
 
 __all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
 
@@ -58,6 +59,8 @@ class Job:
         snapshots: They are taken all the time.
         size, batch, epochs: Of the dataset.
         staleness: Of ssp.
+        wishes: The job's mode is wished for from outside, all the time. `wished`: what has been so far, as
+            in the file that server 0 looks at.
     """
 
     servers: int
@@ -71,6 +74,8 @@ class Job:
     batch: int = 2
     epochs: int = 1
     staleness: int = 1
+    wishes: bool = False
+    wished: list[ModeWish] = field(default_factory=list)
 
     @property
     def deals(self) -> bool:
@@ -102,6 +107,8 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),
     "switch standbys": ("sync", "async", "ssp", "sync"),
+    "sync wishes": ("sync",),
+    "async wishes": ("async",),
 }
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
@@ -120,6 +127,7 @@ def job_of(suite: str, dice: random.Random) -> Job:
         removal="removal" in suite,
         standbys="standbys" in suite,
         snapshots="snapshots" in suite,
+        wishes="wishes" in suite,
         size=dice.choice([12, 24, 47]),
         epochs=dice.choice([1, 2]),
         staleness=dice.choice([0, 1, 2]),

@@ -222,6 +222,7 @@ class Server:
             case Register(worker, boot):
                 self._release(coordinator.register(worker, boot, self.job.workers, call))
             case Arrival():
+                coordinator.orders.wish = self.job.wished[-1] if self.job.wished else None
                 self._release(coordinator.arrive(content, call))
             case Depart(worker, incarnation):
                 self._release(coordinator.leave(worker, incarnation))
