@@ -7,7 +7,15 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, write_manifest
+from psfleet.checkpoint.manifest import (
+    MANIFEST,
+    Base,
+    Cut,
+    Manifest,
+    ShardFile,
+    chain,
+    write_manifest,
+)
 from psfleet.checkpoint.tensors import TensorWriter, digest
 from psfleet.durable import sync
 from psfleet.errors import CheckpointError
@@ -60,7 +68,17 @@ def _told(path: str) -> Iterator[None]:
 
 
 def linked(base: str | Path, path: str | Path) -> Base:
-    """What the manifest of a delta at `path` says of the snapshot before it."""
+    """What the manifest of a delta at `path` says of the snapshot before it.
+
+    Raises:
+        CheckpointError: It would replace one of those that it builds on, or one of them is not there.
+    """
+    target = Path(path).resolve()
+    if any(folder.resolve() == target for folder, _ in chain(base)):
+        raise CheckpointError(
+            f"a delta cannot be written to {str(path)!r}: it builds on the snapshot there; choose "
+            "another folder"
+        )
     relative = os.path.relpath(base, Path(path).absolute())
     return Base(relative, digest(Path(base) / MANIFEST))
 

@@ -195,3 +195,23 @@ def test_exported_arrays_are_plain(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["value"], state.values[0])
     listed = (tmp_path / "out" / "plain.csv").read_text().split()
     assert listed == ["id", *map(str, state.ids)]  # type: ignore[arg-type]  # sparse tables have ids
+
+
+def test_a_delta_never_replaces_what_it_builds_on(tmp_path: Path) -> None:
+    """Written to the folder of its base, or of that one's, it is refused; all stays loadable."""
+    runtime = EmbeddedRuntime()
+    runtime.create(SPECS[1])
+    for number, (name, kind) in enumerate((("a", "base"), ("b", "delta"))):
+        runtime.push([Gradient(SPECS[1].key, np.ones((3, 3), np.float32), np.arange(3) + number)])
+        runtime.save(str(tmp_path / name), **{kind: True})
+    for name in ("a", "b"):
+        with pytest.raises(CheckpointError, match=rf"/{name}': it builds on the snapshot there"):
+            runtime.save(str(tmp_path / name), delta=True)
+    runtime.save(str(tmp_path / "c"), delta=True)
+    assert [folder.name for folder, _ in chain(tmp_path / "c")] == ["a", "b", "c"]
+    loaded = EmbeddedRuntime()
+    loaded.load(str(tmp_path / "c"))
+    found, wanted = loaded.read_table(SPECS[1].key), runtime.read_table(SPECS[1].key)
+    assert found.ids is not None
+    assert wanted.ids is not None
+    assert set(found.ids.tolist()) == set(wanted.ids.tolist()) == {0, 1, 2, 3}
