@@ -15,11 +15,12 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads
 from psfleet.wire.v1 import shard_pb2
 from psfleet_worker.runtime import ClusterRuntime
-from tests.consistency.workers import DENSE
+from tests.consistency.workers import ROWS
 from tests.membership.test_deaths import Steps
 
 Send = Callable[[str, bytes, float], bytes]
 SAMPLES, BATCH = 24, 2
+IDS = np.arange(10)  # on both servers
 
 
 class Change:
@@ -47,12 +48,12 @@ class Change:
 )
 def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> None:
     """Worker 0 has told no server, or the first one, when worker 1's later life begins and trains: it is in
-    the new mode, which holds on all servers, and every sample of the dataset is used once."""
+    the new mode, which holds on all servers, and every sample of the dataset is used once, by all of them."""
     used: Counter[int] = Counter()
     begun, modes = threading.Event(), []
 
     def script(runtime: ClusterRuntime) -> None:
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
         if (
             runtime.mode[0] == "async"
         ):  # numbers that the second server has not seen when it changes
@@ -60,13 +61,18 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
                 runtime.push([])
         runtime.set_mode(after)
         for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
-            runtime.pull([Read(DENSE.key)])
-            ones = Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)
+            runtime.pull([Read(ROWS.key, IDS)])
+            ones = Gradient(ROWS.key, np.ones((len(IDS), ROWS.dim), np.float32), IDS, 1.0)
             runtime.push([ones], samples=len(ranges))
             if runtime.worker_index == 1:
                 begun.set()
             used.update(position for pair in ranges for position in range(*pair))
         runtime.barrier()
+        (rows,) = runtime.pull([Read(ROWS.key, IDS)])
+        steps = (
+            SAMPLES // BATCH // (2 if after == "sync" else 1)
+        )  # in a round that of both workers is one
+        np.testing.assert_array_equal(rows, np.full(rows.shape, -steps, np.float32))
         runtime.close()
 
     def wait() -> None:
