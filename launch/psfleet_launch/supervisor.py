@@ -25,6 +25,7 @@ __all__ = [
     "Finish",
     "GiveUp",
     "Heard",
+    "Parting",
     "Limits",
     "Lost",
     "Phase",
@@ -88,11 +89,18 @@ class Heard:
 
 
 @dataclass(frozen=True)
+class Parting:
+    """A server or a standby has given its last sign of life: it is about to end."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing but time has passed."""
 
 
-Event = Ready | Exited | Asked | Heard | Tick
+Event = Ready | Exited | Asked | Heard | Parting | Tick
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,8 @@ class Supervisor:
                 return self._asked(number, at)
             case Heard(member):
                 return self._heard(member)
+            case Parting(member):
+                return self._parting(member)
             case Tick():
                 return self._overdue(at) if at >= self.deadline else self._give_up_hung()
 
@@ -344,6 +354,11 @@ class Supervisor:
     def _heard(self, member: Member) -> list[Action]:
         if self.watch is not None and member in self.alive:
             self.watch.heard(member)
+        return []
+
+    def _parting(self, member: Member) -> list[Action]:
+        if self.watch is not None:
+            self.watch.forget(member)
         return []
 
     def _give_up_hung(self) -> list[Action]:

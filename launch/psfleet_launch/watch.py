@@ -44,7 +44,7 @@ class Watch:
         self._heard[member] = self._awake
 
     def forget(self, member: Member) -> None:
-        """The member has ended."""
+        """The member has ended, or is about to: its silence means nothing."""
         self._heard.pop(member, None)
 
     def is_silent(self, member: Member) -> bool:

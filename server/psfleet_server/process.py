@@ -262,8 +262,11 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         ConfigError: The environment is not a server's, or its endpoint cannot be had.
         CheckpointError: `load_path` is not a checkpoint.
     """
-    if environment.pulse:
-        Pulse(environment.pulse).start()
+    with Pulse(environment.pulse) if environment.pulse else contextlib.nullcontext():
+        _serve(environment, load_path)
+
+
+def _serve(environment: Environment, load_path: str | None) -> None:
     server = Server(environment, load_path)
     if environment.replicas:
         Orders(server.host.feed, lambda: server.standby).start()

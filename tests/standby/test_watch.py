@@ -13,6 +13,7 @@ from psfleet_launch.supervisor import (
     Exited,
     GiveUp,
     Heard,
+    Parting,
     Ready,
     Silent,
     Start,
@@ -136,10 +137,33 @@ def test_nobody_is_silent_while_the_launcher_sleeps() -> None:
 def test_signs_of_life_come_until_nobody_listens() -> None:
     """A byte at once and then others; the thread ends when the pipe's other end is closed."""
     ours, theirs = os.pipe()
-    Pulse(theirs).start()
-    assert os.read(ours, 1) + os.read(ours, 1) == b".."
+    with Pulse(theirs):
+        assert os.read(ours, 1) + os.read(ours, 1) == b".."
+        os.close(ours)
+        deadline = time.monotonic() + 20
+        while any(thread.name == "pulse" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_who_ends_closes_the_pipe() -> None:
+    """The last sign of life is the pipe's end, with no thread left."""
+    ours, theirs = os.pipe()
+    with Pulse(theirs):
+        assert os.read(ours, 1) == b"."
+    while os.read(ours, 64):
+        pass
     os.close(ours)
-    deadline = time.monotonic() + 20
-    while any(thread.name == "pulse" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert not any(thread.name == "pulse" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("restarts_hung", [False, True])
+def test_who_is_about_to_end_is_not_silent(restarts_hung: bool) -> None:
+    """However long the kernel takes: a server is neither told of nor killed while it ends."""
+    job = Job(
+        supervisor=Supervisor(
+            (SERVER,), (WORKER,), watch=Watch(PATIENCE), restarts=5, restarts_hung=restarts_hung
+        )
+    )
+    assert job.supervisor.handle(Parting(SERVER), job.at) == []
+    assert job.look(set(), 3 * PATIENCE) == []

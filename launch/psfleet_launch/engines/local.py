@@ -30,6 +30,7 @@ from psfleet_launch.supervisor import (
     GiveUp,
     Heard,
     Lost,
+    Parting,
     Phase,
     Ready,
     Send,
@@ -80,6 +81,7 @@ class LocalEngine:
         self._logs: dict[Member, IO[bytes]] = {}
         self._pulses: dict[Member, IO[bytes]] = {}
         self._heard: set[Member] = set()
+        self._parting: set[Member] = set()
         self._asked: list[int] = []
         self._loses_output = False
         self._exit_code: int | None = None
@@ -167,10 +169,12 @@ class LocalEngine:
         ]
         self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
         heard = [Heard(member) for member in sorted(self._heard)]
+        parting = [Parting(member) for member in sorted(self._parting)]
         self._heard.clear()
+        self._parting.clear()
         for exit in ended:
             self._close_pulse(exit.member)
-        return [*asked, *heard, *self._now_ready(), *causes_first(ended)]
+        return [*asked, *heard, *parting, *self._now_ready(), *causes_first(ended)]
 
     def _has_left(self, member: Member) -> bool:
         return member.role == "worker" and self._job.left_file(member).exists()
@@ -195,6 +199,7 @@ class LocalEngine:
                     self._heard.add(key.data)
                 else:
                     self._close_pulse(key.data)
+                    self._parting.add(key.data)
             elif data:
                 log, is_error = key.data
                 self._keep(log, data)
@@ -363,6 +368,7 @@ class LocalEngine:
     def _close_pulse(self, member: Member) -> None:
         """Hear no more of the member, nor of one that had its place before."""
         self._heard.discard(member)
+        self._parting.discard(member)
         if pipe := self._pulses.pop(member, None):
             self._selector.unregister(pipe)
             pipe.close()
