@@ -61,7 +61,9 @@ class Server:
         term: With which it has taken over from another process; 0: it has not.
     """
 
-    def __init__(self, environment: Environment, load_path: str | None = None) -> None:
+    def __init__(
+        self, environment: Environment, load_path: str | None = None, pulse: Pulse | None = None
+    ) -> None:
         if environment.role != "server":
             raise ConfigError(
                 f"the role is {environment.role!r}; a server process needs the role "
@@ -73,6 +75,7 @@ class Server:
         self.term = 0
         self._access = Access.of(environment)
         self._load_path = load_path
+        self._tell = (pulse or Pulse()).tell
         self._log: Log | None = None
         self._lingers = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
@@ -150,7 +153,7 @@ class Server:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
             shard = self._shard
             self._timetable = Timetable(
-                self._lead, every, shard.progress, lambda: shard.mode == "sync"
+                self._lead, every, shard.progress, lambda: shard.mode == "sync", tell=self._tell
             )
             self._timetable.start()
         server.start()
@@ -262,12 +265,12 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         ConfigError: The environment is not a server's, or its endpoint cannot be had.
         CheckpointError: `load_path` is not a checkpoint.
     """
-    with Pulse(environment.pulse) if environment.pulse else contextlib.nullcontext():
-        _serve(environment, load_path)
+    with Pulse(environment.pulse) as pulse:
+        _serve(Server(environment, load_path, pulse))
 
 
-def _serve(environment: Environment, load_path: str | None) -> None:
-    server = Server(environment, load_path)
+def _serve(server: Server) -> None:
+    environment = server.environment
     if environment.replicas:
         Orders(server.host.feed, lambda: server.standby).start()
     if environment.standby:

@@ -1,6 +1,5 @@
 """When server 0 takes snapshots by itself."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ class Timetable:
         has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
             2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
         clock: Seconds that only go up.
+        tell: Has a line said to whoever watches the job: that they fail, and that they do no more.
     """
 
     def __init__(
@@ -33,12 +33,15 @@ class Timetable:
         position: Callable[[], int],
         has_rounds: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        tell: Callable[[str], None],
     ) -> None:
         self._lead = lead
         self._every = every
         self._position = position
         self._has_rounds = has_rounds
         self._clock = clock
+        self._tell = tell
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="timetable", daemon=True)
 
@@ -70,9 +73,16 @@ class Timetable:
                 )
                 if not waits and not self._over.is_set():
                     failures += 1
-                    print(f"{error} ({failures} in a row)", file=sys.stderr, flush=True)
+                    self._fails(error, failures)
                 continue
+            if failures:
+                self._tell(f"snapshots are taken again, after {failures} that could not be")
             failures, time_done, rounds_done = 0, self._clock(), rounds
+
+    def _fails(self, error: Exception, failures: int) -> None:
+        """Tell of the first failure of a row, and then ever more rarely."""
+        if failures.bit_count() == 1:
+            self._tell(f"a snapshot could not be taken: {error} ({failures} in a row)")
 
     def _is_due(self, rounds: int, rounds_done: int, time_done: float) -> bool:
         assert self._every is not None

@@ -56,3 +56,22 @@ def test_resuming_from_nothing_is_a_sentence(launch: Launch) -> None:
     """A folder without a complete snapshot is refused before anything starts."""
     code, _, err = launch("--resume", "nowhere", SCRIPT, "1", "0", "x").ends()
     assert (code, "no complete snapshot" in err) == (2, True)
+
+
+def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Path) -> None:
+    """A job whose snapshots cannot be written says so at once, trains on, and says when they can be."""
+    options = ("--servers", "2", "--workers", "1", "--no-progress")
+    launcher = launch(*options, *SNAPSHOTS, "--job", "j", SCRIPT, "60", "0.1", "model")
+    job = tmp_path / "psfleet-logs/j"
+    log = job / "serverlog.0"
+    launcher.until((job / "snapshots/snapshot-000001/manifest.json").exists, "first snapshot")
+    (job / "snapshots").rename(job / "away")
+    (job / "snapshots").write_text("no folder")
+    launcher.until(lambda: "could not be taken" in log.read_text(), "a failure")
+    (job / "snapshots").unlink()
+    (job / "away").rename(job / "snapshots")
+    launcher.until(lambda: "taken again" in log.read_text(), "a success")
+    code, _, err = launcher.ends()
+    assert code == 0, err
+    assert re.search(r"server 0: a snapshot could not be taken: .+ \(1 in a row\)", err), err
+    assert "server 0: snapshots are taken again, after" in err

@@ -82,6 +82,7 @@ class LocalEngine:
         self._pulses: dict[Member, IO[bytes]] = {}
         self._heard: set[Member] = set()
         self._parting: set[Member] = set()
+        self._words: dict[Member, bytes] = {}
         self._asked: list[int] = []
         self._loses_output = False
         self._exit_code: int | None = None
@@ -197,6 +198,7 @@ class LocalEngine:
             if isinstance(key.data, Member):
                 if data:
                     self._heard.add(key.data)
+                    self._say_words(key.data, data)
                 else:
                     self._close_pulse(key.data)
                     self._parting.add(key.data)
@@ -208,6 +210,14 @@ class LocalEngine:
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]  # a pipe
         return bool(ready)
+
+    def _say_words(self, member: Member, data: bytes) -> None:
+        """Say what the member has told, by lines between its signs of life (psfleet_server.pulse)."""
+        *lines, self._words[member] = (
+            self._words.get(member, b"") + data.replace(b"\0", b"")
+        ).split(b"\n")
+        for line in lines:
+            self._screen.say(f"{member}: {line.decode(errors='replace')}")
 
     def _keep(self, log: IO[bytes], data: bytes) -> None:
         """Write what worker 0 has said; if its log takes no more, as on a full disk, the job goes on."""
@@ -353,8 +363,8 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:
-        """A pipe for a server's signs of life: the end that it gets, open until it has it."""
-        if member.role != "server" or not self._job.request.hung_after:
+        """A pipe for a server's signs of life and words: the end that it gets, open until it has it."""
+        if member.role != "server":
             yield ()
             return
         ours, theirs = os.pipe()
@@ -369,6 +379,7 @@ class LocalEngine:
         """Hear no more of the member, nor of one that had its place before."""
         self._heard.discard(member)
         self._parting.discard(member)
+        self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
             self._selector.unregister(pipe)
             pipe.close()
