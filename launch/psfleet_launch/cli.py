@@ -14,6 +14,7 @@ from typing import Any, get_args
 import click
 
 from psfleet.errors import ConfigError
+from psfleet.intervals import parse_seconds
 from psfleet.pipeline.schedule import Kind
 from psfleet_launch import security, snapshots
 from psfleet_launch.chaos import Trouble
@@ -97,10 +98,10 @@ _RESTARTS_IN_CHAOS = 1000
 @click.option("--job", "name", help="The job's name; by default the script's and four digits.")
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=Limits.start,
+    default=f"{Limits.start:g}s",
+    metavar="120s",
     show_default=True,
-    help="Seconds until all servers must be ready.",
+    help="Until then all servers must be ready.",
 )
 @click.option("--no-progress", is_flag=True, help="Do not show steps, loss, rows and bytes.")
 @click.option(
@@ -198,7 +199,7 @@ def launch(
     insecure: bool,
     log_dir: Path,
     name: str | None,
-    start_timeout: float,
+    start_timeout: str,
     no_progress: bool,
     server_script: bool,
     durability: str,
@@ -242,13 +243,16 @@ def launch(
         snapshot_every or ("60s" if durability == "snapshot" else ""),
         snapshots.check_snapshot(resume) if resume else "",
         restart_workers,
-        _seconds("--dead-after", dead_after),
+        parse_seconds(dead_after, "--dead-after"),
         replicas,
-        _seconds("--hung-after", hung_after),
+        parse_seconds(hung_after, "--hung-after"),
         restart_hung,
     )
     name = name or job_name(request)
-    place = _Place(log_dir, Limits(start=start_timeout), not no_progress)
+    start = parse_seconds(start_timeout, "--start-timeout")
+    if not start:
+        raise ConfigError(f"--start-timeout is {start_timeout!r}; servers need time to start")
+    place = _Place(log_dir, Limits(start=start), not no_progress)
     if chaos is not None:
         return _under_chaos(chaos, chaos_pace, request, name, place)
     return _place(request, name, place).code
@@ -305,13 +309,6 @@ def _one_mode(in_rounds: bool, at_once: bool, mode: str | None) -> str | None:
     if len({*said.values()}) > 1:
         raise ConfigError(f"{' and '.join(said)} are different modes; name one")
     return next(iter(said.values()), None)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return float(text.removesuffix("s"))
-    except ValueError:
-        raise ConfigError(f"{option} is {text!r}; name seconds, as in 30s") from None
 
 
 def merged(

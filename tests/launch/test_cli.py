@@ -41,7 +41,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
-        (["--start-timeout", "0", SCRIPT], "0.0 is not in the range x>0"),
+        (["--start-timeout", "0", SCRIPT], "--start-timeout is '0'; servers need time to start"),
+        (["--start-timeout", "nan", SCRIPT], "'nan'; it must be like 30s or 5min"),
+        (["--dead-after", "-1s", SCRIPT], "--dead-after is '-1s'; it must be like 30s or 5min"),
+        (["--hung-after", "1min", SCRIPT], "--hung-after is 60 s; name 1s to 30s"),
         (["--wrokers", "2", SCRIPT], "No such option '--wrokers'"),
     ],
 )
