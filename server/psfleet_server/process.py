@@ -1,14 +1,9 @@
 """One server process from start to end: bind, warm up, say ready, serve, stop."""
 
-import contextlib
 import json
 import os
-import signal
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 
 import grpc
 import numpy as np
@@ -39,6 +34,7 @@ from psfleet_server.pulse import Pulse
 from psfleet_server.recovery import go_on_from, workers_of
 from psfleet_server.replica import feeds_standby, replica_handler
 from psfleet_server.service import handlers
+from psfleet_server.signals import stops_on_signals
 from psfleet_server.snapshots import snapshot_handlers
 from psfleet_server.standby import Standby
 from psfleet_server.ticking import Ticker
@@ -274,10 +270,10 @@ def _serve(server: Server) -> None:
     if environment.replicas:
         Orders(server.host.feed, lambda: server.standby).start()
     if environment.standby:
-        with _stops_on_signals(server):
+        with stops_on_signals(server.stop):
             if not server.follow():
                 return
-    with server, _stops_on_signals(server):
+    with server, stops_on_signals(server.stop):
         _announce(server, f"server {environment.rank} of {len(environment.servers)}")
         server.wait()
 
@@ -303,21 +299,3 @@ def _announce(server: Server, who: str) -> None:
             json.dumps({"index": environment.rank, "endpoint": server.endpoint, "pid": os.getpid()})
         )
         temporary.rename(environment.ready_file)
-
-
-@contextlib.contextmanager
-def _stops_on_signals(server: Server) -> Iterator[None]:
-    """SIGTERM and SIGINT end the server in order. Python allows that in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -155,10 +155,13 @@ def test_the_environment_says_the_same(tmp_path: Path) -> None:
         "PSFLEET_RANK": "0",
     }
     with start(**own) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")
-        process.terminate()
-        assert process.wait(20) == 0
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 def test_ready_within_3_seconds_of_cpu_time() -> None:

@@ -1,0 +1,36 @@
+"""Signals that end a server, at the moments at which a handler in Python cannot."""
+
+import subprocess
+import sys
+
+_PROGRAM = """
+import signal, threading
+from psfleet_server.signals import stops_on_signals
+
+lock, stopped = threading.Lock(), threading.Event()
+
+def stop():
+    with lock:
+        stopped.set()
+
+with stops_on_signals(stop):
+    with lock:
+        signal.raise_signal(signal.{name})
+    stopped.wait()
+assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+print("ended")
+"""
+
+
+def test_a_signal_comes_while_the_main_thread_holds_what_stopping_needs() -> None:
+    """It is neither lost nor waited for by the thread that it interrupts; nothing is left behind."""
+    for name in ("SIGTERM", "SIGINT"):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM.format(name=name)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
