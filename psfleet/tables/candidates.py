@@ -57,7 +57,7 @@ class Waiting:
     def read(self, step: int) -> Candidates:
         """All of them."""
         ids, slots = self.index.entries()
-        return Candidates(ids, self._counts(slots), self.index.touched(ids, step))
+        return Candidates(ids, self._counts(slots), self.index.recall(ids, step)[2])
 
     def write(self, candidates: Candidates, step: int) -> None:
         """Set counts, leaving other candidates alone; of too many the latest stay."""

@@ -43,9 +43,7 @@ ROW_BYTES = 144  # of index, for each row of a table that has just grown
 
 _FEWEST_ROWS = 1 << 16
 _SPACE = 1 << 47  # bytes of address space of a process
-_SHARE = (
-    64  # a table takes at most one in so many of those that are left, for there may be hundreds
-)
+_SHARE = 64  # a table takes at most one in so many of those that are left: there may be hundreds
 _BINS = 4096  # of ages
 _LINES = 12  # reserved for each row; 9/4 is what a table that only grows takes
 _LEAST = (
@@ -201,12 +199,6 @@ class Index:
         order = np.argsort(ids)
         return ids[order], slots[order]
 
-    def touched(self, ids: Ids, step: int) -> Ids:
-        """The step at which each of these known ids was last pushed. `step`: of the table."""
-        ages = np.empty(len(ids), np.int64)
-        self._kernels.ages(self.address, address_of(ids), len(ids), step, address_of(ages))
-        return step - ages
-
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> tuple[Ids, ...]:
@@ -286,13 +278,8 @@ class Index:
 
     def section(self, number: int, step: int) -> Listed:
         """One segment's rows; an id never changes its segment. `step`: of the table."""
-        ids, slots, touched = (
-            np.empty(int(self._segments[number, LIVE]), np.int64) for _ in range(3)
-        )
-        self._freezing.section(
-            self.address, number, step, address_of(ids), address_of(slots), address_of(touched)
-        )
-        return ids, slots, touched
+        ids, slots, ages = self.aged(step, segments=(number, number + 1))
+        return ids, slots, step - ages
 
     def recall(self, ids: Ids, step: int) -> Listed:
         """The rows of these ids; slot 0 for an unknown one. `step`: of the table."""

@@ -260,11 +260,10 @@ class SparseTable:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
         ids = np.ascontiguousarray(ids, np.int64)
         with self._lock:
-            slots, _ = self._index.locate(ids)
-            ids, slots = ids[slots != 0], slots[slots != 0]
-            rows = self._index.gather(slots)
-            touched = self._index.touched(ids, self.step)
-        return self._packed.unpack(ids, rows, touched)
+            _, slots, touched = self._index.recall(ids, self.step)
+            known = slots != 0
+            rows = self._index.gather(slots[known])
+        return self._packed.unpack(ids[known], rows, touched[known])
 
     def write(self, rows: Rows) -> None:
         """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.

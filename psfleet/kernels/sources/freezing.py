@@ -2,46 +2,11 @@
 # mypy: ignore-errors
 from numba import int64, uint64, void
 
-from psfleet.kernels.hashing import mix, unmix
-from psfleet.kernels.memory import (
-    kernel,
-    load_i64,
-    load_u32,
-    load_u64,
-    read_i64,
-    store_i64,
-    store_u64,
-)
-from psfleet.kernels.probing import (
-    BASE,
-    DEAD,
-    LINES,
-    MASK,
-    SEGMENT_FIELDS,
-    SEGMENTS,
-    age_of,
-    place_of,
-    prefetch_line,
-)
+from psfleet.kernels.hashing import mix
+from psfleet.kernels.memory import kernel, load_u32, load_u64, read_i64, store_i64, store_u64
+from psfleet.kernels.probing import age_of, place_of, prefetch_line
 
 AHEAD = 24
-
-
-@kernel(void(int64, int64, int64, int64, int64, int64))
-def section(d, number, step, ids, slots, touched):
-    """Write id, slot and step of the last push of every row of one segment."""
-    count = 0
-    segment = load_i64(d, SEGMENTS) + number * (8 * SEGMENT_FIELDS)
-    lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-    for i in range(load_i64(segment, MASK) + 1):
-        line = lines + i * 64
-        for entry in range(4):
-            slot = int64(load_u32(line, 8 + entry))
-            if slot != 0 and slot != DEAD:
-                store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                store_i64(slots, count, slot)
-                store_i64(touched, count, step - age_of(step, load_u32(line, 12 + entry)))
-                count += 1
 
 
 @kernel(void(int64, int64, int64, int64, int64, int64))

@@ -33,7 +33,6 @@ from psfleet.kernels.probing import (
     find_slow,
     first_line,
     insert,
-    place_of,
     prefetch_line,
     remove,
     touch_fast,
@@ -90,14 +89,6 @@ def place(d, ids, n, steps, slots):
         if slot == 0:
             slot = insert(d, hashed, step)
         store_i64(slots, i, slot)
-
-
-@kernel(void(int64, int64, int64, int64, int64))
-def ages(d, ids, n, step, out):
-    """How many steps ago each id was pushed; of ids that are there."""
-    for i in range(n):
-        line, entry = place_of(d, mix(uint64(read_i64(ids, i))))
-        store_i64(out, i, age_of(step, load_u32(line, 12 + entry)))
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64))
