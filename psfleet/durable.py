@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["replace", "sync", "write_durably"]
+__all__ = ["reason", "replace", "sync", "write_durably"]
 
 
 def replace(where: Path, write: Callable[[Path], object]) -> None:
@@ -34,3 +34,8 @@ def sync(where: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be had, for a sentence. A ValueError says that the path is no name of a file."""
+    return str(getattr(error, "strerror", None) or error)

@@ -25,8 +25,8 @@ _LATE = 900.0  # seconds after its time until the job is asked to end; it tells 
 _EPOCHS = 10  # a second: more than two workers can do, who rest 10 ms at each of their 40 steps
 _LONG = 60  # samples of a process whose trend counts
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_GROWTH = {"memory": (1.0, 8 << 20), "descriptors": (1.0, 4), "threads": (1.0, 2)}
-"""By what a process may grow from a third of its life on: a factor, and so many more."""
+_GROWTH = {"memory": 8 << 20, "descriptors": 4, "threads": 2}
+"""By how many bytes or pieces a process may grow from a third of its life on."""
 
 
 @dataclass
@@ -50,9 +50,9 @@ class Life:
     def grown(self) -> list[str]:
         """In words: what has grown, of a long life."""
         found = []
-        for what, (factor, more) in _GROWTH.items():
+        for what, more in _GROWTH.items():
             early, late = self.early_and_late(what)
-            if late > early * factor + more:
+            if late > early + more:
                 found.append(f"{self.name}: {what} {early:,.0f} -> {late:,.0f}")
         return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.checkpoint.tensors import digest
-from psfleet.durable import write_durably
+from psfleet.durable import reason, write_durably
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.tables.entry import make_entry
@@ -133,8 +133,7 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{str(path)!r} holds no {MANIFEST}; it is not a complete checkpoint"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: no name of a file
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{str(where)!r} cannot be read: {why}") from None
+        raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     try:
         said = json.loads(content)
     except (ValueError, RecursionError) as error:

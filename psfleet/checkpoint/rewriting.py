@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.writing import finish_save, saving, write_frozen
+from psfleet.durable import reason
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
@@ -128,9 +129,8 @@ def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: boo
     except PsfleetError:
         raise
     except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
-        why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"tables cannot be written to {target!r}: {why}; choose another folder"
+            f"tables cannot be written to {target!r}: {reason(error)}; choose another folder"
         ) from None
 
 

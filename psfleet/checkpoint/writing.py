@@ -17,7 +17,7 @@ from psfleet.checkpoint.manifest import (
     write_manifest,
 )
 from psfleet.checkpoint.tensors import TensorWriter, digest
-from psfleet.durable import sync
+from psfleet.durable import reason, sync
 from psfleet.errors import CheckpointError
 from psfleet.shard.core import Core
 from psfleet.shard.cuts import Cutting
@@ -64,7 +64,7 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"cannot write to {path!r}: {error.strerror or error}") from None
+        raise CheckpointError(f"cannot write to {path!r}: {reason(error)}") from None
 
 
 def linked(base: str | Path, path: str | Path) -> Base:
@@ -108,9 +108,8 @@ def begin_save(path: str) -> str:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     except (OSError, ValueError) as error:  # ValueError: no name of a file
-        why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"a snapshot cannot be written to {path!r}: {why}; choose another folder"
+            f"a snapshot cannot be written to {path!r}: {reason(error)}; choose another folder"
         ) from None
     return str(temporary)
 

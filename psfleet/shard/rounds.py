@@ -198,6 +198,7 @@ class Rounds:
         """
         if self.held:
             return not self.awaited()
+        # The first question is part of the second; mostly nobody joins, and it is asked at each call.
         return (
             any(first > self.closed + 1 for first in self.first.values())
             and any(self.first.get(seat, 1) > self.closed + 1 for seat in self.running())

@@ -229,22 +229,16 @@ def _start(folder: Path) -> None:
 
 def readers(folder: Path) -> list[Reader]:
     """Readers of chains, each with files of others that look the same from outside."""
-
-    def place(name: str) -> Path:
-        made = folder / name
-        made.mkdir()
-        return made
-
-    snapshots, others = (some_snapshots(place(f"snapshots {seed}"), seed) for seed in (1, 2))
+    snapshots, others = (some_snapshots(folder / f"snapshots {seed}", seed) for seed in (1, 2))
     same = _reads_the_same(folder / "snapshots 1" / TIP)
-    log = a_log(place("log"), 1)
+    log = a_log(folder / "log", 1)
     strange: list[Any] = [
-        *a_log(place("another job"), 1, "k").files.values(),
-        *a_log(place("another server"), 1, "j", 1).files.values(),
+        *a_log(folder / "another job", 1, "k").files.values(),
+        *a_log(folder / "another server", 1, "j", 1).files.values(),
     ]
-    again = list(a_log(place("another run"), 2).files.values())
-    recent = a_log(place("recent log"), 1, complete=(2,))
-    short = a_log(place("short log"), 1, complete=(1, 2))
+    again = list(a_log(folder / "another run", 2).files.values())
+    recent = a_log(folder / "recent log", 1, complete=(2,))
+    short = a_log(folder / "short log", 1, complete=(1, 2))
     kept = {name: content for name, content in short.files.items() if name != LOG}
     short = replace(short, files=kept)
     return [

@@ -89,15 +89,9 @@ def _placed(word: str, folder: Path) -> str:
 
 def readers(folder: Path) -> list[Reader]:
     """The tools with good files, and with files whose checksums fit whatever has been changed."""
-
-    def place(name: str) -> Path:
-        made = folder / name
-        made.mkdir()
-        return made
-
-    snapshots, others = (some_snapshots(place(f"snapshots {seed}"), seed) for seed in (1, 2))
+    snapshots, others = (some_snapshots(folder / f"snapshots {seed}", seed) for seed in (1, 2))
     manifests = {name: content for name, content in snapshots.items() if name.endswith(MANIFEST)}
-    log = a_log(place("log"), 1, complete=(2,)).files
+    log = a_log(folder / "log", 1, complete=(2,)).files
     ckpt = Tool(tools.main, ["ckpt"], _CKPT, [2])
     hostile_ckpt = Tool(tools.main, ["ckpt"], _CKPT, [1, 2])  # 1: they differ
     ls = Tool(tools.main, ["ckpt"], [("ls", "{.}")], [1])

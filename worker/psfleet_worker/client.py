@@ -101,9 +101,8 @@ class Call:
         self.cargo = cargo
         self.answer: bytes | None = None
         self.error: PsfleetError | None = None
-        self.awaited: list[
-            Callable[[], bool]
-        ] = []  # whether those who wait for it have all they want
+        # Whether those who wait for it have all they want.
+        self.awaited: list[Callable[[], bool]] = []
 
     @property
     def ended(self) -> bool:
