@@ -71,7 +71,7 @@ FREE_LINES = 8  # + k: a run of 2**k lines given up by a segment (its first word
 DESCRIPTOR_SIZE = 64
 
 SEGMENT_COUNT = 256
-FIRST_LINES = 16  # lines of a new segment; line 0 is none
+FIRST_LINES = 4  # lines of a new segment; line 0 is none
 BASE, MASK, USED, LIVE = (
     0,
     1,

@@ -10,7 +10,7 @@ __all__ = ["Arena"]
 
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_PAGE = 2 << 20
+_PAGE = 2 << 20  # a huge page
 _SMALL = 4 << 20  # below this much use nothing is made in advance
 _AHEAD = 64 << 20  # and never more than this
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -18,7 +18,10 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Arena:
-    """A range of zero bytes that never moves. Huge pages halve the cost of a random row and more.
+    """A range of zero bytes that never moves.
+
+    Huge pages more than halve the cost of a random row, but one of them is more than a small table needs.
+    So the arena uses ordinary pages until it holds more than one huge page.
 
     Attributes:
         address: Of the first byte; at the start of a page.
@@ -39,14 +42,21 @@ class Arena:
         self._made = 0
         self._maker: threading.Thread | None = None
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._page = mmap.PAGESIZE
+        self._advise("MADV_NOHUGEPAGE")
+
+    def expect(self, used: int) -> None:
+        """Prepare for the first `used` bytes being in use. Call it before they are written."""
+        if used > _PAGE > self._page:
+            self._page = _PAGE
+            self._advise("MADV_HUGEPAGE")
 
     def populate(self, start: int, end: int) -> bool:
         """Have the pages of bytes start to end made now, not at first use. False: the kernel cannot.
 
         Zeroing a huge page takes 2 ms: too long for a push that happens to be the first to use it.
         """
+        self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
         self._made = max(self._made, first + size)
@@ -54,7 +64,9 @@ class Arena:
 
     def taken(self, used: int) -> int:
         """Memory that the arena takes when its first `used` bytes are in use: whole pages."""
-        return -(-max(used, self._made) // _PAGE) * _PAGE
+        used = max(used, self._made)
+        page = _PAGE if used > _PAGE else self._page
+        return -(-used // page) * page
 
     def keep_ahead(self, used: int, most: int = _AHEAD) -> None:
         """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
@@ -69,3 +81,8 @@ class Arena:
             args=(max(used, self._made), used + ahead),
         )
         self._maker.start()
+
+    def _advise(self, name: str) -> None:
+        """Tell the kernel, where it knows this advice."""
+        if hasattr(mmap, name):
+            self._map.madvise(getattr(mmap, name))

@@ -49,6 +49,7 @@ class Waiting:
             self.index.remove(ageing.leaving(self.index, step, unknown, self.capacity))
             room = self.capacity - len(self.index)
             ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
+        self.index.expect(len(ids))
         passed = np.empty(len(ids), np.int64)
         self._kernels.count(
             self.index.address, address_of(ids), len(ids), step, self._needed, address_of(passed)

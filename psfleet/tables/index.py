@@ -152,6 +152,14 @@ class Index:
         marks = self._marks.taken(slots * 8) if self._marks is not None else 0
         return self._rows.taken(slots * self._width * 4) + self._lines.taken(lines) + marks
 
+    def expect(self, more: int) -> None:
+        """Prepare the memory for `more` unknown ids. Call it before a push; it costs next to nothing."""
+        slots = int(self._d[NEXT_SLOT]) + more
+        self._rows.expect(slots * self._width * 4)
+        self._lines.expect(int(self._d[NEXT_LINE]) * 64 + more * ROW_BYTES)
+        if self._marks is not None:
+            self._marks.expect(slots * 8)
+
     def keep_ahead(self, room: int | None = None) -> None:
         """Have memory for the next rows made in the background, a part of `room` bytes at most."""
         most = [] if room is None else [max(room, 0) // 8]
@@ -182,6 +190,7 @@ class Index:
     def place(self, ids: Ids, steps: Ids) -> Ids:
         """The slot of each id, a new one for an unknown id; its row counts as pushed at its step."""
         self.keep(ids)
+        self.expect(len(ids))
         slots = np.empty(len(ids), np.int64)
         self._kernels.place(
             self.address, address_of(ids), len(ids), address_of(steps), address_of(slots)

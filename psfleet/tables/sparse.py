@@ -150,6 +150,7 @@ class SparseTable:
             self._index.keep_sections(0, SECTIONS)
         else:
             self._index.keep(ids)
+        self._index.expect(len(ids))
         scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
         turn = self.step % rule.turns if rule.turns else 0
         self.step += 1

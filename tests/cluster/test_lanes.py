@@ -74,6 +74,18 @@ def test_the_same_bits_with_and_without(mode: Mode) -> None:
     same_bits(results[0], results[1])
 
 
+def test_a_worker_with_small_calls_shares_little(server: Server) -> None:
+    """A server's shared memory for a worker whose calls are small is less than a megabyte."""
+    runtime = connect(server)
+    runtime.create(ROWS)
+    for _ in range(3):
+        runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)])
+        runtime.pull([Read(ROWS.key, IDS)])
+    [shared] = server.host.lanes._shared.values()
+    assert len(shared.memory) < 1 << 20
+    runtime.close()
+
+
 @pytest.mark.parametrize(("lane", "shared"), [("auto", 1), ("inline", 0)])
 def test_it_is_used_without_being_asked_for(server: Server, lane: str, shared: int) -> None:
     """On one host the tensors do not travel in messages, unless the environment says so."""

@@ -59,6 +59,36 @@ def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -
     table.pull_into(np.arange(10**9, 10**9 + count), out)
 
 
+def test_small_tables_take_little() -> None:
+    """A hundred tables of a hundred rows take a few pages each; what each says is what it takes."""
+    tables = [SparseTable(spec_of(16, name=f"t{number}"), budget=Budget()) for number in range(101)]
+    push(tables[0], np.arange(100))  # compiled
+    before, budget = resident(), Budget(limit=40 * MIB)
+    tables = [SparseTable(spec_of(16, name=f"u{n}"), budget=budget) for n in range(100)]
+    for table in tables:
+        push(table, np.arange(100))
+    assert resident() - before < 100 * (160 << 10)
+    assert budget.room() > 40 * MIB - 100 * (160 << 10)
+
+
+def test_a_table_that_outgrows_a_huge_page_uses_huge_pages() -> None:
+    """Rows pushed one by one, or all at once into an empty table, lie in huge pages beyond the first."""
+    assert "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    tables = []
+    for batch in (BATCH, 25 * BATCH):
+        before = huge()
+        tables.append(SparseTable(spec_of(16)))
+        for first in range(0, 25 * BATCH, batch):
+            push(tables[-1], np.arange(first, first + batch))
+        assert huge() - before > 25 * BATCH * 192 * 3 // 4
+
+
+def huge() -> int:
+    """Bytes of huge pages that this process has."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages"))
+
+
 def test_tables_share_what_there_is() -> None:
     """Dense and sparse tables of one shard together stay below the limit; each refusal names its table."""
     shard = Shard()

@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 LEND_FROM = 1 << 16
 """Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
 
-_FIRST_SIZE = 8 << 20
+_FIRST_SIZE = 512 << 10
 _LARGEST = 4 << 30
 _SPARE = 4  # times what was missing: several calls may be under way
 _LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
