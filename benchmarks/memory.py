@@ -1,0 +1,140 @@
+"""What a server's memory goes to: rows, small tables, workers.
+
+    python benchmarks/memory.py [--rows 1000000 5000000] [--tables 300 1000] [--workers 256]
+
+Each part has a server process of its own. Figures are the growth of RssAnon (private memory) and
+RssShmem (memory shared with workers of this host) in its /proc/PID/status.
+
+- A row: 16 float32 under Adam, 192 bytes of values and state; the rest is index. An index segment doubles
+  when it is 45 to 70 % full, so bytes per row rise and fall as a table grows: several sizes are measured.
+- A small table: 100 rows of 16 under Adam.
+- A worker: it is connected, has pushed and pulled 100 rows, and stays.
+- A burst: one worker pushes 262,144 rows 40 times to two servers and waits for none of these pushes.
+  Both servers map the same shared memory.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, Runtime
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+
+DIM = 16
+BATCH = 250_000
+FEW = 100
+BURST = 262_144
+
+
+def spec(name: str) -> TableSpec:
+    """A sparse table under Adam."""
+    return TableSpec(name, "sparse", (DIM,), make_rule("adam", {}))
+
+
+def push(runtime: Runtime, table: TableSpec, first: int, count: int) -> None:
+    """Update rows `first` to `first + count - 1` of the table."""
+    ids = np.arange(first, first + count)
+    runtime.push([Gradient(table.key, np.ones((count, DIM), np.float32), ids, 0.1)])
+    runtime.flush()
+
+
+def memory(fleet: LocalFleet) -> np.ndarray:
+    """RssAnon and RssShmem of the server, in bytes."""
+    lines = Path(f"/proc/{fleet.processes[0].pid}/status").read_text().splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    return np.array([int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")])
+
+
+def rows(sizes: list[int]) -> Iterator[str]:
+    """Private bytes of a row as one table grows to each of these sizes."""
+    with LocalFleet(servers=1, workers=1) as fleet:
+        runtime, table, there = fleet.connect(0, "async"), spec("rows"), 0
+        runtime.create(spec("first"))
+        push(runtime, spec("first"), 0, BATCH)  # compiled, and buffers of a batch are there
+        before = memory(fleet)
+        runtime.create(table)
+        for size in sorted(sizes):
+            for first in range(there, size, BATCH):
+                push(runtime, table, first, min(BATCH, size - first))
+            there = size
+            private, _ = (memory(fleet) - before) / size
+            yield f"{size:>12,} rows of {DIM} under Adam: {private:.0f} private bytes a row"
+        runtime.close()
+
+
+def tables(counts: list[int]) -> Iterator[str]:
+    """Private bytes of a small table."""
+    with LocalFleet(servers=1, workers=1) as fleet:
+        runtime, there = fleet.connect(0, "async"), 0
+        runtime.create(spec("first"))
+        push(runtime, spec("first"), 0, FEW)
+        before = memory(fleet)
+        for count in sorted(counts):
+            for number in range(there, count):
+                runtime.create(spec(f"t{number}"))
+                push(runtime, spec(f"t{number}"), 0, FEW)
+            there = count
+            private, _ = (memory(fleet) - before) / count / 1024
+            yield f"{count:>12,} tables of {FEW} rows: {private:.0f} KiB a table"
+        runtime.close()
+
+
+def workers(count: int) -> Iterator[str]:
+    """Bytes of the server for each worker that is connected."""
+    with LocalFleet(servers=1, workers=count) as fleet, ExitStack() as stack:
+        table = spec("rows")
+        before = memory(fleet)
+        for seat in range(count):
+            runtime = fleet.connect(seat, "async")
+            stack.callback(runtime.close)
+            runtime.create(table)
+            push(runtime, table, 0, FEW)
+            runtime.pull([Read(table.key, np.arange(FEW))])
+            if not seat:
+                before = memory(fleet)
+        private, shared = (memory(fleet) - before) / max(count - 1, 1) / 1024
+        yield f"{count:>12,} workers: {private:.0f} KiB private and {shared:.0f} KiB shared each"
+
+
+def burst(pushes: int) -> Iterator[str]:
+    """Memory that a worker and its servers share for large pushes."""
+    with LocalFleet(servers=2, workers=1) as fleet:
+        runtime, table = fleet.connect(0, "async"), spec("rows")
+        runtime.create(table)
+        ids, values = np.arange(BURST), np.ones((BURST, DIM), np.float32)
+        size = (ids.nbytes + values.nbytes) >> 20
+        for waits in (False, True):
+            for _ in range(pushes):
+                ticket = runtime.push([Gradient(table.key, values, ids, 0.1)])
+                if waits:
+                    ticket.wait()
+            runtime.flush()
+            shared = memory(fleet)[1] >> 20
+            how = "each waited for" if waits else "none waited for"
+            yield f"{pushes:>12,} pushes of {size} MiB, {how}: {shared} MiB shared"
+        runtime.close()
+
+
+def main() -> None:
+    """Measure, and say what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000, 2_000_000, 5_000_000])
+    parser.add_argument("--tables", type=int, nargs="*", default=[300, 1000])
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--pushes", type=int, default=40, help="of a burst")
+    asked = parser.parse_args()
+    parts = rows(asked.rows), tables(asked.tables), workers(asked.workers), burst(asked.pushes)
+    for lines in parts:
+        for line in lines:
+            print(line, flush=True)
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
