@@ -106,8 +106,12 @@ class Optimizer:
 
     def decay(self, parameter: Parameter | None = None) -> Decay:
         """The regularization of a parameter, which the servers add to the gradient."""
+        return as_decay(self._regularizer(parameter))
+
+    def _regularizer(self, parameter: Parameter | None) -> WeightDecay | None:
+        """A parameter's own regularizer, or else the optimizer's."""
         own = parameter.regularizer if parameter is not None else None
-        return as_decay(self.regularization if own is None else as_regularizer(own, self._name))
+        return self.regularization if own is None else as_regularizer(own, self._name)
 
     def common(self) -> dict[str, Any]:
         """The arguments that every optimizer takes, to make another one like this."""

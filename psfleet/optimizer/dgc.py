@@ -17,6 +17,7 @@ from psfleet.optimizer.gradients import Elements, Grad, densify
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay
 from psfleet.rules.base import Rule
+from psfleet.tables.spec import Decay
 
 __all__ = ["DGCMomentum"]
 
@@ -38,7 +39,12 @@ class DGCMomentum(Optimizer):
     has not sent, v = v + u (error feedback). It sends the largest elements of v, at least one, and
     sets v and u to zero there (factor masking); with their positions, which takes 8 bytes each, if
     that is less than the whole array. The servers then do plain SGD on what is sent; until
-    then they do Momentum. Sparse parameters always have Momentum.
+    then they do Momentum, and the worker keeps u of its own gradients, with which compression begins.
+    Sparse parameters always have Momentum.
+
+    The worker adds weight decay to its gradient, after clipping and before momentum correction, as the
+    reference's operator does. Each worker adds all of it and the servers take the mean, so that a step
+    of any number of workers decays the weights once.
 
     Args:
         rampup_begin_step: Updates before compression begins, counted by this worker and, for the
@@ -46,7 +52,7 @@ class DGCMomentum(Optimizer):
         rampup_step: Updates over which `sparsity` is gone through, in equal parts.
         sparsity: Parts of the elements that are not sent; the last one stays.
         local_grad_clip_norm: Norm to which each gradient is clipped before it is accumulated,
-            divided by the root of `num_trainers`.
+            divided by the root of `num_trainers`. From compression on only, and without the decay.
         num_trainers: None: the number of workers.
     """
 
@@ -100,14 +106,48 @@ class DGCMomentum(Optimizer):
         self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
         super()._update(pairs, samples, loss)
 
+    def decay(self, parameter: Parameter | None = None) -> Decay:
+        """Regularization that the servers add: of sparse parameters only."""
+        if parameter is not None and not parameter.sparse:
+            return Decay()
+        return super().decay(parameter)
+
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
-        if self._updates < self._begin or parameter.sparse:
+        if parameter.sparse:
             return grad
         if isinstance(grad, SparseGrad):
             grad = densify(parameter, grad)
-        return self._compressed(parameter.name, self._clipped(parameter, grad))
+        begun = self._updates >= self._begin
+        grad = self._decayed(parameter, self._clipped(grad) if begun else grad)
+        velocity = self._correct(parameter.name, grad)
+        if not begun:
+            return grad
+        return self._compressed(parameter.name, velocity + grad if self._nesterov else velocity)
 
-    def _clipped(self, parameter: Parameter, grad: Floats) -> Floats:
+    def _decayed(self, parameter: Parameter, grad: Floats) -> Floats:
+        regularizer = self._regularizer(parameter)
+        if regularizer is None:
+            return grad
+        return grad + regularizer.gradient(binding.tables().value(parameter))
+
+    def _correct(self, name: str, grad: Floats) -> Floats:
+        """The parameter's velocity after this gradient (momentum correction)."""
+        before = self._before(name)
+        velocity = self._momentum * (before + grad if self._nesterov else before)
+        self._velocity[name] = velocity if self._nesterov else velocity + grad
+        return self._velocity[name]
+
+    def _before(self, name: str) -> Floats:
+        """The velocity before this update; none where a step that holds nothing back masks all of it."""
+        if self._updates >= self._begin and self.sparsity() == 0 and name not in self._whole:
+            return np.zeros((), np.float32)
+        if name in self._velocity:
+            return self._velocity[name]
+        # A state from before compression has the servers' velocity; under Nesterov u is ahead of it.
+        held = np.asarray(self._waiting.get(f"{name}.velocity", 0), np.float32)
+        return self._momentum * held if self._nesterov else held
+
+    def _clipped(self, grad: Floats) -> Floats:
         if not self._clip_norm:
             return grad
         workers = self._trainers or binding.tables().runtime.worker_num
@@ -115,20 +155,14 @@ class DGCMomentum(Optimizer):
         limit = self._clip_norm / workers**0.5
         return grad * np.float32(limit / norm) if norm > limit else grad
 
-    def _compressed(self, name: str, grad: Floats) -> Floats | Elements:
-        zero = np.zeros_like(grad)
-        velocity, unsent = self._velocity.get(name, zero), self._unsent.get(name, zero)
-        if self._nesterov:
-            velocity = self._momentum * (velocity + grad)
-            unsent = unsent + velocity + grad
-        else:
-            velocity = self._momentum * velocity + grad
-            unsent = unsent + velocity
+    def _compressed(self, name: str, direction: Floats) -> Floats | Elements:
+        """What is sent of what is not sent yet and this step's direction; the rest is kept."""
+        unsent = self._unsent.get(name, np.float32(0)) + direction
         if name in self._whole:
-            self._velocity[name], self._unsent[name] = velocity, zero
+            self._unsent[name] = np.zeros_like(unsent)
             return unsent
         large = _largest(unsent, self.sparsity())
-        self._velocity[name] = np.where(large, np.float32(0), velocity)
+        self._velocity[name] = np.where(large, np.float32(0), self._velocity[name])
         self._unsent[name] = np.where(large, np.float32(0), unsent)
         positions = np.flatnonzero(large)
         if _ELEMENT_BYTES * len(positions) < _VALUE_BYTES * unsent.size:
@@ -136,8 +170,10 @@ class DGCMomentum(Optimizer):
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """As Optimizer; this worker's `name.dgc_u` (velocity) and `name.dgc_v` (not sent) too."""
+        """As Optimizer; after compression has begun also `name.dgc_u` (velocity) and `name.dgc_v` (not sent)."""
         found = super().state_dict()
+        if self._updates <= self._begin:  # the servers' velocity is the mean of all workers' u
+            return found
         found.update({f"{name}.dgc_u": values.copy() for name, values in self._velocity.items()})
         found.update({f"{name}.dgc_v": values.copy() for name, values in self._unsent.items()})
         return found

@@ -1,9 +1,6 @@
 """Optimizers on a cluster do what they do embedded, to the bit."""
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from psfleet.embedded import EmbeddedRuntime
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.runtime import ClusterRuntime
 from tests.optimizer.test_base import MAKERS, three, train, weights
+from tests.optimizer.workers import run_two_workers
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +84,4 @@ def digests_of(folder: Path, servers: int) -> list[str]:
     """What each worker's process prints."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    with LocalFleet(servers, 2) as fleet:
-        workers = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": path,
-                    "PSFLEET_ROLE": "worker",
-                    "PSFLEET_RANK": str(rank),
-                    "PSFLEET_SERVERS": ",".join(fleet.endpoints),
-                    "PSFLEET_WORKERS": "2",
-                },
-            )
-            for rank in (0, 1)
-        ]
-        printed = [worker.communicate(timeout=100)[0] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0, 0]
-    return [text.strip() for text in printed]
+    return run_two_workers(script, servers)

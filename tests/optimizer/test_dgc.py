@@ -1,13 +1,15 @@
 """DGCMomentum: what is sent, what is kept, and that nothing is lost."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.optimizer import SGD, DGCMomentum, Momentum
+from psfleet.optimizer import SGD, DGCMomentum, L1Decay, Momentum
 from psfleet.parameter import Parameter, SparseGrad
+from tests.optimizer.workers import run_two_workers
 from tests.recordings import arrays, hyper
 
 
@@ -123,7 +125,7 @@ def test_bad_arguments(arguments: dict[str, object], text: str) -> None:
 
 
 def test_sgd_phase_regularizes() -> None:
-    """Regularization is added by the servers, in the compressed phase too."""
+    """Regularization is added in the compressed phase too: of a first step it is SGD's to the bit."""
     w, v = Parameter("w", np.ones(3)), Parameter("v", np.ones(3))
     opt = DGCMomentum(0.1, 0.9, 0, sparsity=[0.0], regularization=0.5)
     opt.apply_gradients([(w, np.ones(3))])
@@ -150,3 +152,162 @@ def test_small_parameters_are_sent_whole(nesterov: bool) -> None:
         )
     for name in ("middle", "large"):
         assert np.count_nonzero(found[name].numpy()) < sizes[name] / 2
+
+
+class Reference:
+    """The reference's operators in float64: dgc_momentum until `begin`, then dgc without a limit on what
+    is sent (the share 1 - sparsity); weight decay is added to each worker's gradient first.
+    """
+
+    def __init__(self, start: Any, rate: float, momentum: float, begin: int, decay: Any) -> None:
+        self.w = start.astype(np.float64)
+        self._rate, self._momentum, self._begin, self._decay = rate, momentum, begin, decay
+        self._u: list[Any] = []
+        self._v: list[Any] = []
+
+    def step(self, number: int, grads: list[Any], sparsity: float, clip: float | None) -> None:
+        """One step of a worker for each gradient."""
+        if not self._u:
+            self._u = [np.zeros_like(self.w) for _ in grads]
+            self._v = [np.zeros_like(self.w) for _ in grads]
+        total = np.zeros_like(self.w)
+        for worker, gradient in enumerate(grads):
+            g = gradient.astype(np.float64)
+            if clip is not None and number >= self._begin:
+                g = g * min(1.0, clip / len(grads) ** 0.5 / np.sqrt((g * g).sum()))
+            kept = 0 * g if number >= self._begin and not sparsity else self._u[worker]
+            u = self._u[worker] = self._momentum * kept + g + self._decay(self.w)
+            if number < self._begin:
+                total += u  # the mean of the workers' velocities is the velocity of the mean
+                continue
+            v = self._v[worker] + u
+            count = max(1, round(v.size * (1 - sparsity)))
+            sent = np.zeros(v.size, bool)
+            sent[np.argsort(-np.abs(v).reshape(-1), kind="stable")[:count]] = True
+            sent = sent.reshape(v.shape)
+            total += np.where(sent, v, 0)
+            self._u[worker], self._v[worker] = np.where(sent, 0, u), np.where(sent, 0, v)
+        self.w -= self._rate * total / len(grads)
+
+
+DECAYS: dict[str, tuple[Any, Any]] = {
+    "none": (None, lambda w: 0 * w),
+    "l2": (0.1, lambda w: 0.1 * w),
+    "l1": (L1Decay(0.05), lambda w: 0.05 * np.sign(w)),
+}
+
+
+@pytest.mark.parametrize("clip", [None, 1.5])
+@pytest.mark.parametrize("sparsity", [[0.0], [0.5, 0.75]])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_follows_the_reference_across_the_ramp(
+    decay: str, sparsity: list[float], clip: float | None
+) -> None:
+    """Momentum, the ramp and compression give the reference's float64 weights: the decay is in the
+    momentum before and after compression begins, and is not clipped.
+    """
+    start = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
+    w, said = Parameter("w", start), DECAYS[decay]
+    opt = DGCMomentum(
+        0.01,
+        0.9,
+        5,
+        4,
+        sparsity=sparsity,
+        weight_decay=said[0],
+        local_grad_clip_norm=clip,
+        num_trainers=1,
+    )
+    model = Reference(start, 0.01, 0.9, 5, said[1])
+    for number, gradient in enumerate(gradients(20, (6, 4))):
+        model.step(number, [gradient], opt.sparsity(), clip)
+        opt.apply_gradients([(w, gradient)])
+        np.testing.assert_allclose(w.numpy(), model.w, rtol=0, atol=2e-6)
+
+
+def test_the_decay_of_a_step_stays_the_same() -> None:
+    """Without gradients weights shrink by rate * l2 / (1 - momentum) of themselves in a step, when
+    compression has begun as before: those that are sent whole in each step, the others in the mean.
+    """
+    large, whole = Parameter("large", np.ones(2000)), Parameter("whole", np.ones(3))
+    opt = DGCMomentum(0.01, 0.9, 60, sparsity=[0.98], weight_decay=0.1)
+    logs = []
+    for _ in range(660):
+        opt.apply_gradients([(large, np.zeros(2000)), (whole, np.zeros(3))])
+        logs.append((np.log(large.numpy()).mean(), np.log(whole.numpy()[0])))
+    shrunk = -np.diff(logs, axis=0)
+    np.testing.assert_allclose(shrunk[58:, 1], shrunk[57, 1], rtol=1e-2)
+    assert 0.0095 < shrunk[57, 1] < 0.0115
+    assert 0.7 * shrunk[57, 1] < shrunk[59:, 0].mean() < 1.05 * shrunk[57, 1]
+
+
+def test_a_parameters_own_regularizer_comes_first() -> None:
+    """It replaces the optimizer's; rows of sparse parameters are decayed by the servers."""
+    plain, own = Parameter("plain", np.ones(4)), Parameter("own", np.ones(4), regularizer=0.0)
+    rows = Parameter("rows", np.ones((4, 2)), sparse=True)
+    opt = DGCMomentum(0.1, 0.0, 0, sparsity=[0.0], weight_decay=0.5)
+    zero = SparseGrad(np.arange(4), np.zeros((4, 2), np.float32))
+    opt.apply_gradients([(plain, np.zeros(4)), (own, np.zeros(4)), (rows, zero)])
+    np.testing.assert_allclose(plain.numpy(), 0.95, rtol=1e-6)
+    np.testing.assert_array_equal(own.numpy(), 1)
+    np.testing.assert_allclose(rows.numpy(), 0.95, rtol=1e-6)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from psfleet import fleet, optimizer
+from psfleet.parameter import Parameter
+
+fleet.init()
+w = Parameter("w", np.load("start.npy"))
+opt = fleet.distributed_optimizer(
+    optimizer.DGCMomentum(0.01, 0.9, 5, 4, [0.5, 0.75], weight_decay=0.1, local_grad_clip_norm=2.0)
+)
+for both in np.load("grads.npy"):
+    opt.apply_gradients([(w, both[fleet.worker_index()])])
+if fleet.worker_index() == 0:
+    np.save("end.npy", w.numpy())
+fleet.barrier_worker()
+fleet.stop_worker()
+"""
+
+
+def test_two_workers_decay_once(tmp_path: Path) -> None:
+    """Each worker adds the whole decay and the servers take the mean: a sync step of two workers has it
+    once, and the weights are the float64 model's.
+    """
+    rng = np.random.default_rng(7)
+    start = rng.normal(size=(6, 4)).astype(np.float32)
+    grads = rng.normal(size=(20, 2, 6, 4)).astype(np.float32)
+    np.save(tmp_path / "start.npy", start)
+    np.save(tmp_path / "grads.npy", grads)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run_two_workers(tmp_path / "train.py", 2)
+    model = Reference(start, 0.01, 0.9, 5, DECAYS["l2"][1])
+    shares = [0.0] * 5 + [0.5, 0.5] + [0.75] * 13
+    for number, (both, share) in enumerate(zip(grads, shares, strict=True)):
+        model.step(number, list(both), share, 2.0)
+    np.testing.assert_allclose(np.load(tmp_path / "end.npy"), model.w, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_velocity_is_handed_over(nesterov: bool) -> None:
+    """Compression begins with the velocity of the steps before, also of a state that was set by then: a
+    parameter that is sent whole goes on as under Momentum.
+    """
+    given = gradients(12, (3,))
+    w, expected = Parameter("w", np.ones(3)), Parameter("expected", np.ones(3))
+    large = np.zeros(2000, np.float32)
+    plain = Momentum(0.1, 0.9, use_nesterov=nesterov)
+    first, second = (
+        DGCMomentum(0.1, 0.9, 6, sparsity=[0.99], use_nesterov=nesterov) for _ in range(2)
+    )
+    beside = Parameter("beside", large)
+    for number, gradient in enumerate(given):
+        if number == 4:
+            second.set_state_dict(first.state_dict())
+        opt = first if number < 4 else second
+        opt.apply_gradients([(w, gradient), (beside, large)])
+        plain.apply_gradients([(expected, gradient)])
+        np.testing.assert_allclose(w.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
