@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.initializer import Start, starting
 from psfleet.modes.changing import change
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
@@ -165,7 +166,7 @@ class Client:
         name: str,
         dim: int,
         optimizer: Optimizer,
-        initializer: Initializer | None = None,
+        initializer: Initializer | Start | None = None,
         seed: int = 0,
         entry: Entry | None = None,
     ) -> SparseTable:
@@ -175,8 +176,8 @@ class Client:
             name: Unique in the fleet.
             dim: Width of a row, 1 to 1024.
             optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
-            initializer: First value of a row; default uniform in [-0.01, 0.01).
-            seed: Of the initializer.
+            initializer: First value of a row, of psfleet.initializer; default uniform in [-0.01, 0.01).
+            seed: Of the initializer, if it has none of its own.
             entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
                 and none.
 
@@ -190,13 +191,14 @@ class Client:
             raise ConfigError(
                 f"the entry of table {name!r} is {entry!r}; it must be one of psfleet.entry"
             )
+        start, seed = starting(initializer, (None, int(dim)), seed, f"table {name!r}")
         spec = TableSpec(
             name,
             "sparse",
             (int(dim),),
             optimizer.rule(),
             optimizer.decay(),
-            initializer or Initializer(),
+            start,
             seed,
             optimizer.every_row,
             entry,

@@ -4,14 +4,16 @@ Each is a small value whose `resolve(shape)` gives the `psfleet.tables.spec.Init
 use: the same bits on every server and worker.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.tables.spec import Initializer
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Xavier",
     "XavierInitializer",
     "resolve",
+    "starting",
 ]
 
 
@@ -41,6 +44,10 @@ class Start:
     Attributes:
         seed: Of the random numbers; 0: the program's.
     """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(type(self).__name__, field.name, field.type, getattr(self, field.name))
 
     @property
     def own_seed(self) -> int:
@@ -111,11 +118,9 @@ class Xavier(Start):
     seed: int = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
-        fan_in, fan_out = _fans(shape)
-        total = (fan_in if self.fan_in is None else self.fan_in) + (
-            fan_out if self.fan_out is None else self.fan_out
-        )
-        return _spread(self.uniform, 2.0 / max(total, 1))
+        fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
+        fan_out = _fans(shape)[1] if self.fan_out is None else self.fan_out
+        return _spread(self.uniform, 2.0 / max(fan_in + fan_out, 1))
 
 
 @dataclass(frozen=True)
@@ -132,15 +137,20 @@ class MSRA(Start):
 
 
 class Assign(Start):
-    """The values of an array; for dense parameters only."""
+    """The values of an array; for parameters with a known shape only, not for rows of any id."""
 
     def __init__(self, value: ArrayLike) -> None:
-        object.__setattr__(self, "value", np.array(value, np.float32))
+        try:
+            array = np.array(value, np.float32)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Assign: value cannot be read as an array: {error}") from None
+        object.__setattr__(self, "value", array)
         self.value: NDArray[np.float32]
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         raise ConfigError(
-            "an array cannot initialise a sparse table; use Uniform, Normal or Constant"
+            f"an array of shape {self.value.shape} cannot initialise a sparse table, whose rows appear "
+            "by id; use Uniform, Normal or Constant, or set the rows after it is made"
         )
 
 
@@ -153,6 +163,35 @@ def resolve(initializer: Start | Initializer | None, shape: Sequence[int | None]
     if isinstance(initializer, Start):
         return initializer.resolve(shape)
     raise ConfigError(f"initializer is {initializer!r}; it must be one of psfleet.initializer")
+
+
+def starting(
+    said: Start | Initializer | None, shape: Sequence[int | None], seed: int, owner: str
+) -> tuple[Initializer, int]:
+    """What a table needs, and the seed: the initializer's own one if it has one.
+
+    Args:
+        owner: Of the first values, for messages.
+    """
+    try:
+        found = resolve(said, shape)
+    except PsfleetError as error:
+        raise type(error)(f"{owner}: {error}") from None
+    own = said.own_seed if isinstance(said, Start) else 0
+    return found, own or seed
+
+
+def _check(owner: str, name: str, kind: Any, value: Any) -> None:
+    """Refuse what is not of a field's type: bool, int, float, or a float that may be left out."""
+    if kind is bool:
+        fits, wanted = isinstance(value, bool | np.bool_), "True or False"
+    elif kind is int:
+        fits, wanted = isinstance(value, int | np.integer) and value >= 0, "a whole number from 0"
+    else:
+        fits, wanted = isinstance(value, int | float | np.number), "a number"
+        fits = (fits and math.isfinite(value)) or (value is None and kind is not float)
+    if not fits:
+        raise ConfigError(f"{owner}: {name} is {value!r}, it must be {wanted}")
 
 
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:

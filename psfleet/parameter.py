@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.initializer import Assign, Start, starting
 from psfleet.kernels.initial import initial_array, initial_rows
 from psfleet.routing import as_ids
 from psfleet.tables.entry import Entry
@@ -91,7 +92,8 @@ class Parameter:
         sparse: Rows live in a sparse table and gradients are SparseGrad.
         distributed: Sparse only: ids are any int64 and rows appear when first updated.
         entry: Distributed only: which unknown ids of a push get a row; None: all.
-        initializer, seed: The first values. `value` overrides them for dense parameters.
+        initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
+            comes first. `value` overrides them for parameters with a known shape.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
             learning_rate is a factor on the optimizer's rate.
         do_model_average: Whether averages of the weights take it in.
@@ -108,7 +110,7 @@ class Parameter:
         shape: tuple[int, ...] | None = None,
         sparse: bool = False,
         distributed: bool = False,
-        initializer: Initializer | None = None,
+        initializer: Initializer | Start | None = None,
         seed: int = 0,
         trainable: bool = True,
         learning_rate: float = 1.0,
@@ -124,6 +126,9 @@ class Parameter:
             )
         if not isinstance(name, str) or not name:
             raise UsageError(f"a parameter's name is {name!r}; it must be a text")
+        if isinstance(initializer, Assign) and not distributed and (shape or ())[:1] != (-1,):
+            value, shape = _assigned(name, value, initializer, shape), None
+            initializer = None
         if value is None and shape is None:
             raise ShapeError(f"parameter {name!r} needs a value or a shape")
         start = None if value is None else as_numbers(value, f"the value of parameter {name!r}")
@@ -139,8 +144,7 @@ class Parameter:
         self.sparse = sparse
         self.distributed = distributed
         self.entry = entry
-        self.initializer = initializer or Initializer()
-        self.seed = seed
+        self.initializer, self.seed = starting(initializer, self.shape, seed, f"parameter {name!r}")
         self.trainable = trainable
         self.learning_rate = learning_rate
         self.regularizer = regularizer
@@ -189,6 +193,20 @@ class Parameter:
             rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
             return np.where(np.isfinite(master), rounded.view(np.float32), master)
         return master
+
+
+def _assigned(
+    name: str, value: ArrayLike | None, start: Assign, shape: tuple[int, ...] | None
+) -> ArrayLike:
+    """The value that a parameter starts with: its own, or that of the initializer."""
+    if value is not None:
+        return value
+    if shape is not None and start.value.shape != tuple(shape):
+        raise ShapeError(
+            f"parameter {name!r} of shape {tuple(shape)} cannot start as an array of "
+            f"shape {start.value.shape}"
+        )
+    return start.value
 
 
 def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:

@@ -170,7 +170,7 @@ class DGCMomentum(Optimizer):
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """As Optimizer; after compression has begun also `name.dgc_u` (velocity) and `name.dgc_v` (not sent)."""
+        """As Optimizer; once compression has begun this worker's `name.dgc_u` and `name.dgc_v` too."""
         found = super().state_dict()
         if self._updates <= self._begin:  # the servers' velocity is the mean of all workers' u
             return found

@@ -105,25 +105,16 @@ def make_parameter(
     chosen = said.initializer if said.initializer is not None else start
     seed = default_main_program().random_seed or programs.random_seed
     value = None
-    if isinstance(chosen, initializers.Assign):
-        value, chosen = chosen.value, None
-        if value.shape != shape or sparse:
-            raise ShapeError(
-                f"parameter {name!r} of shape {shape} cannot start as an array of "
-                f"shape {value.shape}"
-            )
-    elif isinstance(chosen, initializers.Start):
-        seed = chosen.own_seed or seed
-    resolved = initializers.resolve(chosen, shape)
-    if by_row and value is None:
-        value = initial_rows(np.arange(shape[0]), shape[1], resolved, seed, name)
+    if by_row and not isinstance(chosen, initializers.Assign):
+        resolved, own = initializers.starting(chosen, shape, seed, f"parameter {name!r}")
+        value = initial_rows(np.arange(shape[0]), shape[1], resolved, own, name)
     parameter = Parameter(
         name,
         value,
         shape=shape,
         sparse=sparse,
         distributed=distributed,
-        initializer=resolved,
+        initializer=chosen,
         seed=seed,
         trainable=said.trainable,
         learning_rate=said.learning_rate,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.initializer import Start
+from psfleet.initializer import Start, starting
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.outside import check_outside
 from psfleet.tables.entry import Entry
@@ -54,9 +54,8 @@ class TableModule(nn.Module):
         self.embedding_dim = embedding_dim
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.optimizer = optimizer
-        start = initializer or Initializer()
-        if isinstance(start, Start):
-            start = start.resolve((num_embeddings, embedding_dim))
+        owner = "an embedding" if name is None else f"embedding {name!r}"
+        start, seed = starting(initializer, (num_embeddings, embedding_dim), seed, owner)
         if entry is not None and num_embeddings is not None:
             raise ConfigError(
                 f"an embedding with rows 0 to {num_embeddings - 1} has all of them; {entry} is for "
@@ -126,7 +125,7 @@ class Embedding(TableModule):
         padding_idx: This id's row is zero and gets no gradient.
         name: The table's name in the fleet; None: the module's name in the model.
         initializer: First values, of psfleet.initializer; default uniform in [-0.01, 0.01).
-        seed: Of the initializer.
+        seed: Of the initializer, if it has none of its own.
         optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
             `weight`.
         entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.

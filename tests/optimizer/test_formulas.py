@@ -329,3 +329,26 @@ def test_formula(name: str, seed: int) -> None:
 def close(found: NDArray[Any], expected: Doubles) -> None:
     largest = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * largest)
+
+
+def test_asgd_decays_as_the_references_code() -> None:
+    """The decay enters each batch's gradient before the sum, as in the reference's code. The formula that
+    the reference prints adds it at the current weights, and ends elsewhere; the docstring says so.
+    """
+    grads = np.random.default_rng(2).normal(size=(7, 5))
+    opt, w = optimizer.ASGD(0.1, 3, weight_decay=0.5), Parameter("w", np.ones(5))
+    code, printed = np.ones(5), np.ones(5)
+    code_sum, printed_sum = np.zeros(5), np.zeros(5)
+    code_kept, printed_kept = np.zeros((3, 5)), np.zeros((3, 5))
+    for t, g in enumerate(grads):
+        opt.apply_gradients([(w, g)])
+        decayed = g + 0.5 * code
+        code_sum += decayed - code_kept[t % 3]
+        code_kept[t % 3] = decayed
+        code = code - 0.1 * code_sum / min(t + 1, 3)
+        printed_sum += g - printed_kept[t % 3]
+        printed_kept[t % 3] = g
+        printed = printed - 0.1 * (printed_sum / min(t + 1, 3) + 0.5 * printed)
+    np.testing.assert_allclose(w.numpy(), code, atol=2e-6)
+    assert np.abs(w.numpy() - printed).max() > 0.01
+    assert "code and not its printed formula" in str(optimizer.ASGD.__doc__)
