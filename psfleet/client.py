@@ -7,8 +7,11 @@ with psfleet.connect() as ps:
 """
 
 import dataclasses
+import os
+import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,16 +20,17 @@ from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start, starting
-from psfleet.modes.changing import change
+from psfleet.modes.changing import change, check_mode, check_wire
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.lr.base import LRScheduler
 from psfleet.optimizer.outside import check_outside
 from psfleet.parameter import as_numbers
 from psfleet.routing import as_ids
-from psfleet.runtime import Awaited, Gradient, Read, Runtime, Ticket, pull_ahead
+from psfleet.runtime import Awaited, Closed, Gradient, Parts, Read, Runtime, Ticket, pull_ahead
+from psfleet.saving import folder_of, load, save
 from psfleet.shard.events import Mode
-from psfleet.strategy import Settings, resolve
+from psfleet.strategy import Settings, Wire, resolve
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec
 
@@ -155,11 +159,28 @@ class DenseTable:
         return self._runtime.push([gradient])
 
 
-class Client:
-    """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet."""
+_CLOSED = (
+    "this client is closed, and so are its tables; use them before close() or inside the `with` block, "
+    "or call psfleet.connect() again"
+)
+Table = TypeVar("Table", SparseTable, DenseTable)
 
-    def __init__(self, runtime: Runtime) -> None:
+
+class Client:
+    """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet.
+
+    All clients of a process without an environment of their own, and `psfleet.fleet`, share one seat in
+    the fleet: it is left when the last of them is closed, or after `fleet.init()` when the script ends.
+
+    Args:
+        runtime: Through which it reaches the tables.
+        leave: What closing does with the runtime; None: closes it.
+    """
+
+    def __init__(self, runtime: Runtime, leave: Callable[[Runtime], None] | None = None) -> None:
         self.runtime = runtime
+        self._leave = leave or type(runtime).close
+        self._tables: weakref.WeakSet[SparseTable | DenseTable] = weakref.WeakSet()
 
     def sparse_table(
         self,
@@ -204,7 +225,7 @@ class Client:
             entry,
         )
         self.runtime.create(spec)
-        return SparseTable(self.runtime, spec, optimizer)
+        return self._opened(SparseTable(self.runtime, spec, optimizer))
 
     def dense_table(self, name: str, value: ArrayLike, optimizer: Optimizer) -> DenseTable:
         """The table of that name; if no worker has made it yet, it starts with `value`."""
@@ -212,7 +233,38 @@ class Client:
         array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
         spec = TableSpec(name, "dense", array.shape, optimizer.rule(), optimizer.decay())
         self.runtime.create(spec, array)
-        return DenseTable(self.runtime, spec, optimizer)
+        return self._opened(DenseTable(self.runtime, spec, optimizer))
+
+    def _opened(self, table: Table) -> Table:
+        self._tables.add(table)
+        return table
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.
+
+        Worker 0 saves; for the others the call does nothing. Call `barrier()` first if what they have
+        pushed is to be in it.
+
+        Args:
+            folder: Appears whole or not at all; the servers must see it too.
+
+        Raises:
+            CheckpointError: The fleet has no table, or the folder cannot be written.
+        """
+        if self.runtime.worker_index == 0:
+            save(self.runtime, folder_of(folder, "save"))
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Set every table from a folder that `save` or `fleet.save_persistables` has written.
+
+        Worker 0 loads; the others wait for it. All workers must call it, once their tables are made. The
+        folder may come from a fleet with any number of servers.
+
+        Raises:
+            CheckpointError: The folder is missing or damaged, or no table of the script would get a
+                value; nothing was changed.
+        """
+        load(self.runtime, folder_of(folder, "load"))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push so far is applied."""
@@ -242,8 +294,14 @@ class Client:
         return self.runtime.stats()
 
     def close(self) -> None:
-        """Flush and leave the fleet. Safe to call twice."""
-        self.runtime.close()
+        """Flush and leave the fleet; afterwards the client's tables are refused. Safe to call twice."""
+        if isinstance(self.runtime, Closed):
+            return
+        runtime, closed = self.runtime, cast(Runtime, Closed(_CLOSED))
+        for table in self._tables:
+            table._runtime = closed
+        self.runtime = closed
+        self._leave(runtime)
 
     def __enter__(self) -> "Client":
         return self
@@ -275,31 +333,55 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 def connect(
     environment: Environment | None = None,
-    mode: Mode = "async",
+    mode: Mode | None = None,
     tls: str | None = None,
     insecure: bool | None = None,
     wire: str | None = None,
 ) -> Client:
     """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
 
+    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
+    client shares what is there, tables included.
+
     Args:
-        environment: Instead of the process's own.
+        environment: Instead of the process's own; the client then has a seat for itself.
         mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
-            sync mode each push of every worker makes a round.
+            sync mode each push of every worker makes a round. None: that of `fleet.init()`, else async.
         tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
         insecure: Use TCP in the clear, without credentials.
         wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
+
+    Raises:
+        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
+            another mode.
     """
-    environment = environment or read_environment()
+    here = environment or read_environment()
     said = {"tls": tls, "insecure": insecure}
     given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    environment = dataclasses.replace(environment, **given)
-    if environment.role == "server":
+    here = dataclasses.replace(here, **given)
+    if here.role == "server":
         raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
-    asked: dict[str, dict[str, Any]] = {"consistency": {"mode": mode}}
+    asked: dict[str, dict[str, Any]] = {}
+    if mode is not None:
+        asked["consistency"] = {"mode": mode}
     if wire is not None:
         asked["wire"] = {"push": wire, "pull": wire}
-    settings = resolve(asked, environment.strategy)
-    if environment.role is None:
-        return Client(runtimes.load_runtime("embedded", wire=settings.wire))
-    return Client(connect_cluster(environment.seat, settings.consistency, settings.wire))
+    settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
+
+    def make(_: Parts) -> Runtime:
+        if here.role is None:
+            return runtimes.load_runtime("embedded", wire=settings.wire)
+        return connect_cluster(here.seat, settings.consistency, settings.wire)
+
+    if environment is not None:
+        return Client(make(asked))
+    client = Client(runtimes.hold(make, asked), runtimes.let_go)
+    try:
+        if mode is not None:
+            check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
+        if wire is not None:
+            check_wire(client.runtime, settings.wire or Wire(), "psfleet.connect")
+    except ConfigError:
+        client.close()
+        raise
+    return client

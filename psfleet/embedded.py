@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
 from psfleet.packing import Packer, repacked, value_format
 from psfleet.routing import check_gradient, check_ids, check_spec_value
-from psfleet.runtime import Gradient, Read, TableState
+from psfleet.runtime import Closed, Gradient, Read, TableState
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
@@ -28,6 +28,7 @@ from psfleet.tables.spec import TableSpec
 __all__ = ["EmbeddedRuntime"]
 
 Floats = NDArray[np.float32]
+_CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
 
 
 class _Done:
@@ -46,6 +47,9 @@ class EmbeddedRuntime:
     Args:
         clock: Seconds, for tables with rows that age.
         wire: The form that values would have on their way to a server.
+
+    Attributes:
+        wire: As passed.
     """
 
     worker_index = 0
@@ -56,8 +60,8 @@ class EmbeddedRuntime:
         self, clock: Callable[[], float] = time.monotonic, wire: Wire | None = None
     ) -> None:
         self._shard = Shard()
-        self._wire = wire or Wire()
-        self._packer = Packer(self.worker_index, self._wire.gradients)
+        self.wire = wire or Wire()
+        self._packer = Packer(self.worker_index, self.wire.gradients)
         self._clock = clock
         self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
@@ -92,7 +96,7 @@ class EmbeddedRuntime:
 
     def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
         """What a worker would get of these values."""
-        form = value_format(spec, self._wire.values)
+        form = value_format(spec, self.wire.values)
         return values if form == "float32" else repacked(values, form)
 
     def push(
@@ -229,8 +233,8 @@ class EmbeddedRuntime:
         ]
 
     def close(self) -> None:
-        """Let go of the tables."""
-        self._shard.tables.clear()
+        """Let go of the tables; whoever asks for one afterwards is refused."""
+        self._shard = cast(Shard, Closed(_CLOSED))
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:

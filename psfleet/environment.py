@@ -47,7 +47,15 @@ from typing import Literal
 from psfleet.errors import ConfigError
 from psfleet.limits import Limits
 
-__all__ = ["Environment", "check_endpoint", "memory_of", "plan_file", "read_environment", "threads"]
+__all__ = [
+    "Environment",
+    "check_alone",
+    "check_endpoint",
+    "memory_of",
+    "plan_file",
+    "read_environment",
+    "threads",
+]
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ROLES = {"server": "server", "worker": "worker", "pserver": "server", "trainer": "worker"}
@@ -192,6 +200,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """
     spoken = variables.get("PSFLEET_ROLE") or variables.get("TRAINING_ROLE") or ""
     if not spoken:
+        _check_no_servers(variables)
         return Environment(strategy=variables.get("PSFLEET_STRATEGY", ""))
     role = _ROLES.get(spoken.lower())
     if role is None:
@@ -230,6 +239,32 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         insecure=_switch(variables, "PSFLEET_INSECURE"),
         limits=Limits.read(variables.get("PSFLEET_LIMITS", "")),
     )
+
+
+def _check_no_servers(variables: Mapping[str, str]) -> None:
+    """Refuse an environment that names servers but no role: it is half of a cluster's."""
+    for name in ("PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"):
+        if variables.get(name):
+            raise ConfigError(
+                f"{name} is {variables[name]!r} but PSFLEET_ROLE is not set; set it to worker (or "
+                f"server), or unset {name} to train in this process alone"
+            )
+
+
+def check_alone(variables: Mapping[str, str] = os.environ) -> None:
+    """Refuse to train alone where the environment names a fleet, which `fleet.init()` would join.
+
+    Raises:
+        ConfigError: It names one.
+    """
+    here = read_environment(variables)
+    if here.role is not None:
+        count = here.workers if here.role == "worker" else len(here.servers)
+        raise ConfigError(
+            f"PSFLEET_ROLE says that this process is {here.role} {here.rank} of {count}, but the script "
+            "has not called fleet.init() and would train alone; call it before anything else of "
+            "psfleet, or unset PSFLEET_ROLE"
+        )
 
 
 @functools.cache

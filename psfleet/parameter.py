@@ -1,5 +1,6 @@
 """A trainable array as the graph, the optimizers and a plain script see it."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,15 @@ from psfleet.routing import as_ids
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 
-__all__ = ["Binding", "Parameter", "SparseGrad", "as_numbers", "check_rows", "fetch"]
+__all__ = [
+    "Binding",
+    "Parameter",
+    "SparseGrad",
+    "as_numbers",
+    "check_rows",
+    "fetch",
+    "living_names",
+]
 
 Floats = NDArray[np.float32]
 
@@ -152,6 +161,7 @@ class Parameter:
         self.need_clip = need_clip
         self.grad: Floats | SparseGrad | None = None
         self.binding: Binding | None = None
+        _living.add(self)
 
     def __repr__(self) -> str:
         kind = ", sparse" if self.sparse else ""
@@ -207,6 +217,14 @@ def _assigned(
             f"shape {start.value.shape}"
         )
     return start.value
+
+
+_living: "weakref.WeakSet[Parameter]" = weakref.WeakSet()
+
+
+def living_names() -> set[str]:
+    """The names of all parameters that this process has, whether they have a table yet or not."""
+    return {parameter.name for parameter in list(_living)}
 
 
 def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:

@@ -5,20 +5,23 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 """
 
 import importlib.metadata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError
+from psfleet.environment import check_alone
+from psfleet.errors import ConfigError, UsageError
 from psfleet.tables.spec import TableSpec
 
 __all__ = [
     "Awaited",
+    "Closed",
     "Format",
     "Gradient",
+    "Parts",
     "Precision",
     "Pulled",
     "Read",
@@ -27,8 +30,11 @@ __all__ = [
     "TableState",
     "Ticket",
     "active",
+    "hold",
     "is_active",
+    "is_held",
     "is_trained",
+    "let_go",
     "load_runtime",
     "provide",
     "pull_ahead",
@@ -121,6 +127,20 @@ class Awaited(Protocol):
 
     def wait(self) -> list[Floats]:
         """The values, as `Runtime.pull` gives them; the same each time it is asked."""
+
+
+class Closed:
+    """Stands where something was that is closed: whatever is asked of it is refused.
+
+    Args:
+        sentence: What the refusal says.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(self._sentence)
 
 
 class Pulled:
@@ -264,19 +284,33 @@ def load_runtime(name: str, *arguments: Any, **named: Any) -> Runtime:
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")
 
 
+Parts = Mapping[str, Mapping[str, Any]]
+"""Of a strategy, in the form of a strategy file."""
+
 _active: Runtime | None = None
-_make: Callable[[], Runtime] | None = None
+_make: Callable[[Parts], Runtime] | None = None
+_clients = 0  # open ones of the active runtime
+_kept = False  # it lives on when the last of them is closed
 
 
 def active() -> Runtime:
     """The runtime of this process, made when it is first asked for.
 
     Embedded, unless `fleet.init()` has found a cluster.
+
+    Raises:
+        ConfigError: The environment names a fleet, and the script has not called `fleet.init()`.
     """
-    global _active
+    global _active, _kept
     if _active is None:
-        _active = _make() if _make else load_runtime("embedded")
+        _active = _make({}) if _make else _alone()
+    _kept = True
     return _active
+
+
+def _alone() -> Runtime:
+    check_alone()
+    return load_runtime("embedded")
 
 
 def is_active() -> bool:
@@ -284,14 +318,48 @@ def is_active() -> bool:
     return _active is not None
 
 
-def provide(make: Callable[[], Runtime] | None) -> None:
-    """Say how the next active runtime is made; None: embedded."""
+def provide(make: Callable[[Parts], Runtime] | None) -> None:
+    """Say how the next active runtime is made; None: embedded.
+
+    make: Gets what a client asks for, which counts where the script has said nothing.
+    """
     global _make
     _make = make
 
 
 def use(runtime: Runtime | None) -> Runtime | None:
     """Make `runtime` the active one and return the one before it. None: made when next asked for."""
-    global _active
+    global _active, _clients, _kept
     _active, before = runtime, _active
+    _clients, _kept = 0, runtime is not None
     return before
+
+
+def hold(make: Callable[[Parts], Runtime], asked: Parts) -> Runtime:
+    """The runtime of this process, for one client more, which has `asked` for these settings.
+
+    A process has one seat in its fleet, so all clients and `psfleet.fleet` share one runtime. It is made
+    as `fleet.init()` has found, or by `make`.
+    """
+    global _active, _clients
+    if _active is None:
+        _active = (_make or make)(asked)
+    _clients += 1
+    return _active
+
+
+def is_held() -> bool:
+    """Whether a client is open."""
+    return _active is not None and _clients > 0
+
+
+def let_go(runtime: Runtime) -> None:
+    """A client is closed. The runtime is flushed, and closed if nothing else in the process uses it."""
+    global _active, _clients
+    if runtime is _active:
+        _clients -= 1
+        if _clients or _kept or _make:
+            runtime.flush()
+            return
+        _active = None
+    runtime.close()

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.dataset import batches
-from psfleet.environment import Environment, read_environment
+from psfleet.environment import Environment, check_alone, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet import figures
 from psfleet.fleet.loops import Loops
 from psfleet.fleet.utilities import Util
-from psfleet.modes.changing import change, connect
+from psfleet.modes.changing import change, check_mode, connect
 from psfleet.optimizer.binding import invalidate
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.pipeline import links
 from psfleet.program.inference import save_inference
+from psfleet.saving import load, save
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from psfleet.tables.spec import key_of
 
@@ -38,11 +39,11 @@ class Fleet:
     """One process's view of the fleet: its role, and the way to everybody's parameters."""
 
     def __init__(self) -> None:
-        self._environment = Environment()
+        self._joined: Environment | None = None
         self._place = links.Place()
-        self._strategy: DistributedStrategy | None = None
+        self._strategy: DistributedStrategy | runtimes.Parts | None = None
         self._load_path: str | None = None
-        self._loops = self._new_loops()
+        self._loops: Loops | None = None
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
@@ -62,11 +63,12 @@ class Fleet:
         """
         if is_collective:
             raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
-        self._environment = role_maker.environment if role_maker else read_environment()
+        self._joined = role_maker.environment if role_maker else read_environment()
         self._strategy = strategy
-        self._loops = self._new_loops()
-        before = runtimes.use(None)
-        if before is not None:
+        self._loops = None
+        if runtimes.is_held():  # psfleet.connect() has come first
+            self._check_connected(strategy)
+        elif (before := runtimes.use(None)) is not None:
             before.close()
         runtimes.provide(self._connect if self._environment.role == "worker" else self._embed)
         here = self._environment
@@ -77,25 +79,42 @@ class Fleet:
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
-    def _new_loops(self) -> Loops:
-        here = self._environment
-        snapshots = bool(here.snapshot_every or here.resume or here.durability == "snapshot")
-        return Loops(here.rank, here.workers, snapshots, self.barrier_worker)
+    @property
+    def _environment(self) -> Environment:
+        """What `init` has found; a script that trains alone need not call it."""
+        if self._joined is None:
+            check_alone()
+            return Environment()
+        return self._joined
 
-    def _connect(self) -> runtimes.Runtime:
+    def _own_loops(self) -> Loops:
+        if self._loops is None:
+            here = self._environment
+            snapshots = bool(here.snapshot_every or here.resume or here.durability == "snapshot")
+            self._loops = Loops(here.rank, here.workers, snapshots, self.barrier_worker)
+        return self._loops
+
+    def _connect(self, asked: runtimes.Parts) -> runtimes.Runtime:
+        self._hear(asked)
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         runtime.check = lambda wanted: dataclasses.replace(settings, consistency=wanted)
         return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
 
-    def _embed(self) -> runtimes.Runtime:
+    def _embed(self, asked: runtimes.Parts) -> runtimes.Runtime:
+        self._hear(asked)
         return runtimes.load_runtime("embedded", wire=self.settings().wire)
+
+    def _hear(self, asked: runtimes.Parts) -> None:
+        """What `psfleet.connect` asks for counts where the script has said nothing."""
+        if self._strategy is None and asked:
+            self._strategy = asked
 
     def settings(self) -> Settings:
         """The strategy that counts: of each setting what the launcher says, else what `init` was told."""
         return self._settings(self._strategy)
 
-    def _settings(self, strategy: DistributedStrategy | None) -> Settings:
+    def _settings(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
         """What counts of the script's strategy and the launcher's."""
         return resolve(strategy, self._environment.strategy)
 
@@ -186,6 +205,17 @@ class Fleet:
             self._strategy = strategy
         return DistributedOptimizer(optimizer, self.settings())
 
+    def _check_connected(self, strategy: DistributedStrategy | None) -> None:
+        """Refuse a strategy that the runtime of `psfleet.connect()` does not follow."""
+        wanted = self._settings(strategy)
+        if wanted.localsgd is not None:
+            raise ConfigError(
+                "psfleet.connect() was called before fleet.init(), whose strategy has localsgd; call "
+                "fleet.init() first"
+            )
+        if strategy is not None and self._environment.role:
+            check_mode(runtimes.active(), wanted.consistency.mode, "fleet.init")
+
     def _check_unconnected(self, strategy: DistributedStrategy) -> None:
         now, wanted = self.settings(), self._settings(strategy)
         if not (runtimes.is_active() and self._environment.role):
@@ -252,7 +282,7 @@ class Fleet:
         """
         merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        return self._loops.stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
+        return self._own_loops().stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
 
     def shard(self, batches: Iterable[T]) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
@@ -260,7 +290,7 @@ class Fleet:
         When they are used up it waits for the other workers, so that workers with unequal numbers of
         batches end the loop together.
         """
-        return self._loops.shard(batches)
+        return self._own_loops().shard(batches)
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -277,7 +307,7 @@ class Fleet:
         Returns:
             `thing`.
         """
-        self._loops.remember(name, thing)
+        self._own_loops().remember(name, thing)
         return thing
 
     def step_done(self) -> None:
@@ -285,7 +315,7 @@ class Fleet:
 
         The loops of `shard` say it by themselves; a loop of another kind calls it after each step.
         """
-        self._loops.step_done()
+        self._own_loops().step_done()
 
     def snapshot(self) -> str:
         """Take a snapshot of the whole fleet in the job's folder; where it lies.
@@ -307,27 +337,28 @@ class Fleet:
             mode: 0: everything. 1: a delta, what has changed since the last delta or base. 2: a base,
                 everything, and the next delta says the changes since. 3: everything; the reference
                 also ages its rows then, which here only `shrink` does.
+
+        Raises:
+            CheckpointError: The fleet has no table, or the folder cannot be written.
         """
         path = _dirname("save_persistables", arguments)
         if mode not in (0, 1, 2, 3):
             raise ConfigError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
         if self.is_first_worker():
-            runtimes.active().flush()
-            runtimes.active().save(path, delta=mode == 1, base=mode == 2)
+            save(runtimes.active(), path, delta=mode == 1, base=mode == 2)
 
     def load_model(self, *arguments: Any, mode: int = 0) -> None:
         """Set every table from a folder written by `save_persistables`, by any number of servers.
 
-        Worker 0 loads; the others wait for it. All workers must call it.
+        Worker 0 loads; the others wait for it. All workers must call it, once the model is made.
+
+        Raises:
+            CheckpointError: No table or parameter of the script would get a value; nothing was changed.
         """
         path = _dirname("load_model", arguments)
         if mode != 0:
             raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
-        runtimes.active().barrier()
-        if self.is_first_worker():
-            runtimes.active().load(path)
-        runtimes.active().barrier()
-        invalidate()
+        load(runtimes.active(), path)
 
     def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
         """Write what predicting needs, and no optimizer state: the program up to the targets, weights.

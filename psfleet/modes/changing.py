@@ -26,7 +26,7 @@ from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency, Settings, Wire
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["ChangingRuntime", "Cluster", "change", "connect"]
+__all__ = ["ChangingRuntime", "Cluster", "change", "check_mode", "check_wire", "connect"]
 
 Floats = NDArray[np.float32]
 
@@ -207,6 +207,34 @@ def change(runtime: Runtime, consistency: Consistency) -> None:
     """
     if isinstance(runtime, ChangingRuntime):
         runtime.set_mode(consistency)
+
+
+def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
+    """Refuse to join a runtime that is in another mode; embedded all modes are one.
+
+    Raises:
+        ConfigError: It is in another one.
+    """
+    found = getattr(runtime, "consistency", None)
+    if found is not None and found.mode != mode:
+        raise ConfigError(
+            f"this process is in its fleet already, in mode {found.mode!r}, and {caller}() asks for "
+            f"{mode!r}; name the same mode in both, or none in the second"
+        )
+
+
+def check_wire(runtime: Runtime, wire: Wire, caller: str) -> None:
+    """Refuse to join a runtime whose values travel in another form.
+
+    Raises:
+        ConfigError: They do.
+    """
+    found = getattr(runtime, "wire", None)
+    if found is not None and found != wire:
+        raise ConfigError(
+            f"this process is in its fleet already, with {found}, and {caller}() asks for {wire}; name the "
+            "same in both, or none in the second"
+        )
 
 
 def _settled(cluster: Cluster, wanted: Consistency) -> Consistency:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.client import SparseTable
-from psfleet.errors import PsfleetError, ServerUnavailable
+from psfleet.client import Client, SparseTable
+from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.optimizer import Adam
 from psfleet.testing.local_fleet import LocalFleet
 
@@ -22,11 +22,25 @@ def test_a_table_of_a_client_that_is_closed(mode: str) -> None:
         with psfleet.connect(fleet.environment(0), mode=mode) as client:  # type: ignore[arg-type]
             table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
             table.push(IDS, GRADS).wait(60)
+        with pytest.raises(UsageError, match="this client is closed, and so are its tables"):
+            table.pull(IDS)
+        with pytest.raises(UsageError, match="this client is closed"):
+            table.push(IDS, GRADS).wait(60)
+        client.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_that_has_left(mode: str) -> None:
+    """After a worker's runtime is closed pushes and pulls are refused; they do not wait for an answer."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = fleet.connect(0, mode)
+        table = Client(runtime).sparse_table("t", dim=4, optimizer=Adam(0.1))
+        table.push(IDS, GRADS).wait(60)
+        runtime.close()
         with pytest.raises(ServerUnavailable, match=r"the connection to server . at .* is closed"):
             table.pull(IDS)
         with pytest.raises(ServerUnavailable, match="is closed"):
             table.push(IDS, GRADS).wait(60)
-        client.close()
 
 
 def _in_fork(table: SparseTable, answers: Pipe) -> None:

@@ -10,6 +10,8 @@ from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet import DistributedStrategy, Fleet, Role, UserDefinedRoleMaker
+from psfleet.optimizer import Adam
+from psfleet.parameter import Parameter
 from psfleet.strategy import resolve
 
 
@@ -42,7 +44,7 @@ def test_file_shards_partition_the_files(files: int, workers: int) -> None:
     shards = []
     for index in range(workers):
         fleet = Fleet()
-        fleet._environment = Environment("worker", index, ("h:1",), workers)
+        fleet._joined = Environment("worker", index, ("h:1",), workers)
         shards.append(fleet.util.get_file_shard(names))
     assert [name for shard in shards for name in shard] == names
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -123,6 +125,7 @@ def test_save_needs_a_folder(fleet: Fleet, tmp_path: Path) -> None:
     """save_persistables takes (dirname) or (executor, dirname); without a folder it says so."""
     with pytest.raises(UsageError, match="folder"):
         fleet.save_persistables(3)
+    Adam(0.1).apply_gradients([(Parameter("w", [1.0]), np.ones(1))])
     fleet.save_persistables(object(), tmp_path / "model")
     assert (tmp_path / "model" / "manifest.json").exists()
 

@@ -47,6 +47,9 @@ class ClusterRuntime:
         wire: In which form gradients and values travel.
         patience: How long to wait for whom.
         meddle: For tests, see psfleet.testing.faults.
+
+    Attributes:
+        wire: As passed.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class ClusterRuntime:
         self._fleet = Connection(
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
-        self._wire = wire or Wire()
+        self.wire = wire or Wire()
         self._marks = Marks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
         self._tables = Tables(self._fleet)
-        self._stream = Stream(self._fleet, self._tables.spec, self._wire, self._marks)
+        self._stream = Stream(self._fleet, self._tables.spec, self.wire, self._marks)
         self._wish: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
@@ -199,10 +202,10 @@ class ClusterRuntime:
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
-        if mode == "geo" and self._wire != Wire():
+        if mode == "geo" and self.wire != Wire():
             raise ConfigError(
                 "what travels in geo mode is added to the weights as it is; "
-                f"it does not go with {self._wire}"
+                f"it does not go with {self.wire}"
             )
         wish = np.array([write_mode(mode), staleness], np.int64)
         self.flush()

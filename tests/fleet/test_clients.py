@@ -1,0 +1,260 @@
+"""Clients of psfleet.connect(): one seat with the fleet of their process, saved and loaded with it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import psfleet
+from psfleet import fleet, layers
+from psfleet import runtime as runtimes
+from psfleet.checkpoint import read_specs
+from psfleet.environment import read_environment
+from psfleet.errors import CheckpointError, ConfigError, UsageError
+from psfleet.optimizer import SGD, Adam
+from psfleet.program.executor import Executor
+from psfleet.program.program import Program, program_guard
+from psfleet.shard.events import Mode
+from psfleet.testing.local_fleet import LocalFleet
+
+SCRIPT = Path(__file__).parent / "scripts" / "clients.py"
+IDS, GRADS = np.arange(3), np.ones((3, 2), np.float32)
+Values = dict[str, NDArray[np.float32]]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """No runtime before, none afterwards."""
+    before = runtimes.use(None)
+    yield
+    fleet.stop_worker()
+    runtimes.provide(None)
+    runtimes.use(before)
+
+
+def run(tmp_path: Path, what: str, *options: str) -> Values:
+    """What the script leaves, on a cluster or, without options, embedded."""
+    launch = [sys.executable, "-m", "psfleet_launch", *options, "--no-progress"]
+    command = [*launch, "--log-dir", str(tmp_path / "logs")] if options else [sys.executable]
+    out, folder = tmp_path / "out.npz", tmp_path / "model"
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(out), str(folder), what],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with np.load(out) as arrays:
+        return dict(arrays)
+
+
+def assert_same_bits(one: Values, other: Values) -> None:
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+
+
+@pytest.mark.parametrize("what", ["", "init"], ids=["client.save", "fleet.save_persistables"])
+def test_tables_are_saved_and_loaded_with_their_optimizers(tmp_path: Path, what: str) -> None:
+    """A job of two workers that loads after five steps ends as one that never stopped, to the bit: on
+    another number of servers, and by the client's save as by the fleet's, which share one seat.
+    """
+    sync = ("--workers", "2", "--sync")
+    whole = run(tmp_path, f"{what} go on", "--servers", "2", *sync)
+    half = run(tmp_path, "load", "--servers", "1", *sync)
+    assert {spec.name for spec in read_specs(tmp_path / "model")} == {"rows", "bias"}
+    assert half["rows"].tobytes() != whole["rows"].tobytes()
+    assert_same_bits(run(tmp_path, "load, go on", "--servers", "3", *sync), whole)
+    assert_same_bits(run(tmp_path, "load"), half)  # embedded
+
+
+def test_a_client_and_the_fleet_are_one(tmp_path: Path) -> None:
+    """After fleet.init() a client shares the program's fleet: one checkpoint has the tables of both, and
+    closing the client leaves the program's parameters alone."""
+    fleet.init()
+    with program_guard(Program(), Program()):
+        x = layers.data("x", [None, 2])
+        loss = layers.mean(layers.fc(x, 1, name="head"))
+        SGD(0.1).minimize(loss)
+        exe, feed = Executor(), {"x": np.ones((4, 2), np.float32)}
+        with psfleet.connect() as ps:
+            assert ps.runtime is runtimes.active()
+            table = ps.sparse_table("users", 2, Adam(0.1))
+            table.push(IDS, GRADS)
+            exe.run(feed=feed)
+            fleet.save_persistables(str(tmp_path / "model"))
+        (before,) = exe.run(feed=feed, fetch_list=[loss])
+        (after,) = exe.run(feed=feed, fetch_list=[loss])
+    assert before.item() != after.item()
+    names = {spec.name for spec in read_specs(tmp_path / "model")}
+    assert names > {"users"}
+    assert any(name.startswith("head") for name in names)
+
+
+@pytest.mark.parametrize("first", ["connect", "init"])
+def test_two_clients_and_a_fleet_of_a_worker(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that calls connect() twice, before or after fleet.init(), has one seat: nobody is fenced,
+    and the seat is left when the script ends."""
+    with LocalFleet(1, 1) as servers:
+        monkeypatch.setenv("PSFLEET_ROLE", "worker")
+        monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
+        if first == "init":
+            fleet.init()
+        with psfleet.connect() as one:
+            table = one.sparse_table("t", 2, Adam(0.1))
+            if first == "connect":
+                fleet.init()
+            with psfleet.connect() as two:
+                again = two.sparse_table("t", 2, Adam(0.1))
+                again.push(IDS, GRADS).wait(60)
+            table.push(IDS, GRADS).wait(60)
+            moved = table.pull(IDS)
+        with pytest.raises(UsageError, match="this client is closed"):
+            again.pull(IDS)
+        with psfleet.connect() as three:
+            np.testing.assert_array_equal(three.sparse_table("t", 2, Adam(0.1)).pull(IDS), moved)
+            has: Mode = "sync" if first == "init" else "async"
+            with pytest.raises(ConfigError, match=f"in mode {has!r}, and psfleet.connect"):
+                psfleet.connect(mode="ssp")
+        assert runtimes.is_active()  # the fleet's, until the script ends
+        fleet.stop_worker()
+
+
+def test_the_last_client_leaves() -> None:
+    """Without fleet.init() the fleet of a process ends with its last client; the next begins anew."""
+    one, two = psfleet.connect(), psfleet.connect()
+    table = one.sparse_table("t", 2, Adam(0.1))
+    fresh = table.pull(IDS)
+    table.push(IDS, GRADS)
+    one.close()
+    assert (two.sparse_table("t", 2, Adam(0.1)).pull(IDS) != fresh).all()
+    two.close()
+    with psfleet.connect() as three:
+        np.testing.assert_array_equal(three.sparse_table("t", 2, Adam(0.1)).pull(IDS), fresh)
+
+
+def test_a_mode_that_a_client_asks_for_is_the_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode said to connect() counts for a fleet.init() that said none."""
+    with LocalFleet(1, 1) as servers:
+        monkeypatch.setenv("PSFLEET_ROLE", "worker")
+        monkeypatch.setenv("PSFLEET_SERVERS", ",".join(servers.endpoints))
+        fleet.init()
+        with psfleet.connect(mode="ssp"):
+            assert fleet.settings().consistency.mode == "ssp"
+        fleet.stop_worker()
+
+
+def test_a_closed_client_says_so() -> None:
+    """After close() whatever is asked of a client or its tables is one sentence, also a new table."""
+    client = psfleet.connect()
+    table, bias = (
+        client.sparse_table("t", 2, Adam(0.1)),
+        client.dense_table("b", [1.0], Adam(0.1)),
+    )
+    client.close()
+    client.close()
+    for use in (
+        lambda: table.pull(IDS),
+        lambda: table.push(IDS, GRADS),
+        lambda: table.pull_ahead(IDS),
+        bias.pull,
+        lambda: bias.push([1.0]),
+        lambda: client.sparse_table("u", 2, Adam(0.1)),
+        lambda: client.dense_table("c", [1.0], Adam(0.1)),
+        lambda: client.save("model"),
+        lambda: client.load("model"),
+        client.flush,
+        client.barrier,
+        client.stats,
+    ):
+        with pytest.raises(UsageError, match="this client is closed, and so are its tables"):
+            use()
+
+
+def test_saving_or_loading_nothing_is_an_error(tmp_path: Path) -> None:
+    """A fleet without tables saves nothing, and a checkpoint of which the script has no table loads
+    nothing: each is one sentence with the names, and nothing is written or changed."""
+    model, none = str(tmp_path / "model"), str(tmp_path / "none")
+    for save in (fleet.save_persistables, psfleet.connect().save):
+        with pytest.raises(
+            CheckpointError, match="nothing to save into .*none.*: the fleet has no"
+        ):
+            save(none)
+    assert not (tmp_path / "none").exists()
+    fleet.stop_worker()
+    with psfleet.connect() as ps:
+        ps.sparse_table("users", 2, Adam(0.1)).push(IDS, GRADS)
+        ps.save(model)
+    with psfleet.connect() as ps:
+        table = ps.sparse_table("items-of-another-model", 2, Adam(0.1))
+        before = table.pull(IDS)
+        said = "has table users and the script .*items-of-another-model.*: none of them would get"
+        with pytest.raises(CheckpointError, match=said):
+            ps.load(model)
+        with pytest.raises(CheckpointError, match=said):
+            fleet.load_model(model)
+        assert [held["name"] for held in ps.stats()[0]["tables"]] == ["items-of-another-model"]
+        np.testing.assert_array_equal(table.pull(IDS), before)
+        with pytest.raises(UsageError, match="load needs the path of a folder; it got 3"):
+            ps.load(3)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="the folder to save into is ''"):
+            ps.save("")
+
+
+def test_a_model_may_be_loaded_before_its_first_step(tmp_path: Path) -> None:
+    """Parameters whose tables are not made yet count as the script's: they start with what was loaded."""
+    feed = {"x": np.ones((4, 2), np.float32)}
+    seen = []
+    for load in (False, True):
+        fleet.init()
+        with program_guard(Program(), Program()):
+            x = layers.data("x", [None, 2])
+            loss = layers.mean(layers.fc(x, 1, name="early"))
+            SGD(0.1).minimize(loss)
+            if load:
+                fleet.load_model(str(tmp_path / "model"))
+            exe = Executor()
+            seen += [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(2)]
+            if not load:
+                fleet.save_persistables(str(tmp_path / "model"))
+    assert len({*seen}) == 4
+    np.testing.assert_allclose(
+        np.diff(seen), np.diff(seen)[0], rtol=1e-4
+    )  # a straight line, one step each
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: fleet.worker_num(),
+        lambda: fleet.is_server(),
+        lambda: list(fleet.shard(range(4))),
+        lambda: next(iter(fleet.dataset(4, 2))),
+        lambda: fleet.distributed_optimizer(SGD(0.1)),
+        lambda: fleet.barrier_worker(),
+        lambda: SGD(0.1).apply_gradients([(psfleet.Parameter("w", [1.0]), np.ones(1))]),
+        lambda: fleet.save_persistables("model"),
+    ],
+    ids=["worker_num", "is_server", "shard", "dataset", "optimizer", "barrier", "step", "save"],
+)
+def test_a_worker_that_forgets_init_is_told(use: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a launcher a script without fleet.init() does not train alone: its first use of the fleet
+    is refused with one sentence."""
+    for name, value in {"ROLE": "worker", "RANK": "1", "WORKERS": "2", "SERVERS": "h:1"}.items():
+        monkeypatch.setenv(f"PSFLEET_{name}", value)
+    monkeypatch.setattr(fleet._fleet, "_joined", None)
+    with pytest.raises(
+        ConfigError, match=r"worker 1 of 2, but the script has not called fleet.init"
+    ):
+        use()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"])
+def test_servers_without_a_role(name: str) -> None:
+    """An environment with servers and no role is half of a cluster's, and refused."""
+    with pytest.raises(ConfigError, match=f"{name} is 'h:1' but PSFLEET_ROLE is not set"):
+        read_environment({name: "h:1"})
