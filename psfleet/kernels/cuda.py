@@ -74,6 +74,7 @@ def update_rows(
     table: Floats,
     rows: NDArray[np.int64],
     gradient: Floats,
+    resting: bool = False,
 ) -> None:
     """Update rows of a table in place.
 
@@ -82,6 +83,7 @@ def update_rows(
         table: float32, flat: rows of weights and state as the sparse table keeps them.
         rows: int64 [n]: the numbers of the rows, no row twice.
         gradient: float32 [n, dim].
+        resting: The step does not name these rows.
     """
     turn = (step - 1) % rule.turns if rule.turns else 0
     kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), gradient.shape[1])
@@ -92,7 +94,7 @@ def update_rows(
         turn,
         gradient.reshape(-1),
         [rows, table],
-        scalars_of(rule, decay, learning_rate, step),
+        scalars_of(rule, decay, learning_rate, step, resting),
     )
 
 

@@ -36,10 +36,18 @@ ZERO = np.float32(0)
 """
 
 
-def scalars_of(rule: Rule, decay: Decay, learning_rate: float, step: int) -> NDArray[np.float32]:
-    """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's."""
+def scalars_of(
+    rule: Rule, decay: Decay, learning_rate: float, step: int, resting: bool = False
+) -> NDArray[np.float32]:
+    """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
+
+    Args:
+        rule, decay, learning_rate, step: As for the tables.
+        resting: For the rows that the batch does not name.
+    """
+    make = rule.resting_scalars if resting else rule.scalars
     extra = [value for value in (decay.l2, decay.l1) if value]
-    return np.array([*rule.scalars(learning_rate, step), *extra], np.float32)
+    return np.array([*make(learning_rate, step), *extra], np.float32)
 
 
 class RuleText:

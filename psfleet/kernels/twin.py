@@ -42,6 +42,7 @@ def twin_push(
     values: list[Floats],
     gradient: Floats,
     width: int,
+    resting: bool = False,
 ) -> None:
     """Update `values` in place: weights [n], then each state slot [n].
 
@@ -51,8 +52,9 @@ def twin_push(
         values: Slots that a unit shares are repeated for each of its weights.
         gradient: float32 [n].
         width: How many weights a unit has; used by rules with a unit.
+        resting: The weights are of rows that the step does not name.
     """
-    scalars = scalars_of(rule, decay, learning_rate, step)
+    scalars = scalars_of(rule, decay, learning_rate, step, resting)
     count = len(rule.scalars(learning_rate, step))
     places = _in_turn(rule, step, values)
     with np.errstate(all="ignore"):

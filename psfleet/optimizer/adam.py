@@ -9,6 +9,7 @@ from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError
 from psfleet.optimizer.arguments import as_documented, check_function
 from psfleet.optimizer.base import Older, Optimizer, Rate
+from psfleet.optimizer.placement import has_any_id
 from psfleet.parameter import Parameter
 from psfleet.regularizer import WeightDecay
 from psfleet.rules.base import Rule
@@ -26,10 +27,13 @@ class Adam(Optimizer):
         bias_correction_step: 1: the corrections are a step ahead, as in the reference's operator
             for sparse gradients.
         sparse_mode: What a step does to the rows of sparse parameters that have no gradient in it.
-            "lazy": nothing. "full": what the dense rule does. "catch-up": what they have missed is
-            made up for when they next have one, see psfleet.rules.adam_catch_up for the error;
-            until then lookups give them without it.
-            None: "lazy" if lazy_mode or if the parameter has rows for any id, else "full".
+            "lazy": nothing. "full": what the dense rule does, to the bit. "reference": what the
+            reference's operator does, which is the dense rule with sqrt(v) + epsilon in place of
+            sqrt(v) + epsilon * sqrt(1 - beta2^t) in these rows. "catch-up": what they have missed of
+            "full" is made up for when they next have a gradient, see psfleet.rules.adam_catch_up for
+            the error; until then lookups give them without it.
+            None: "lazy" if lazy_mode or if the parameter has rows for any id, else "reference".
+            AMSGrad has no "reference"; it takes "full" in its place.
     """
 
     @as_documented("regularization", "name", "lazy_mode")
@@ -50,27 +54,35 @@ class Adam(Optimizer):
         **older: Unpack[Older],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule: Rule = (
-            rules.AMSGrad(beta1, beta2, epsilon)
-            if amsgrad
-            else rules.Adam(beta1, beta2, epsilon, bias_correction_step)
-        )
-        self.lazy = lazy_mode if sparse_mode is None else sparse_mode != "full"
-        self.every_row = sparse_mode == "full"
-        self._sparse_rule: Rule = self._rule
-        if sparse_mode not in (None, "lazy", "full", "catch-up"):
-            raise ConfigError(f"Adam: sparse_mode is {sparse_mode!r}, use lazy, full or catch-up")
-        if sparse_mode == "catch-up":
-            if amsgrad or bias_correction_step:
-                raise ConfigError(
-                    "Adam: sparse_mode is 'catch-up', which knows neither amsgrad nor "
-                    "bias_correction_step"
-                )
-            self._sparse_rule = rules.AdamCatchUp(beta1, beta2, epsilon)
+        adam = rules.Adam(beta1, beta2, epsilon, bias_correction_step)
+        self._rule: Rule = rules.AMSGrad(beta1, beta2, epsilon) if amsgrad else adam
+        self.lazy = lazy_mode if sparse_mode is None else sparse_mode in ("lazy", "catch-up")
+        self.every_row = sparse_mode in ("full", "reference")
+        self._sparse_rule: Rule = self._rule  # of rows for any id
+        self._bounded_rule: Rule = self._rule  # of a sparse parameter with a known number of rows
+        if sparse_mode not in (None, "lazy", "full", "reference", "catch-up"):
+            raise ConfigError(
+                f"Adam: sparse_mode is {sparse_mode!r}, use lazy, full, reference or catch-up"
+            )
+        if sparse_mode == "catch-up" and (amsgrad or bias_correction_step):
+            raise ConfigError(
+                "Adam: sparse_mode is 'catch-up', which knows neither amsgrad nor "
+                "bias_correction_step"
+            )
+        if sparse_mode == "reference" and amsgrad:
+            raise ConfigError("Adam: sparse_mode is 'reference', which does not know amsgrad")
+        if sparse_mode is None and not (lazy_mode or amsgrad):
+            self._bounded_rule = dataclasses.replace(adam, unscaled_rest=True)
+        elif sparse_mode == "reference":
+            self._sparse_rule = self._bounded_rule = dataclasses.replace(adam, unscaled_rest=True)
+        elif sparse_mode == "catch-up":
+            self._sparse_rule = self._bounded_rule = rules.AdamCatchUp(beta1, beta2, epsilon)
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The update rule for a parameter; None: for one that is sparse."""
-        return self._rule if parameter is not None and not parameter.sparse else self._sparse_rule
+        """The update rule for a parameter; None: for one with rows for any id."""
+        if parameter is None or has_any_id(parameter):
+            return self._sparse_rule
+        return self._bounded_rule if parameter.sparse else self._rule
 
 
 class AdamW(Optimizer):

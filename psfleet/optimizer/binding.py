@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
 from psfleet.optimizer.gradients import Elements, Grad, densify, pushed
-from psfleet.optimizer.placement import place
+from psfleet.optimizer.placement import has_any_id, place
 from psfleet.optimizer.standins import Averaged, Promised
 from psfleet.parameter import Parameter, SparseGrad, check_rows
 from psfleet.pipeline.links import here
@@ -67,9 +67,7 @@ class Seat:
     @property
     def bounded(self) -> bool:
         """Whether the parameter is an array: dense, or with a known number of rows."""
-        return not (
-            self.parameter.sparse and (self.parameter.distributed or self.parameter.shape[0] < 0)
-        )
+        return not has_any_id(self.parameter)
 
     def all_ids(self) -> Ids:
         """Every id of a bounded sparse table."""

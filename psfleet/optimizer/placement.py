@@ -10,7 +10,7 @@ from psfleet.parameter import Parameter
 from psfleet.rules.base import Rule
 from psfleet.tables.spec import MAX_DIM, Decay
 
-__all__ = ["Placement", "Reach", "place", "reach"]
+__all__ = ["Placement", "Reach", "has_any_id", "place", "reach"]
 
 Reach = Literal["touched", "stored", "all"]
 """Which rows an update must visit so that a sparse gradient has the effect of the dense one: those
@@ -23,6 +23,11 @@ class Placement:
 
     kind: Literal["dense", "sparse"]
     every_row: bool = False
+
+
+def has_any_id(parameter: Parameter) -> bool:
+    """Whether it has rows for any id, and not an array of them."""
+    return parameter.sparse and (parameter.distributed or parameter.shape[0] < 0)
 
 
 def place(
@@ -38,7 +43,7 @@ def place(
         lazy: The optimizer wants rows without a gradient to rest.
         every_row: It wants every row of a distributed parameter visited that there is.
     """
-    if parameter.sparse and (parameter.distributed or parameter.shape[0] < 0):
+    if has_any_id(parameter):
         return Placement("sparse", every_row)
     if not parameter.sparse or len(parameter.shape) != 2:
         return Placement("dense")

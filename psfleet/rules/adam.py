@@ -26,12 +26,17 @@ class Adam(Rule):
 
     `bias_correction_step` is added to t in the corrections. The reference's operator for sparse
     gradients behaves as if it were 1.
+
+    `unscaled_rest`: in rows without a gradient, of a table that updates every row, the denominator is
+    sqrt(v) + e in place of sqrt(v) + e * s, as in the reference's operator for sparse gradients. It
+    reaches the same moments, and another update where e is not small beside sqrt(v).
     """
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     bias_correction_step: int = 0
+    unscaled_rest: bool = False
     name: ClassVar[str] = "adam"
 
     def __post_init__(self) -> None:
@@ -52,3 +57,7 @@ class Adam(Rule):
         root = math.sqrt(1 - self.beta2**step)
         rate = learning_rate * root / (1 - self.beta1**step)
         return (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon * root)
+
+    def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        scalars = self.scalars(learning_rate, step)
+        return (*scalars[:-1], self.epsilon) if self.unscaled_rest else scalars

@@ -52,6 +52,9 @@ class AdamCatchUp(Rule):
     steps, chosen from the betas (195 for the defaults), what is left of the drift is below 1e-6 of
     the learning rate; the moments then decay in one go.
 
+    The dense rule is what the mode "full" gives. The reference's operator, and the mode "reference", leave
+    epsilon unscaled in rows without a gradient; nothing here makes up for that.
+
     The missed steps are made at the learning rate of the row's last update, and without
     regularization. Step counters have 64 bits.
     """

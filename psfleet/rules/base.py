@@ -106,6 +106,10 @@ class Rule:
         """
         raise NotImplementedError
 
+    def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        """As `scalars`, for rows that a step does not name in a table that updates every row."""
+        return self.scalars(learning_rate, step)
+
     def hyperparameters(self) -> dict[str, float]:
         """The fields as plain numbers, the form in which a rule travels."""
         return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}

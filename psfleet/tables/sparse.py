@@ -168,9 +168,10 @@ class SparseTable:
         )
         self._room.account()
         if self.spec.every_row:
+            resting = scalars_of(rule, self.spec.decay, learning_rate, self.step, resting=True)
             self._kernels.rest(
                 self._index.address,
-                address_of(scalars),
+                address_of(resting),
                 turn,
                 self.step,
                 address_of(self._zeros),

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.cuda import update_dense, update_rows
 from psfleet.kernels.twin import twin_push
-from psfleet.rules import ASGD, RULES, Ftrl, Momentum, RMSProp, Rule
+from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
 from psfleet.tables.spec import Decay
 
 Floats = NDArray[np.float32]
@@ -17,7 +17,7 @@ RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
 RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
 
 
-def worst_difference(rule: Rule, decay: Decay, sparse: bool) -> float:
+def worst_difference(rule: Rule, decay: Decay, sparse: bool, resting: bool = False) -> float:
     """The largest |CUDA - twin| over weights and slots after some steps, relative above 1."""
     random = np.random.default_rng(0)
     width = DIM if sparse or rule.unit == "row" else N
@@ -30,9 +30,10 @@ def worst_difference(rule: Rule, decay: Decay, sparse: bool) -> float:
     table = joined(values)
     for step in range(1, STEPS + 1):
         gradient = random.standard_normal(N).astype(np.float32)
-        twin_push(rule, decay, 0.1, step, twin, gradient, width)
+        twin_push(rule, decay, 0.1, step, twin, gradient, width, resting)
         if sparse:
-            update_rows(rule, decay, 0.1, step, table, rows, gradient.reshape(-1, DIM)[rows])
+            given = gradient.reshape(-1, DIM)[rows]
+            update_rows(rule, decay, 0.1, step, table, rows, given, resting)
         else:
             update_dense(rule, decay, 0.1, step, values, gradient, width)
     wanted = narrow(twin, shared, width)
@@ -62,5 +63,8 @@ if __name__ == "__main__":
                 difference = worst_difference(rule, decay, sparse)
                 if not difference <= TOLERANCE:
                     wrong.append(f"{rule} {decay} sparse={sparse}: {difference}")
+    difference = worst_difference(Adam(epsilon=0.1, unscaled_rest=True), Decay(), True, True)
+    if not difference <= TOLERANCE:
+        wrong.append(f"rows at rest: {difference}")
     print(f"{len(RULE_CASES)} rules, wrong: {wrong}")
     sys.exit(bool(wrong))

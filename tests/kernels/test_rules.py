@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.kernels.twin import twin_push
-from psfleet.rules import ASGD, RULES, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
+from psfleet.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import Decay, TableSpec
@@ -124,6 +124,26 @@ def test_sparse_rows_equal_dense(name: str, dim: int, every_row: bool) -> None:
     for place, wanted in enumerate(dense.state()):
         got = rows[:, place * dim : (place + 1) * dim]
         np.testing.assert_array_equal(got, wanted.reshape(count, dim)[order])
+
+
+def test_resting_rows_equal_twin() -> None:
+    """Rows that a step does not name get the rule's numbers for rows at rest, bit for bit."""
+    rule, dim, rate = Adam(0.8, 0.95, 1e-2, unscaled_rest=True), 5, np.float32(0.1)
+    table = SparseTable(TableSpec("t", "sparse", (dim,), rule, every_row=True))
+    ids = np.arange(6)
+    start = np.empty((6, dim), np.float32)
+    table.pull_into(ids, start)
+    twin = [start, np.zeros_like(start), np.zeros_like(start)]
+    for step in range(1, 6):
+        named = ids if step == 1 else np.array([step % 5, 5])
+        gradient = gradients(step, len(named) * dim).reshape(-1, dim)
+        table.push(named, gradient, float(rate))
+        for row in ids:
+            unit, at = [values[row] for values in twin], np.flatnonzero(named == row)
+            given = gradient[at[0]] if len(at) else np.zeros(dim, np.float32)
+            twin_push(rule, Decay(), float(rate), step, unit, given, dim, resting=not len(at))
+    _, rows = table.state(0, 6)
+    np.testing.assert_array_equal(rows, np.concatenate(twin, axis=1))
 
 
 @pytest.mark.parametrize("name", [n for n, rule in RULE_CASES.items() if rule.unit == "element"])

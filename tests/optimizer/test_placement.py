@@ -21,8 +21,8 @@ MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "DecayedAdagrad": lambda: optimizer.DecayedAdagrad(0.1),
     "RowWiseAdagrad": lambda: optimizer.RowWiseAdagrad(0.1),
     "Adadelta": lambda: optimizer.Adadelta(0.1),
-    "Adam": lambda: optimizer.Adam(0.1),
-    "Adam, epsilon 0": lambda: optimizer.Adam(0.1, epsilon=1e-30),
+    "Adam, full": lambda: optimizer.Adam(0.1, sparse_mode="full"),
+    "Adam, epsilon 0": lambda: optimizer.Adam(0.1, epsilon=1e-30, sparse_mode="full"),
     "AdamW": lambda: optimizer.AdamW(0.1),
     "AMSGrad": lambda: optimizer.AMSGrad(0.1),
     "Adamax": lambda: optimizer.Adamax(0.1),
@@ -136,7 +136,9 @@ def test_lookahead_of_rows_that_come_later() -> None:
     """The slow weights of rows that the first update did not name start where a dense array's do."""
     rng, first = np.random.default_rng(3), Parameter("w", shape=(6, 5), sparse=True)
     w, dense = Parameter("w", shape=(6, 5), sparse=True), Parameter("dense", first.numpy())
-    by_rows, whole = (optimizer.LookAhead(optimizer.Adam(0.1), k=2) for _ in range(2))
+    by_rows, whole = (
+        optimizer.LookAhead(optimizer.Adam(0.1, sparse_mode="full"), k=2) for _ in range(2)
+    )
     for ids in ([0, 1], [2, 0], [3, 3], [4, 1], [1, 2], [0, 3]):
         rows = rng.normal(size=(2, 5)).astype(np.float32)
         by_rows.apply_gradients([(w, SparseGrad(np.array(ids), rows))])

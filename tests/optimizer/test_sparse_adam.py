@@ -1,10 +1,11 @@
-"""Sparse Adam in three modes, for rows of a known number and for rows of any id."""
+"""Sparse Adam in four modes, for rows of a known number and for rows of any id."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from psfleet import runtime as runtimes
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.optimizer import Adam, Optimizer
@@ -14,6 +15,8 @@ from psfleet.parameter import Parameter, SparseGrad
 from psfleet.rules import AdamCatchUp
 from psfleet.runtime import TableState
 from psfleet.tables.spec import Initializer
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_worker.runtime import ClusterRuntime
 
 START = Initializer("constant", 0.5)
 RATE = 0.01
@@ -81,6 +84,43 @@ def test_modes_differ_between_touches() -> None:
     for mode in ("lazy", "catch-up"):
         np.testing.assert_array_equal(after[mode], before[mode])
     assert not np.allclose(after["lazy"], after["dense"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_reference_mode_is_the_references_formula(distributed: bool) -> None:
+    """In float64: epsilon is scaled in rows with a gradient and not in the others, and moments decay in all
+    rows. Of a known number of rows it is the default, of any id it has to be asked for.
+    """
+    beta1, beta2, epsilon = 0.8, 0.95, 1e-2
+    mode = "reference" if distributed else None
+    opt, w = Adam(RATE, beta1, beta2, epsilon, sparse_mode=mode), rows("w", distributed)
+    model, m, v = np.full((5, 3), 0.5), np.zeros((5, 3)), np.zeros((5, 3))
+    for t, (ids, grads) in enumerate(steps([0, 3, 1, 7]), 1):
+        opt.apply_gradients([(w, SparseGrad(ids, grads))])
+        gradient, scale = np.zeros((5, 3)), np.ones((5, 1))
+        root = np.sqrt(1 - beta2**t)
+        gradient[ids], scale[ids] = grads, root
+        m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
+        model -= RATE * root / (1 - beta1**t) * m / (np.sqrt(v) + epsilon * scale)
+        np.testing.assert_allclose(w.lookup(np.arange(5)), model, rtol=0, atol=5e-7)
+
+
+def test_any_number_of_servers_has_the_same_bits() -> None:
+    """In the mode "reference" rows rest on servers that a step sends nothing to: same bits as on one."""
+    found = []
+    for servers in (1, 2, 3):
+        with LocalFleet(servers, 1) as fleet:
+            runtime = ClusterRuntime(fleet.environment(0), "sync")
+            before = runtimes.use(runtime)
+            w = rows("w", False)
+            found.append(run(Adam(RATE, epsilon=1e-2), w, [0, 3, 1, 7]).copy())
+            runtimes.use(before)
+            runtime.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(
+        found[0], run(Adam(RATE, epsilon=1e-2), rows("e", False), [0, 3, 1, 7])
+    )
 
 
 def test_state_goes_on() -> None:
@@ -165,5 +205,7 @@ def test_bad_modes() -> None:
         Adam(RATE, sparse_mode="eager")
     with pytest.raises(ConfigError, match=r"beta1 is 0\.95 and beta2 is 0\.9"):
         Adam(RATE, 0.95, 0.9, sparse_mode="catch-up")
+    with pytest.raises(ConfigError, match="'reference', which does not know amsgrad"):
+        Adam(RATE, amsgrad=True, sparse_mode="reference")
     with pytest.raises(ConfigError, match="amsgrad"):
         Adam(RATE, amsgrad=True, sparse_mode="catch-up")

@@ -105,9 +105,8 @@ CASES: dict[str, Case] = {
 }
 
 # Sparse trajectories: rule, recorded slots. A pushed id's row is updated, others are left alone.
-# Two recordings are deliberately not matched. sparse_adam_nonlazy: the reference scales epsilon in
-# pushed rows but not in the others; here both follow the dense rule. sparse_lamb: the reference's
-# norm spans the whole array, which no server of a hashed table sees; here it spans the row.
+# One recording is deliberately not matched. sparse_lamb: the reference's norm spans the whole array,
+# which no server of a hashed table sees; here it spans the row.
 SPARSE: dict[str, tuple[Rule, list[str]]] = {
     "sparse_sgd": (SGD(), []),
     "sparse_adagrad": (Adagrad(0.01, 0.1), ["state_w_moment_0"]),
@@ -156,12 +155,17 @@ def test_sparse_trajectory(case: str) -> None:
     ("case", "slots"),
     [
         ("sparse_momentum", ["state_w_velocity_0"]),
+        ("sparse_adam_nonlazy", NAMED),
         ("sparse_rmsprop", ["state_w_momentum_0", "state_w_mean_square_0", "state_w_mean_grad_0"]),
     ],
 )
 def test_sparse_trajectory_of_every_row(case: str, slots: list[str]) -> None:
     """The reference updates every row under these rules: `every_row` gives the same."""
-    rules = {"sparse_momentum": Momentum(), "sparse_rmsprop": RMSProp(0.9, 0.01, 0.5, True)}
+    rules = {
+        "sparse_momentum": Momentum(),
+        "sparse_rmsprop": RMSProp(0.9, 0.01, 0.5, True),
+        "sparse_adam_nonlazy": Adam(0.8, 0.95, 1e-3, 1, unscaled_rest=True),
+    }
     table = SparseTable(TableSpec("w", "sparse", (3,), rules[case], every_row=True))
     check_sparse(table, arrays(case), slots)
 
