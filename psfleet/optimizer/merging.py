@@ -25,6 +25,11 @@ class GradientMerger(Generic[P]):
         self._steps = 0
         self._samples = 0
 
+    @property
+    def waiting(self) -> int:
+        """How many steps' gradients wait to be merged."""
+        return self._steps
+
     def take(
         self, pairs: Sequence[tuple[P, Grad]], samples: int
     ) -> tuple[list[tuple[P, Grad]], int] | None:

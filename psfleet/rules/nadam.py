@@ -46,7 +46,7 @@ class NAdam(Rule):
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         root = math.sqrt(1 - self.beta2**step)
         now, following = self.momentum(step), self.momentum(step + 1)
-        product = self._product(step)
+        product = self.product(step)
         rate = learning_rate * root
         return (
             rate * following / (1 - product * following),
@@ -62,7 +62,7 @@ class NAdam(Rule):
         """mu of a step."""
         return self.beta1 * (1 - 0.5 * math.pow(0.96, step * self.momentum_decay))
 
-    def _product(self, step: int) -> float:
+    def product(self, step: int) -> float:
         """mu_1 * ... * mu_step; 0 once it is nothing beside 1, which takes few steps."""
         product = 1.0
         for earlier in range(1, step + 1):

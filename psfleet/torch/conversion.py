@@ -3,7 +3,7 @@
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, PsfleetError, UsageError
 from psfleet.runtime import Runtime
@@ -30,7 +30,8 @@ def convert(
 
     Args:
         model: Is changed in place.
-        optimizers: One torch optimizer or several, for disjoint parameters, before their first step.
+        optimizers: One torch optimizer or several, for disjoint parameters. State that they have, of
+            steps taken or loaded, goes to the servers too.
         name, runtime: As for DistributedOptimizer.
 
     Returns:
@@ -92,6 +93,7 @@ class _Swap:
             if id(child) in pairs
         ]
         weights = {id(old.weight): pair for pair in pairs.values() for old in pair[:1]}
+        self._optimizers = optimizers
         self._entries = [
             (group["params"], i, weights[id(p)])
             for o in optimizers
@@ -118,6 +120,11 @@ class _Swap:
             parent._modules[key] = self._pairs[child][which]
         for params, i, pair in self._entries:
             params[i] = pair[which].weight
+        for optimizer in self._optimizers:
+            for pair in self._pairs.values():
+                before, after = (cast(Tensor, pair[i].weight) for i in (1 - which, which))
+                if before in optimizer.state:
+                    optimizer.state[after] = optimizer.state.pop(before)
 
 
 def _is_table(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start, starting
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.outside import check_outside
+from psfleet.routing import as_ids
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import MAX_DIM, Initializer
 from psfleet.torch.rows import Rows, exclusively
@@ -89,29 +90,31 @@ class TableModule(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """A table with a known number of rows is saved as the weight that torch would have."""
-        if self.num_embeddings is not None:
-            ids = np.arange(self.num_embeddings, dtype=np.int64)
-            rows = self.table.runtime.pull([self.table.read(ids)])[0]
-            destination[prefix + "weight"] = torch.from_numpy(rows)
+        """The weight that torch would have; of a table for any id its rows, and `ids`, int64 [n]."""
+        ids, rows = self.table.saved()
+        if ids is not None:
+            destination[prefix + "ids"] = torch.from_numpy(ids)
+        destination[prefix + "weight"] = torch.from_numpy(rows)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         strict, missing = others[1], others[2]
-        value = state_dict.get(prefix + "weight")
-        if self.num_embeddings is None:
-            return
-        if value is None:
+        keys = ["weight"] if self.num_embeddings is not None else ["ids", "weight"]
+        lacking = [prefix + key for key in keys if prefix + key not in state_dict]
+        if lacking:
             if strict:
-                missing.append(prefix + "weight")
+                missing.extend(lacking)
             return
-        if value.shape != (self.num_embeddings, self.embedding_dim):
+        value, count, ids = state_dict[prefix + "weight"], self.num_embeddings, None
+        if count is None:
+            ids = as_ids(state_dict[prefix + "ids"].cpu().numpy(), f"{prefix}ids")
+            count = len(ids)
+        if value.shape != (count, self.embedding_dim):
             raise ShapeError(
-                f"embedding {self.table.name!r} has the shape "
-                f"{(self.num_embeddings, self.embedding_dim)}, the state dict has "
-                f"{tuple(value.shape)} under {prefix + 'weight'!r}"
+                f"embedding {self.table.name!r} has the shape {(count, self.embedding_dim)}, the "
+                f"state dict has {tuple(value.shape)} under {prefix + 'weight'!r}"
             )
         rows = value.detach().cpu().to(torch.float32).contiguous().numpy()
-        exclusively(self.table.runtime, lambda: self.table.replace(rows))
+        exclusively(self.table.runtime, lambda: self.table.replace(rows, ids))
         self.table.forget()
 
 

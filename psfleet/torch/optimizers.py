@@ -1,12 +1,13 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from psfleet import fleet
 from psfleet import runtime as runtimes
@@ -19,6 +20,7 @@ from psfleet.optimizer.merging import GradientMerger
 from psfleet.parameter import SparseGrad
 from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
 from psfleet.strategy import Settings
+from psfleet.torch import saving
 from psfleet.torch.formulas import formula_of
 from psfleet.torch.planning import Dense, Optimizers, Plan, Sparse, array_of, listed
 from psfleet.torch.recompute import recompute
@@ -44,8 +46,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         model: Its parameters and embeddings are found by their names.
-        optimizers: One torch optimizer or several, for disjoint parameters. They must not have
-            stepped, and cannot any more. None: every embedding has its own psfleet optimizer.
+        optimizers: One torch optimizer or several, for disjoint parameters. State that they have goes
+            to the servers too; they cannot step any more. None: every embedding has its own psfleet
+            optimizer.
         name: Goes before the names of the tables, to tell two models apart.
         runtime: Where the tables live; default the fleet's.
 
@@ -73,16 +76,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         plan = Plan(model, groups, kinds, name)
         self._prepare(model, settings)
         self.runtime = runtime or runtimes.active()
+        begun = {p: state for optimizer in given for p, state in _begun(optimizer)}
         for optimizer in given:
-            optimizer.step = _refuse_step  # type: ignore[method-assign]
-        super().__init__(groups or [{"params": []}], {})
+            _retire(optimizer)
+        super().__init__(groups or [{"params": []}], _shared_defaults(given))
         self._groups = plan.groups
+        self._settings = settings
         merge, amp = settings.gradient_merge, settings.amp
         self._merger: GradientMerger[Dense | Sparse] | None = (
             GradientMerger(merge) if merge is not None else None
         )
         self._shortener = Shortener(amp) if amp is not None else None
-        self._dense, self._sparse = self._make(plan)
+        self._dense, self._sparse = self._make(plan, begun)
         self._own, self._own_rows = self._dense, self._sparse
         owners = [each.owner for each in self._sparse if isinstance(each.owner, FleetOptimizer)]
         self._owners = list({id(owner): owner for owner in owners}.values())
@@ -98,8 +103,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
-    def _make(self, plan: Plan) -> tuple[list[Dense], list[Sparse]]:
-        """The tables, with the values of worker 0, unless they are trained already."""
+    def _make(self, plan: Plan, begun: Mapping[Tensor, Any]) -> tuple[list[Dense], list[Sparse]]:
+        """The tables, with the values and state of worker 0, unless they are trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         later = self.runtime.worker_index > 0 and not joins_late
         if later:  # the first to make a dense table gives its value: let that be worker 0
@@ -108,7 +113,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not joins_late:
             if self.runtime.worker_num > 1 and not later:
                 self.runtime.barrier()
-            exclusively(self.runtime, lambda: _fill(sparse))
+            writes = [each.rows.fill for each in sparse]
+            writes += saving.begun(self.runtime, dense, sparse, begun)
+            exclusively(self.runtime, lambda: _all(writes))
         for each in sparse:
             each.rows.content = None
         return dense, sparse
@@ -190,17 +197,62 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the loss scaling of amp. Optimizer state is in fleet.save_persistables."""
-        found = super().state_dict()
+        """As in torch, with the state that the fleet has now: torch's optimizers can load it too.
+
+        `tables` has the state of embeddings for any id and of those with an optimizer of their own,
+        `loss_scaling` that of amp.
+
+        Raises:
+            UsageError: A state dict cannot hold it; the error says how to save it.
+        """
+        saving.check_saved(self._settings, self.runtime.worker_num)
+        if self._merger is not None and self._merger.waiting:
+            raise UsageError(
+                f"gradients of {self._merger.waiting} steps wait to be merged, and a state dict does "
+                "not have them; call state_dict() after a step that pushes"
+            )
+        self.state.update(saving.entries(self.runtime, self._dense, self._sparse))
+        try:
+            found = super().state_dict()
+        finally:
+            self.state.clear()
+        tables = saving.table_entries(self._sparse)
+        if tables:
+            found["tables"] = tables
         if self._shortener is not None:
             found["loss_scaling"] = self._shortener.state_dict()
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
-        super().load_state_dict(state_dict)
+        """Go on from what `state_dict()` gave, or that of the torch optimizer this was made of.
+
+        Every worker must call it; the state of worker 0 counts. A parameter without state begins anew,
+        as in torch.
+
+        Raises:
+            UsageError, ShapeError: It is of another model, or of other optimizers or options. Nothing
+                was changed.
+        """
+        groups = self.param_groups
+        try:
+            super().load_state_dict(state_dict)
+            loaded, found = self.param_groups, dict(self.state)
+        finally:
+            self.param_groups = groups
+            self.state = defaultdict(dict)
+        tables = state_dict.get("tables", {})
+        writes = saving.prepared(self.runtime, self._dense, self._sparse, found, tables)
+        self._check_groups(loaded)
+        for group, new in zip(groups, loaded, strict=True):
+            group.update(new)  # in place, since schedulers and tables hold on to it
+        for table in self._sparse:
+            schedule = tables.get(table.spec.name, {}).get("schedule")
+            if schedule is not None and isinstance(table.owner, FleetOptimizer):
+                table.owner.set_state_dict(schedule)
         if self._shortener is not None and "loss_scaling" in state_dict:
             self._shortener.set_state_dict(state_dict["loss_scaling"])
+        exclusively(self.runtime, lambda: _all(writes))
+        self.refresh()
 
     def narrow(self, modules: Iterable[nn.Module]) -> None:
         """From now on this process trains these modules; the rest is brought when the model is used."""
@@ -246,13 +298,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             each.forget()
         return [(each, ids) for each in rows for ids in each.expected()]
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, loaded: Sequence[dict[str, Any]] | None = None) -> None:
+        """Refuse options that are not those the tables were made with.
+
+        Args:
+            loaded: Parameter groups that are to take the place of these; None: these.
+        """
         for made in self._groups:
-            if formula_of(made.kind, made.group, rows=made.rows) != made.formula:
-                now = formula_of(made.kind, made.group, rows=made.rows).rule
+            group = made.group
+            if loaded is not None:
+                place = next(i for i, own in enumerate(self.param_groups) if own is group)
+                group = group | loaded[place]
+            if formula_of(made.kind, group, rows=made.rows) != made.formula:
+                where = "" if loaded is None else " of the state dict"
                 raise UsageError(
-                    f"an option of torch.optim.{made.kind.__name__} has changed: {now} "
-                    f"instead of {made.formula.rule}; on the servers only 'lr' may change"
+                    f"torch.optim.{made.kind.__name__}{where}: {made.changes(group)}; on the servers "
+                    "only 'lr' may change, so give the others their values before convert() "
+                    "(OneCycleLR and CyclicLR: set cycle_momentum=False)"
                 )
 
     # -- values --------------------------------------------------------------------------------
@@ -273,9 +335,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.upload()
 
 
-def _fill(tables: Iterable[Sparse]) -> None:
-    for sparse in tables:
-        sparse.rows.fill()
+def _all(writes: Iterable[Callable[[], None]]) -> None:
+    for write in writes:
+        write()
+
+
+def _begun(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Any]]:
+    """The state of parameters that the optimizer has updated."""
+    for parameter, state in optimizer.state.items():
+        if state and float(state.get("step", 1)):  # Adagrad has state before its first step
+            yield parameter, state
+
+
+def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    """The options that all of them have, by which torch's schedulers know what they may set."""
+    if not optimizers:
+        return {}
+    first, *others = (optimizer.defaults for optimizer in optimizers)
+    return {key: first[key] for key in first if all(key in other for other in others)}
+
+
+def _retire(optimizer: torch.optim.Optimizer) -> None:
+    """From now on the optimizer refuses what would have no effect, or would be out of date."""
+    for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
+        setattr(optimizer, name, _refusal(name))
+    optimizer.state.clear()
 
 
 def _copied(grad: Grad) -> Grad:
@@ -290,8 +374,11 @@ def _as_gradient(each: Dense | Sparse, grad: Grad) -> Gradient:
     return Gradient(each.spec.key, grad, None, each.rate())
 
 
-def _refuse_step(closure: Any = None) -> Any:
-    raise UsageError(
-        "step() was called on an optimizer whose parameters are on the servers; "
-        "call it on the optimizer that psfleet.torch returned"
-    )
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        raise UsageError(
+            f"{name}() was called on an optimizer whose parameters are on the servers; "
+            "call it on the optimizer that psfleet.torch returned"
+        )
+
+    return refuse

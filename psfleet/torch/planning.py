@@ -72,6 +72,15 @@ class Group:
     group: dict[str, Any]
     rows: bool
     formula: Formula
+    options: dict[str, Any]
+
+    def changes(self, group: dict[str, Any]) -> str:
+        """Which options of a group differ from what they were."""
+        return ", ".join(
+            f"{key} changed from {was!r} to {group[key]!r}"
+            for key, was in self.options.items()
+            if key not in ("params", "lr") and group[key] != was
+        )
 
 
 class Plan:
@@ -112,7 +121,7 @@ class Plan:
             rows = isinstance(parameter, TableWeight)
             if rows not in formulas:
                 formulas[rows] = formula_of(kind, group, rows=rows)
-                self.groups.append(Group(kind, group, rows, formulas[rows]))
+                self.groups.append(Group(kind, group, rows, formulas[rows], dict(group)))
             self._admit(parameter)
             self._group_of[id(parameter)] = (group, formulas[rows])
             if not rows:
@@ -184,7 +193,7 @@ def _tables_of(model: nn.Module) -> dict[str, TableModule]:
 
 
 def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    """The optimizers, none of which has stepped."""
+    """The optimizers."""
     if optimizers is None:
         return []
     given: list[Any] = [optimizers]
@@ -193,11 +202,6 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     for optimizer in given:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")
-        if any(float(state.get("step", 1)) for state in optimizer.state.values()):
-            raise UsageError(
-                f"torch.optim.{type(optimizer).__name__} has stepped already; convert it "
-                "before its first step"
-            )
     return given
 
 

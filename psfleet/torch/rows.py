@@ -1,7 +1,7 @@
 """One embedding's rows: the table they live in and what the current step has seen of them."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psfleet.errors import IdError, UsageError
+from psfleet.memory import available_memory
 from psfleet.parameter import SparseGrad
 from psfleet.routing import as_ids
 from psfleet.runtime import Read, Runtime, TableState
@@ -145,20 +146,120 @@ class Rows:
         elif self.padding is not None:
             self._write(np.array([self.padding], np.int64), np.zeros((1, self.dim), np.float32))
 
-    def replace(self, values: Floats) -> None:
-        """Set every row, float32 [count, dim]; optimizer state stays. Call it within `exclusively`."""
+    def replace(self, values: Floats, ids: Ids | None = None) -> None:
+        """Set rows; optimizer state stays. Call it within `exclusively`.
+
+        Args:
+            values: float32 [count, dim], or [n, dim] with ids.
+            ids: Of a table for any id: int64 [n], among them every id that has a row.
+
+        Raises:
+            UsageError: A row would be left as it was.
+        """
         state = self.runtime.read_table(self.key)
         assert state.ids is not None
+        if ids is None:
+            ids = np.arange(len(values), dtype=np.int64)
+        left = np.setdiff1d(state.ids, ids)
+        if len(left):
+            raise UsageError(
+                f"embedding {self.name!r} has a row for id {left[0]} and the state dict has none; "
+                "load it before the first step, or use fleet.load_model"
+            )
         slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
         for into, held in zip(slots, state.values[1:], strict=True):
-            into[state.ids] = held
-        ids = np.arange(len(values), dtype=np.int64)
+            into[_places(ids, state.ids)] = held
         self.runtime.write_table(self.key, TableState(state.step, [values, *slots], ids))
         self.forget()
 
     def _write(self, ids: Ids, values: Floats) -> None:
         slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
         self.runtime.write_table(self.key, TableState(0, [values, *slots], ids))
+
+    # -- state dicts ---------------------------------------------------------------------------
+
+    def saved(self) -> tuple[Ids | None, Floats]:
+        """Every row, float32 [n, dim]; their ids, int64 [n], where there is no number of rows.
+
+        Raises:
+            UsageError: A state dict cannot hold them.
+        """
+        self._check_saved()
+        if self.count is not None:
+            ids = np.arange(self.count, dtype=np.int64)
+            return None, self.runtime.pull([self.read(ids)])[0]
+        state = self.runtime.read_table(self.key)
+        return state.ids, state.values[0]
+
+    def saved_state(self) -> tuple[int, Ids | None, list[Floats]]:
+        """The table's step, ids as in `saved`, and one array for each slot of the rule.
+
+        Raises:
+            UsageError: A state dict cannot hold them.
+        """
+        self._check_saved()
+        state = self.runtime.read_table(self.key)
+        if self.count is None:
+            return state.step, state.ids, state.values[1:]
+        whole = [
+            np.full((self.count, self.dim), slot.initial, np.float32)
+            for slot in self.spec.rule.slots
+        ]
+        for into, held in zip(whole, state.values[1:], strict=True):
+            into[state.ids] = held
+        return state.step, None, whole
+
+    def restore(self, step: int | None, slots: Sequence[Floats], ids: Ids | None = None) -> None:
+        """Set optimizer state; the rows' values stay. Call it within `exclusively`.
+
+        Args:
+            step: Of the table; None: it stays.
+            slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows that are
+                not named get the slots' first values.
+            ids: int64 [n].
+        """
+        state = self.runtime.read_table(self.key)
+        assert state.ids is not None
+        if ids is None:
+            assert self.count is not None
+            ids = np.arange(self.count, dtype=np.int64)
+        initial = [slot.initial for slot in self.spec.rule.slots]
+        # A row whose state is as at the beginning need not be on the servers, unless it is there.
+        named = np.isin(ids, state.ids)
+        for values, first in zip(slots, initial, strict=True):
+            named |= (values != np.float32(first)).any(1)
+        others = np.setdiff1d(state.ids, ids)
+        ids = np.concatenate([ids[named], others])
+        whole = [
+            np.concatenate([values[named], np.full((len(others), self.dim), first, np.float32)])
+            for values, first in zip(slots, initial, strict=True)
+        ]
+        [rows] = self.runtime.pull([self.read(ids)])
+        rows[_places(ids, state.ids)] = state.values[0]
+        step = state.step if step is None else step
+        self.runtime.write_table(self.key, TableState(step, [rows, *whole], ids))
+        self.forget()
+
+    def _check_saved(self) -> None:
+        instead = "save with fleet.save_persistables and load with fleet.load_model"
+        if self.entry is not None:
+            raise UsageError(
+                f"embedding {self.name!r} has the entry {self.entry}, and a state dict cannot hold "
+                f"its counts; {instead}"
+            )
+        count, free = self._saved_rows(), available_memory()
+        size = 4 * self.dim * (1 + len(self.spec.rule.slots)) * count
+        if free and size > free:
+            raise UsageError(
+                f"embedding {self.name!r} has {count} rows of {self.dim} values, with optimizer "
+                f"state {size >> 30} GiB, and {free >> 30} GiB of memory are free; {instead}"
+            )
+
+    def _saved_rows(self) -> int:
+        if self.count is not None:
+            return self.count
+        tables = (table for server in self.runtime.stats() for table in server["tables"])
+        return sum(table["count"] for table in tables if table["name"] == self.name)
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -230,6 +331,13 @@ class Rows:
                 f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
                 f"id {low if low < 0 else high} is not one of them"
             )
+
+
+def _places(ids: Ids, wanted: Ids) -> Ids:
+    """Where in `ids` each of `wanted` is; all of them are there."""
+    order = np.argsort(ids)
+    places: Ids = order[np.searchsorted(ids, wanted, sorter=order)]
+    return places
 
 
 def living_rows() -> list[Rows]:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.errors import FrameError
+from psfleet.memory import available_memory
 
 __all__ = ["FIRST", "Blocks", "Offer", "SharedMemory"]
 
@@ -95,7 +96,7 @@ class SharedMemory:
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, Offer] | None":
         """New memory and the offer of it, whose descriptor the caller closes; None: not to be had."""
-        if not sys.platform.startswith("linux") or size > _available() // _SHARE:
+        if not sys.platform.startswith("linux") or size > available_memory() // _SHARE:
             return None
         with contextlib.suppress(OSError):
             descriptor = os.memfd_create("psfleet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -183,15 +184,6 @@ def _is_ours(descriptor: int, size: int) -> bool:
         and status.st_size == size > FIRST
         and seals & _SEALS == _SEALS
     )
-
-
-def _available() -> int:
-    """Bytes of memory that could be had without swapping; 0 if the kernel does not say."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
-        return next(
-            (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
-        )
-    return 0
 
 
 @cache

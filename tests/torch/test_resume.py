@@ -1,0 +1,344 @@
+"""Resume with {model.state_dict(), opt.state_dict()}: exactly, or refused in a sentence."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import fleet as fleet_api
+from psfleet import fluid
+from psfleet import optimizer as fleet_optimizer
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.entry import ProbabilityEntry
+from psfleet.errors import PsfleetError, ShapeError, UsageError
+from psfleet.runtime import Runtime
+from psfleet.testing.leaks import nothing_left
+from psfleet.testing.local_fleet import LocalFleet
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch import nn
+
+import psfleet.torch as pst
+from tests.torch.models import MODELS, OPTIMIZERS, batches, curve, dense_of, tables_of
+
+optim = torch.optim
+DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, 0.1),
+    "momentum": lambda p: optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.1, initial_accumulator_value=0.1),
+    "adam": lambda p: optim.Adam(p, 0.01, weight_decay=0.01),
+    "amsgrad": lambda p: optim.Adam(p, 0.05, amsgrad=True),
+    "adamw": lambda p: optim.AdamW(p, 0.01),
+    "nadam": lambda p: optim.NAdam(p, 0.01),
+    "radam": lambda p: optim.RAdam(p, 0.01),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.01),
+    "rmsprop centered": lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.5),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+}
+
+
+def net() -> nn.Module:
+    """A dense model."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def dense_data(steps: int, seed: int) -> list[Any]:
+    """Batches for `net`."""
+    dice = torch.Generator().manual_seed(seed)
+    return [torch.randn(16, 4, generator=dice) for _ in range(steps)]
+
+
+def dense_curve(model: Any, optimizers: Any, data: Any) -> list[float]:
+    """Losses of `net`."""
+    return curve(lambda x: (model(x)[:, 0] - x.sum(1).sin()).square().mean(), optimizers, data)
+
+
+def stored(*parts: Any) -> list[Any]:
+    """What torch.load(weights_only=True) gives of what torch.save wrote."""
+    file = io.BytesIO()
+    torch.save(list(parts), file)
+    file.seek(0)
+    loaded: list[Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_every_dense_optimizer(name: str) -> None:
+    """Training resumed from the two state dicts has the losses of training that was not interrupted."""
+    first, later = dense_data(15, 1), dense_data(15, 2)
+    model = net()
+    model, opt = pst.convert(model, DENSE[name](model.parameters()))
+    dense_curve(model, [opt], first)
+    states = stored(model.state_dict(), opt.state_dict())
+    wanted = dense_curve(model, [opt], later)
+    for order in (1, -1):
+        again = net()
+        again, opt = pst.convert(again, DENSE[name](again.parameters()), runtime=EmbeddedRuntime())
+        for part, state in list(zip((again, opt), states, strict=True))[::order]:
+            part.load_state_dict(state)
+        assert dense_curve(again, [opt], later) == wanted
+    if name not in ("sgd",):
+        model = net()
+        model, opt = pst.convert(model, DENSE[name](model.parameters()), runtime=EmbeddedRuntime())
+        model.load_state_dict(states[0])
+        assert dense_curve(model, [opt], later) != wanted  # state is what makes the difference
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_to_and_from_plain_torch(name: str) -> None:
+    """The state is in torch's layout: plain torch goes on from a fleet's, and a fleet from plain torch's.
+
+    Before or after the conversion.
+    """
+    first, later = dense_data(15, 1), dense_data(15, 2)
+    plain = net()
+    own = DENSE[name](plain.parameters())
+    dense_curve(plain, [own], first)
+    saved = stored(plain.state_dict(), own.state_dict())
+    wanted = dense_curve(plain, [own], later)
+    for loaded_before in (True, False):
+        model = net()
+        mine = DENSE[name](model.parameters())
+        if loaded_before:
+            mine.load_state_dict(saved[1])
+        model, opt = pst.convert(model, mine)
+        model.load_state_dict(saved[0])
+        if not loaded_before:
+            opt.load_state_dict(saved[1])
+        kept = stored(model.state_dict(), opt.state_dict())
+        np.testing.assert_allclose(dense_curve(model, [opt], later), wanted, rtol=1e-4)
+        plain = net()
+        own = DENSE[name](plain.parameters())
+        plain.load_state_dict(kept[0])
+        own.load_state_dict(kept[1])
+        np.testing.assert_allclose(dense_curve(plain, [own], later), wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_embeddings(servers: int) -> None:
+    """So are models with embeddings, embedded and on servers of their own, under a schedule."""
+    cases = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "momentum"), ("bags", "sgd")]
+    data = list(batches(20))
+
+    def run(runtime: Runtime, again: Runtime, prefix: str) -> None:
+        for model_name, optimizer in cases:
+            made = []
+            for where in (runtime, again):
+                torch.manual_seed(3)
+                model = MODELS[model_name]()
+                made.append(
+                    pst.convert(
+                        model,
+                        OPTIMIZERS[optimizer](model),
+                        name=f"{prefix}{where is again}{optimizer}",
+                        runtime=where,
+                    )
+                )
+            (model, opt), (other, resumed) = made
+            schedule, its = (optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (opt, resumed))
+            curve(model, [opt], data[:10])
+            schedule.step()
+            states = stored(model.state_dict(), opt.state_dict(), schedule.state_dict())
+            schedule.step()
+            wanted = curve(model, [opt], data[10:])
+            other.load_state_dict(states[0])
+            resumed.load_state_dict(states[1])
+            its.load_state_dict(states[2])
+            its.step()
+            assert curve(other, [resumed], data[10:]) == wanted, (model_name, optimizer)
+            state, its_state = opt.state_dict(), resumed.state_dict()
+            torch.testing.assert_close(its_state, state, rtol=0, atol=0)
+
+    if not servers:
+        run(EmbeddedRuntime(), EmbeddedRuntime(), "")
+        return
+    with nothing_left(), LocalFleet(servers, 1) as fleet:
+        runtime = fleet.connect(0, "sync")
+        run(runtime, runtime, "servers")
+        runtime.close()
+
+
+def any_id() -> nn.Module:
+    """Two embeddings for any id, under torch's optimizer and under psfleet's own, and a line."""
+    torch.manual_seed(5)
+    own = fleet_optimizer.Adam(fluid.layers.piecewise_decay([12], [0.05, 0.01]))
+    return nn.ModuleDict(
+        {
+            "users": pst.Embedding(None, 4, name="users"),
+            "goods": pst.Embedding(None, 4, name="goods", optimizer=own),
+            "line": nn.Linear(4, 1),
+        }
+    )
+
+
+def any_id_optimizers(model: Any) -> list[torch.optim.Optimizer]:
+    """For `any_id`."""
+    return [optim.SparseAdam([model["users"].weight]), optim.Adam(model["line"].parameters())]
+
+
+def any_id_curve(model: Any, opt: Any, seed: int) -> list[float]:
+    """Losses of `any_id`, of ids anywhere in int64."""
+    dice = torch.Generator().manual_seed(seed)
+
+    def loss(ids: Any) -> Any:
+        rows = model["users"](ids - 2**62) * model["goods"](ids * 7 + 2**50)
+        return (model["line"](rows)[:, 0] - (ids % 2)).square().mean()
+
+    data = [torch.randint(0, 50, (16,), generator=dice) for _ in range(10)]
+    return curve(loss, [opt], data)
+
+
+def test_any_id() -> None:
+    """Tables without a number of rows, and optimizers and schedules of psfleet, go on too."""
+    model = any_id()
+    opt = pst.DistributedOptimizer(model, any_id_optimizers(model))
+    any_id_curve(model, opt, 1)
+    states = stored(model.state_dict(), opt.state_dict())
+    wanted = any_id_curve(model, opt, 2)
+    for order in (1, -1):
+        other: Any = any_id()
+        again = pst.DistributedOptimizer(other, any_id_optimizers(other), runtime=EmbeddedRuntime())
+        for part, state in list(zip((other, again), states, strict=True))[::order]:
+            part.load_state_dict(state)
+        assert any_id_curve(other, again, 2) == wanted
+    part = {key: states[0][key][1:] for key in ("users.ids", "users.weight")}
+    with pytest.raises(UsageError, match="has a row for id .* load it before the first"):
+        other.load_state_dict({**states[0], **part})
+    with pytest.raises(RuntimeError, match=r'Missing key.*"users.ids"'):
+        other.load_state_dict({k: v for k, v in states[0].items() if k != "users.ids"})
+
+
+def test_rates_follow_after_a_load() -> None:
+    """A scheduler made before load_state_dict still sets the rates after it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, opt = pst.convert(model, optim.SGD(model.parameters(), 1.0))
+    schedule = optim.lr_scheduler.LambdaLR(opt, lambda epoch: 0.5**epoch)
+    opt.load_state_dict(opt.state_dict())
+    moved = []
+    for _ in range(3):
+        opt.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        opt.step()
+        schedule.step()
+        moved.append(model.weight.item())
+    assert moved == [-1, -1.5, -1.75]
+
+
+def adam(model: nn.Module, **options: Any) -> tuple[nn.Module, pst.DistributedOptimizer]:
+    """The model under Adam, on a fleet of its own."""
+    return pst.convert(model, optim.Adam(model.parameters(), **options), runtime=EmbeddedRuntime())
+
+
+def test_foreign_states_are_refused() -> None:
+    """State of other optimizers, options, shapes or of an older psfleet is refused; nothing changes."""
+    model, opt = adam(net())
+    dense_curve(model, [opt], dense_data(5, 1))
+    good = opt.state_dict()
+    before = copy.deepcopy(good)
+
+    def refuse(bad: Any, words: str, error: type[PsfleetError] = UsageError) -> None:
+        with pytest.raises(error, match=words):
+            opt.load_state_dict(bad)
+        torch.testing.assert_close(opt.state_dict(), before, rtol=0, atol=0)
+
+    refuse({**good, "state": {}}, "has no optimizer state: .* fleet.load_model")
+    plain = net()
+    for kind in (
+        optim.SGD(plain.parameters(), 0.1, momentum=0.9),
+        optim.Adagrad(plain.parameters()),
+    ):
+        dense_curve(plain, [kind], dense_data(2, 1))
+        refuse(kind.state_dict(), r"saved by another optimizer, and the rule here is Adam\(")
+    _, other = adam(net(), betas=(0.5, 0.9), weight_decay=0.1)
+    refuse(
+        other.state_dict(),
+        r"betas changed from \(0\.9, 0\.999\) to \(0\.5, 0\.9\), .*weight_decay changed from 0 to 0\.1",
+    )
+    wrong = copy.deepcopy(good)
+    wrong["state"][0]["exp_avg"] = torch.zeros(3)
+    refuse(wrong, r"'0\.weight' has 'exp_avg' of shape \(3,\); it must be \(8, 4\)", ShapeError)
+    refuse({**good, "tables": {"users": {}}}, "only the state dict has the table 'users'")
+
+
+def test_what_a_state_dict_cannot_hold_is_refused() -> None:
+    """Tables too large for memory, counts of an entry, and gradients that wait to be merged."""
+    large = nn.Embedding(10**12, 64, sparse=True, device="meta")
+    moved, opt = pst.convert(large, optim.SparseAdam(large.parameters()))
+    counted = pst.Embedding(None, 2, name="counted", entry=ProbabilityEntry(0.5))
+    its = pst.DistributedOptimizer(counted, optim.SparseAdam(counted.parameters()))
+    for words, part in (
+        (r"1000000000000 rows of 64 values, with .* fleet\.save_persistables", (moved, opt)),
+        (r"'counted' has the entry .* fleet\.save_persistables", (counted, its)),
+    ):
+        for each in part:
+            with pytest.raises(UsageError, match=words):
+                each.state_dict()
+
+
+@pytest.fixture
+def strategy() -> Iterator[Callable[..., None]]:
+    """Trains under a strategy until the test ends."""
+
+    def under(**parts: Any) -> None:
+        fleet_api.init(strategy=fleet_api.DistributedStrategy(**parts))
+
+    yield under
+    fleet_api.init()
+
+
+def test_waiting_gradients_are_not_lost(strategy: Callable[..., None]) -> None:
+    """Between two pushes of gradient_merge state_dict() is refused; after a push it is whole."""
+    strategy(gradient_merge=True, gradient_merge_configs={"k_steps": 2, "avg": True})
+    model, opt = adam(net())
+    dense_curve(model, [opt], dense_data(1, 1))
+    with pytest.raises(UsageError, match="gradients of 1 steps wait to be merged"):
+        opt.state_dict()
+    dense_curve(model, [opt], dense_data(1, 1))
+    assert opt.state_dict()["state"][0]["step"] == 1
+
+
+def test_optimizers_that_were_converted_refuse() -> None:
+    """The optimizer that convert() took refuses what would have no effect or give old state."""
+    model = net()
+    old = optim.Adam(model.parameters())
+    state = old.state_dict()
+    pst.convert(model, old)
+    for call in (
+        old.step,
+        old.state_dict,
+        lambda: old.load_state_dict(state),
+        lambda: old.add_param_group({"params": []}),
+    ):
+        with pytest.raises(
+            UsageError, match=r"call it on the optimizer that psfleet\.torch returned"
+        ):
+            call()
+
+
+def test_stepped_optimizers_with_embeddings() -> None:
+    """convert() in the middle of training goes on as plain torch does, rows' state included."""
+    data = list(batches(30))
+    for name, optimizer in (("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "adamw")):
+        torch.manual_seed(3)
+        plain = MODELS[name]()
+        own = OPTIMIZERS[optimizer](plain)
+        curve(plain, own, data[:10])
+        model = MODELS[name]()
+        model.load_state_dict(plain.state_dict())
+        mine = OPTIMIZERS[optimizer](model)
+        for one, other in zip(mine, own, strict=True):
+            one.load_state_dict(copy.deepcopy(other.state_dict()))
+        wanted = curve(plain, own, data[10:])
+        model, opt = pst.convert(model, mine, runtime=EmbeddedRuntime())
+        np.testing.assert_allclose(curve(model, [opt], data[10:]), wanted, rtol=1e-5)
+        assert len(tables_of(plain)) + len(dense_of(plain)) == len(opt.state_dict()["state"])
