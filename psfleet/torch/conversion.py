@@ -58,14 +58,7 @@ def converted(
         for path, module in model.named_modules()
         if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
     }
-    swap = _Swap(
-        model,
-        given,
-        {
-            id(module): (module, _counterpart(model, path, module))
-            for path, module in modules.items()
-        },
-    )
+    swap = _Swap(model, given, _counterparts(model, modules))
     swap.there()
     try:
         root = swap.root()
@@ -131,7 +124,35 @@ def _is_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
-def _counterpart(model: nn.Module, path: str, module: Any) -> TableModule:
+def _counterparts(
+    model: nn.Module, modules: dict[str, nn.Module]
+) -> dict[int, tuple[nn.Module, TableModule]]:
+    """Each module with the one on the servers; those that share a weight share a table."""
+    pairs: dict[int, tuple[nn.Module, TableModule]] = {}
+    first: dict[int, TableModule] = {}
+    for path, module in modules.items():
+        _check_tied(model, path, module, modules)
+        made = _counterpart(path, module)
+        made.share(first.setdefault(id(module.weight), made))
+        pairs[id(module)] = module, made
+    return pairs
+
+
+def _check_tied(
+    model: nn.Module, path: str, module: nn.Module, modules: dict[str, nn.Module]
+) -> None:
+    """Refuse a weight that is used by more than embeddings with sparse gradients."""
+    for other, user in model.named_modules():
+        used = any(p is module.weight for p in user._parameters.values())
+        if used and other not in modules:
+            raise ConfigError(
+                f"the weight of {path!r} is tied to {other!r}, whose gradients "
+                f"({type(user).__name__}) are dense, so each step needs all rows; build {path!r} with "
+                "sparse=False"
+            )
+
+
+def _counterpart(path: str, module: Any) -> TableModule:
     """The module on the servers that does what a torch embedding does."""
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
         raise ConfigError(
@@ -147,12 +168,6 @@ def _counterpart(model: nn.Module, path: str, module: Any) -> TableModule:
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise ConfigError(
             f"{path!r} has hooks, which conversion would lose; register them on the converted model"
-        )
-    users = sum(p is module.weight for m in model.modules() for p in m._parameters.values())
-    if users > 1:
-        raise ConfigError(
-            f"the weight of {path!r} is used by {users} modules; rows on servers cannot be "
-            "tied to another parameter"
         )
     made = (
         _bag(module)

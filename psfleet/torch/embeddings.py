@@ -65,6 +65,10 @@ class TableModule(nn.Module):
         self.table = Rows(name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry)
         self.weight = self.table.weight
 
+    def share(self, other: "TableModule") -> None:
+        """Look up the other module's rows; gradients of both are summed. Before there is a table."""
+        self.table, self.weight = other.table, other.weight
+
     def extra_repr(self) -> str:
         """For print(model)."""
         count = "any id" if self.num_embeddings is None else self.num_embeddings
@@ -82,7 +86,7 @@ class TableModule(nn.Module):
                     "num_embeddings=None and entry=ShowClickEntry(...)"
                 )
             scores = scores_of(ids, shows, clicks, ends)
-        return self.table.look_up(ids, keep=self.training, scores=scores)
+        return self.table.look_up(ids, keep=self.training, padding=self.padding_idx, scores=scores)
 
     # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
     # must not give it some.

@@ -181,10 +181,18 @@ class Plan:
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:
-    """The model's embeddings by their places, each once."""
-    tables = {
-        name: module for name, module in model.named_modules() if isinstance(module, TableModule)
-    }
+    """The model's embeddings by their places, one for each table."""
+    tables: dict[str, TableModule] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, TableModule):
+            continue
+        if module.weight is not module.table.weight:
+            raise UsageError(
+                f"the weight of the embedding {name!r} was replaced, and its rows were not; to tie it "
+                "to another one call its share(other)"
+            )
+        if all(module.table is not known.table for known in tables.values()):
+            tables[name] = module
     names = [module.table.name for module in tables.values() if module.table.name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -1,5 +1,6 @@
 """One embedding's rows: the table they live in and what the current step has seen of them."""
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Rows:
         name: Of the table; None: the optimizer derives it from the module's place in the model.
         count: Ids are 0 to count - 1; None: any int64.
         dim: Width of a row.
-        padding: An id without gradients; None: there is none.
+        padding: An id whose row begins as zeros; None: there is none.
         initializer, seed: First values of the rows.
         entry: Which unknown ids of a push get a row; None: all.
         weight: The stand-in that torch's optimizers see.
@@ -88,7 +89,16 @@ class Rows:
         self._spec: TableSpec | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
-        return self  # a copy of the model looks up the same table
+        if self._runtime is not None:
+            return self  # a copy of the model looks up the same table
+        copied = Rows(
+            self.name, self.count, self.dim, self.padding, self.initializer, self.seed, self.entry
+        )
+        copied.weight = copy.deepcopy(self.weight, memo)
+        copied.content = self.content
+        copied._ledger = Ledger(copied.weight, self.count is not None)
+        memo[id(self)] = copied
+        return copied
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -263,13 +273,16 @@ class Rows:
 
     # -- a step --------------------------------------------------------------------------------
 
-    def look_up(self, ids: Tensor, *, keep: bool, scores: Floats | None = None) -> Tensor:
+    def look_up(
+        self, ids: Tensor, *, keep: bool, padding: int | None = None, scores: Floats | None = None
+    ) -> Tensor:
         """Current rows: float32 [*ids.shape, dim] on the ids' device.
 
         Args:
             ids: Whole numbers.
             keep: Hand out equal values for equal ids until the next step, so that a recomputed
                 forward pass sees what the first one saw.
+            padding: An id that gets no gradient; None: there is none.
             scores: How often each id was shown and clicked, float32 [n, 2]; None: once and never.
 
         Raises:
@@ -283,7 +296,7 @@ class Rows:
         values = self._values_of(held) if held else self.runtime.pull([self.read(wanted)])[0]
         if scores is None and self.counts:
             scores = np.tile(np.array([1, 0], np.float32), (wanted.size, 1))
-        out = look_up(self.weight, values, wanted, self._ledger, self.padding, ids.device, scores)
+        out = look_up(self.weight, values, wanted, self._ledger, padding, ids.device, scores)
         if held and held.used is None:
             held.rows, held.used = out.detach(), out._version
         elif keep and held is None and len(self._held) < _MOST_HELD:

@@ -130,7 +130,7 @@ REFUSED = [
     (embedding(max_norm=1.0), SGD, {}, ConfigError, "max_norm=1.0"),
     (embedding(scale_grad_by_freq=True), SGD, {}, ConfigError, "scale_grad_by_freq=True"),
     (torch.nn.Sequential(Own(5, 3, sparse=True)), SGD, {}, ConfigError, "Own"),
-    (Tied(), SGD, {}, ConfigError, "tied"),
+    (Tied(), SGD, {}, ConfigError, "tied to 'head', .*Linear.* with sparse=False"),
     (embedding(), ADAM, {}, ConfigError, "use Adagrad, SGD, SparseAdam"),
     (embedding(), SGD, {"weight_decay": 0.1}, ConfigError, "weight_decay is 0.1"),
     (embedding(), SGD, {"maximize": True}, ConfigError, "maximize is True"),

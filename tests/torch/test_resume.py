@@ -211,7 +211,7 @@ def test_any_id() -> None:
             part.load_state_dict(state)
         assert any_id_curve(other, again, 2) == wanted
     part = {key: states[0][key][1:] for key in ("users.ids", "users.weight")}
-    with pytest.raises(UsageError, match="has a row for id .* load it before the first"):
+    with pytest.raises(UsageError, match=r"has a row for id .* load it before the first"):
         other.load_state_dict({**states[0], **part})
     with pytest.raises(RuntimeError, match=r'Missing key.*"users.ids"'):
         other.load_state_dict({k: v for k, v in states[0].items() if k != "users.ids"})
