@@ -1,5 +1,6 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -358,8 +359,10 @@ def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, A
 def _retire(optimizer: torch.optim.Optimizer) -> None:
     """From now on the optimizer refuses what would have no effect, or would be out of date."""
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
-        setattr(optimizer, name, _refusal(name))
+        setattr(optimizer, name, _refusal(getattr(optimizer, name)))
     optimizer.state.clear()
+    # A scheduler made before the conversion sets the rates too, and warns unless this has stepped.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def _copied(grad: Grad) -> Grad:
@@ -374,10 +377,11 @@ def _as_gradient(each: Dense | Sparse, grad: Grad) -> Gradient:
     return Gradient(each.spec.key, grad, None, each.rate())
 
 
-def _refusal(name: str) -> Callable[..., Any]:
+def _refusal(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)  # keeps the mark by which schedulers know their wrapper
     def refuse(*arguments: Any, **named: Any) -> Any:
         raise UsageError(
-            f"{name}() was called on an optimizer whose parameters are on the servers; "
+            f"{method.__name__}() was called on an optimizer whose parameters are on the servers; "
             "call it on the optimizer that psfleet.torch returned"
         )
 

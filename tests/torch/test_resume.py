@@ -59,7 +59,11 @@ def dense_data(steps: int, seed: int) -> list[Any]:
 
 def dense_curve(model: Any, optimizers: Any, data: Any) -> list[float]:
     """Losses of `net`."""
-    return curve(lambda x: (model(x)[:, 0] - x.sum(1).sin()).square().mean(), optimizers, data)
+
+    def loss(x: Any) -> Any:
+        return (model(x)[:, 0] - x.sum(1).sin()).square().mean()
+
+    return curve(loss, optimizers, data)
 
 
 def stored(*parts: Any) -> list[Any]:
@@ -83,7 +87,8 @@ def test_every_dense_optimizer(name: str) -> None:
     for order in (1, -1):
         again = net()
         again, opt = pst.convert(again, DENSE[name](again.parameters()), runtime=EmbeddedRuntime())
-        for part, state in list(zip((again, opt), states, strict=True))[::order]:
+        parts: list[Any] = [again, opt]
+        for part, state in list(zip(parts, states, strict=True))[::order]:
             part.load_state_dict(state)
         assert dense_curve(again, [opt], later) == wanted
     if name not in ("sgd",):
@@ -193,7 +198,7 @@ def any_id_curve(model: Any, opt: Any, seed: int) -> list[float]:
         rows = model["users"](ids - 2**62) * model["goods"](ids * 7 + 2**50)
         return (model["line"](rows)[:, 0] - (ids % 2)).square().mean()
 
-    data = [torch.randint(0, 50, (16,), generator=dice) for _ in range(10)]
+    data: Any = [torch.randint(0, 50, (16,), generator=dice) for _ in range(10)]
     return curve(loss, [opt], data)
 
 
