@@ -33,6 +33,11 @@ __all__ = ["main", "merged"]
 _USAGE_EXIT = 2
 _RESTARTS = 5  # of each server in one job
 _RESTARTS_IN_CHAOS = 1000
+_NEVER_JOINED = (
+    "no worker has used the fleet: {script} trained nothing on the servers. Call fleet.init() and train "
+    "with fleet.distributed_optimizer or psfleet.torch.convert, or use tables of psfleet.connect(); a "
+    "script that needs no servers is run by itself. Job exit code 1."
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -219,8 +224,8 @@ def launch(
     """Train SCRIPT on a cluster of processes on this machine.
 
     Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
-    exit code is that of the process that failed first (128 and its number for a signal), or 2 for
-    bad usage.
+    exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
+    has used the fleet, or 2 for bad usage.
     """
     mode = _one_mode(in_rounds, at_once, mode)
     said = {
@@ -352,6 +357,10 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
     engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()
+    if code == 0 and not any(job.left_file(worker).exists() for worker in job.workers):
+        screen.end(1)
+        screen.say(_NEVER_JOINED.format(script=job.request.script))
+        return 1
     screen.end(code)
     if code:
         screen.say(report(job, supervisor, engine.ended_at))

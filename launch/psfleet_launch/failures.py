@@ -9,11 +9,16 @@ from pathlib import Path
 from psfleet_launch.plan import Job, Member, listed
 from psfleet_launch.supervisor import Failure, Supervisor
 
-__all__ = ["Cause", "find_cause", "report", "tail"]
+__all__ = ["CHAINS", "HEADER", "Cause", "find_cause", "report", "tail"]
 
 _TAIL_BYTES = 1 << 16
 _SHOWN_LINES = 15
-_HEADER = "Traceback (most recent call last):"
+HEADER = b"Traceback (most recent call last):"
+CHAINS = (
+    b"During handling of the above exception, another exception occurred:",
+    b"The above exception was the direct cause of the following exception:",
+)
+"""What stands between the tracebacks of exceptions that follow from each other."""
 _FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -47,7 +52,7 @@ def find_cause(lines: list[str], script: str) -> Cause:
     starts = [
         number
         for number, line in enumerate(lines)
-        if line == _HEADER and not _is_aside(lines[number - 1] if number else "")
+        if line == HEADER.decode() and not _is_aside(lines[number - 1] if number else "")
     ]
     block = lines[starts[-1] + 1 :] if starts else lines
     headline = next((line for line in block if line[:1].strip()), "") if starts else ""
@@ -83,13 +88,19 @@ def report(job: Job, state: Supervisor, ended_at: dict[Member, datetime]) -> str
     when = ended_at.get(failure.member)
     if when:
         seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")
+    log = job.log(failure.member)
+    told = [f"  whole traceback: {log}"]
+    if failure.code is None or failure.code < 0 or HEADER.decode() not in lines:
+        told = [
+            f"  last lines of {log}:",
+            *(f"    {line}" for line in lines[-_SHOWN_LINES:] or ["(it is empty)"]),
+        ]
     then = f"then stopped: {_stopped(state)}. " if state.stopped else ""
     return "\n".join(
         [
             f"{failure.member} failed first: {_headline(failure, cause)}",
             f"  {cause.place:<34} {' · '.join(filter(None, seat))}",
-            f"  last lines of {job.log(failure.member)}:",
-            *(f"    {line}" for line in lines[-_SHOWN_LINES:] or ["(it is empty)"]),
+            *told,
             f"{then}Job exit code {failure.exit_code}.",
         ]
     )

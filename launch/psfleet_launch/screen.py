@@ -17,6 +17,7 @@ from rich.text import Text
 from psfleet.environment import Environment
 from psfleet_launch.plan import Job, Request
 from psfleet_launch.progress import Poller, line
+from psfleet_launch.tracebacks import Tracebacks
 
 __all__ = ["Screen"]
 
@@ -41,10 +42,12 @@ class Screen:
         self._shown = self._began
         self._pictures = 0
         self._unfinished = {False: b"", True: b""}
+        self._tracebacks = Tracebacks("")
 
     def begin(self, job: Job, version: str) -> None:
         """The heading."""
         self._job = job
+        self._tracebacks = Tracebacks(job.request.script)
         asked = job.request
         parts = [
             "local",
@@ -58,6 +61,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print a text of the launcher's own."""
+        self._show(self._tracebacks.rest(), is_error=True)
         with _as_long_as_somebody_looks():
             self._console.print(Text(text))
 
@@ -101,7 +105,12 @@ class Screen:
             self.say(text)
 
     def output(self, data: bytes, is_error: bool) -> None:
-        """Pass on what worker 0 has written."""
+        """Pass on what worker 0 has written; of a traceback one line."""
+        self._show(self._tracebacks.feed(data) if is_error else data, is_error)
+
+    def _show(self, data: bytes, is_error: bool) -> None:
+        if not data:
+            return
         stream = sys.stderr if is_error else sys.stdout
         if self._live and stream.isatty():
             self._above_the_progress(data, is_error)
@@ -117,7 +126,13 @@ class Screen:
                 self._console.print(Text.from_ansi(shown))
 
     def end(self, code: int) -> None:
-        """Take the progress away; after a success say how long it took."""
+        """Take the progress away; after a success say how long it took.
+
+        After a failure the report says what the last traceback was about.
+        """
+        rest = self._tracebacks.rest()
+        if code == 0:
+            self._show(rest, is_error=True)
         if self._live:
             with _as_long_as_somebody_looks():
                 self._live.stop()

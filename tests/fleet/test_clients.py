@@ -181,7 +181,7 @@ def test_saving_or_loading_nothing_is_an_error(tmp_path: Path) -> None:
     model, none = str(tmp_path / "model"), str(tmp_path / "none")
     for save in (fleet.save_persistables, psfleet.connect().save):
         with pytest.raises(
-            CheckpointError, match="nothing to save into .*none.*: the fleet has no"
+            CheckpointError, match=r"nothing to save into .*none.*: the fleet has no"
         ):
             save(none)
     assert not (tmp_path / "none").exists()

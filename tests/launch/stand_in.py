@@ -121,6 +121,7 @@ def work(behaviour: str) -> None:
     elif only:
         hangs()
     Path(f"left.{RANK}").touch()
+    Path(os.environ["PSFLEET_LEFT_FILE"]).touch()
 
 
 if __name__ == "__main__":

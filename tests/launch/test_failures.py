@@ -8,6 +8,7 @@ import pytest
 from psfleet_launch.failures import Cause, find_cause, report, tail
 from psfleet_launch.plan import Job, Member, Request
 from psfleet_launch.supervisor import Asked, Exited, Ready, Supervisor
+from psfleet_launch.tracebacks import Tracebacks
 
 SIMPLE = """\
 epoch 1
@@ -48,6 +49,7 @@ SYNTAX = """\
             ^
 SyntaxError: invalid syntax
 """
+SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,58 @@ def test_the_report(tmp_path: Path) -> None:
     )
     assert lines[1].split("  ", 2)[1] == "train.py:31 in <module>"
     assert lines[1].endswith("host local · rank 1 · exit 1 · 14:02:11.381")
-    assert lines[2] == f"  last lines of {tmp_path}/workerlog.1:"
-    assert lines[3:-1] == [f"    {line}" for line in SIMPLE.splitlines()]
+    assert lines[2] == f"  whole traceback: {tmp_path}/workerlog.1"
+    assert len(lines) == 4
     assert lines[-1] == "then stopped: worker 0, server 0 (asked to stop, clean). Job exit code 1."
+
+
+def test_the_report_of_an_exit(tmp_path: Path) -> None:
+    """Where no traceback tells the cause, the report has the log's last lines."""
+    job, state = a_job(tmp_path)
+    failed = Member("worker", 1)
+    job.log(failed).write_text("epoch 1\nno data\n")
+    state.handle(Exited(failed, 1), 1)
+    lines = report(job, state, {}).splitlines()
+    assert lines[0] == "worker 1 failed first: no data"
+    assert lines[2:5] == [f"  last lines of {tmp_path}/workerlog.1:", "    epoch 1", "    no data"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    ("written", "shown", "held"),
+    [
+        ("epoch 1\n", "epoch 1\n", ""),
+        (SIMPLE, "epoch 1\n", SIMPLE_LINE),
+        (SIMPLE + "go on\n", f"epoch 1\n{SIMPLE_LINE}go on\n", ""),
+        (
+            CHAINED,
+            "RuntimeError: cannot load (train.py:9 in <module>)\nsecond line of the message\n",
+            "",
+        ),
+        (SIMPLE + SIMPLE[8:], f"epoch 1\n{SIMPLE_LINE}", SIMPLE_LINE),
+        (SYNTAX, SYNTAX, ""),
+        ("Trace of it\r\n\n", "Trace of it\r\n\n", ""),
+    ],
+    ids=["none", "last", "followed", "chained", "two", "syntax", "alike"],
+)
+def test_a_traceback_is_a_line_on_the_screen(
+    written: str, shown: str, held: str, size: int
+) -> None:
+    """However its bytes arrive, the screen gets the exception and the script's line of a traceback,
+    when something follows it; all else passes as it is."""
+    tracebacks, out = Tracebacks("train.py"), b""
+    data = written.encode()
+    for start in range(0, len(data), size):
+        out += tracebacks.feed(data[start : start + size])
+    assert (out.decode(), tracebacks.rest().decode()) == (shown, held)
+
+
+def test_a_line_without_an_end_is_shown_at_once() -> None:
+    """A progress bar that draws its line anew is not held."""
+    tracebacks = Tracebacks("train.py")
+    assert tracebacks.feed(b"50 %") == b"50 %"
+    assert tracebacks.feed(b"\r100 %\nT") == b"\r100 %\n"
+    assert tracebacks.feed(b"he end") == b"The end"
 
 
 def test_the_report_of_an_interrupt(tmp_path: Path) -> None:
