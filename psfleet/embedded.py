@@ -14,6 +14,7 @@ from psfleet.dealing import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
+from psfleet.nonfinite import Watch
 from psfleet.packing import Packer, repacked, value_format
 from psfleet.routing import check_gradient, check_ids, check_spec_value
 from psfleet.runtime import Closed, Gradient, Read, TableState
@@ -47,6 +48,7 @@ class EmbeddedRuntime:
     Args:
         clock: Seconds, for tables with rows that age.
         wire: The form that values would have on their way to a server.
+        watch: Looks for values that are not finite; None: one of its own.
 
     Attributes:
         wire: As passed.
@@ -57,11 +59,15 @@ class EmbeddedRuntime:
     server_num = 0
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, wire: Wire | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wire: Wire | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._shard = Shard()
         self.wire = wire or Wire()
         self._packer = Packer(self.worker_index, self.wire.gradients)
+        self._watch = watch or Watch(self.worker_index)
         self._clock = clock
         self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
@@ -104,6 +110,7 @@ class EmbeddedRuntime:
     ) -> _Done:
         """See Runtime.push."""
         merged = [self._merged(gradient) for gradient in gradients]
+        self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
         parts = tuple(self._packer.sent(self._pushes + 1, merged))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)

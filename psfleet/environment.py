@@ -32,6 +32,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_TLS | | the folder of this process's credentials; TCP is encrypted and both ends prove themselves |
 | PSFLEET_INSECURE | | 1: TCP without credentials, where every host on the network is trusted |
 | PSFLEET_LIMITS | | what a server takes at most, such as tables=20000,message=67108864 (psfleet/limits.py) |
+| PSFLEET_ON_NAN | | a loss or gradient that is no finite number: say (once), stop or ignore |
 | PSFLEET_PLAN | | the first training step writes here what the strategy means for it, and ends the script |
 
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
@@ -52,6 +53,7 @@ __all__ = [
     "check_alone",
     "check_endpoint",
     "memory_of",
+    "on_nan",
     "plan_file",
     "read_environment",
     "threads",
@@ -271,6 +273,18 @@ def check_alone(variables: Mapping[str, str] = os.environ) -> None:
 def plan_file() -> str:
     """Where this process is to write the plan of its first training step; empty: it trains."""
     return os.environ.get("PSFLEET_PLAN", "")
+
+
+def on_nan(variables: Mapping[str, str] = os.environ) -> str:
+    """What is done about a loss or a gradient that is no finite number: say, stop or ignore.
+
+    Raises:
+        ConfigError: PSFLEET_ON_NAN is something else.
+    """
+    said = variables.get("PSFLEET_ON_NAN") or "say"
+    if said not in ("say", "stop", "ignore"):
+        raise ConfigError(f"PSFLEET_ON_NAN is {said!r}; it must be say, stop or ignore")
+    return said
 
 
 def threads() -> int:

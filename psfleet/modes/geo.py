@@ -55,7 +55,7 @@ class GeoRuntime:
     def __init__(self, fleet: Runtime, settings: Consistency) -> None:
         self._fleet = fleet
         self._settings = settings
-        self._local = EmbeddedRuntime()
+        self._local = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None))
         self._copies: dict[int, Copies] = {}
         self._steps = 0  # since the last exchange
         self._samples = 0
@@ -211,7 +211,7 @@ class GeoRuntime:
         self.flush()
         self._fleet.load(path)
         self._local.close()
-        self._local, self._copies = EmbeddedRuntime(), {}
+        self._local, self._copies = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None)), {}
         for spec in self._fleet.specs().values():
             self._copy(spec)
 

@@ -44,7 +44,7 @@ class LocalRuntime:
     def __init__(self, fleet: Runtime, settings: LocalSGD) -> None:
         self._fleet = fleet
         self._settings = settings
-        self._local = EmbeddedRuntime()
+        self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
         self._pushes = 0
         self._begun = False
         self._since = 0  # steps since the last average

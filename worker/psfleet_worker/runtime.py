@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from psfleet.dealing import Range
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.nonfinite import Watch
 from psfleet.pipeline.links import Place
 from psfleet.runtime import Awaited, Gradient, Read, TableState
 from psfleet.shard.events import Mode
@@ -89,6 +90,11 @@ class ClusterRuntime:
             raise
         self._audit = Audit.wanted(self.worker_index, self._fleet.incarnation, self.server_num)
         self._stream.begin()
+
+    @property
+    def watch(self) -> Watch:
+        """Who looks for values that are not finite."""
+        return self._stream.watch
 
     @property
     def worker_index(self) -> int:

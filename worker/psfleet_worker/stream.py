@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError, UsageError
+from psfleet.nonfinite import Watch
 from psfleet.packing import Packer
 from psfleet.routing import check_gradient
 from psfleet.runtime import Awaited, Gradient, Pulled, Read
@@ -42,6 +43,9 @@ class Stream:
         spec_of: The definition of a table.
         wire: In which form gradients and values travel.
         marks: Where snapshots cut this stream.
+
+    Attributes:
+        watch: Looks for values that are not finite.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Stream:
         self._spec_of = spec_of
         self._wire = wire
         self._marks = marks
+        self.watch = Watch(fleet.worker)
         self._plans = Plans(len(fleet.clients))
         self._packer = Packer(fleet.worker, wire.gradients)
         self._pushes = Pushes(fleet.clients)
@@ -190,6 +195,8 @@ class Stream:
         """A parcel for each server with its part of the gradients."""
         specs = [self._spec_of(gradient.table) for gradient in gradients]
         checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
+        named = ((spec.name, values) for spec, (values, _) in zip(specs, checked, strict=True))
+        self.watch.look(fields["sequence"], fields["loss"], named)
         parcels = self._parcels(**fields)
         try:
             add_gradients(parcels, specs, checked, gradients, self._plans, self._packer)
