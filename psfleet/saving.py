@@ -10,9 +10,10 @@ from psfleet.optimizer.binding import invalidate
 from psfleet.parameter import living_names
 from psfleet.runtime import Runtime
 
-__all__ = ["folder_of", "load", "save"]
+__all__ = ["folder_of", "has_loaded", "load", "save"]
 
 _NAMED = 5  # tables in a message
+_loads = [0]
 
 
 def folder_of(path: Any, caller: str) -> str:
@@ -56,7 +57,13 @@ def load(runtime: Runtime, path: str) -> None:
         _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
         runtime.load(path)
     runtime.barrier()
+    _loads[0] += 1
     invalidate()
+
+
+def has_loaded() -> bool:
+    """Whether this process has loaded a checkpoint."""
+    return _loads[0] > 0
 
 
 def _check_useful(path: str, wanted: Collection[str]) -> None:

@@ -63,6 +63,7 @@ class Fleet:
         """
         if is_collective:
             raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
+        _check_strategy(strategy)
         self._joined = role_maker.environment if role_maker else read_environment()
         self._strategy = strategy
         self._loops = None
@@ -200,6 +201,7 @@ class Fleet:
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> DistributedOptimizer:
         """Wrap a local optimizer so that its parameters live on the fleet's servers."""
+        _check_strategy(strategy)
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy
@@ -433,6 +435,14 @@ def _link(place: links.Place, queue_size: int) -> links.Links:
 
 def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:
     return ",".join(endpoints) if to_string else list(endpoints)
+
+
+def _check_strategy(strategy: Any) -> None:
+    if not isinstance(strategy, DistributedStrategy | None):
+        raise ConfigError(
+            f"the strategy is {strategy!r}; it must be a fleet.DistributedStrategy, such as "
+            "DistributedStrategy(a_sync=True)"
+        )
 
 
 def _dirname(function: str, arguments: Sequence[Any]) -> str:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from psfleet import runtime as runtimes
 from psfleet.coming import Coming, Peeked
+from psfleet.errors import UsageError
+from psfleet.program import untrained
 from psfleet.remembering import PLACE, Place, Remembered
 
 __all__ = ["Loops"]
@@ -61,11 +63,17 @@ class Loops:
             for batch in found:
                 yield batch
                 self.step_done()
+            untrained.check()
 
         return Coming(taken(), found.peek)
 
     def shard(self, batches: Iterable[T]) -> Coming[T]:
         """See Fleet.shard."""
+        if not isinstance(batches, Iterable):
+            raise UsageError(
+                f"fleet.shard got {batches!r}; it needs the batches themselves: a list, a loader or a "
+                "generator"
+            )
         own = Peeked(self._own(batches))
 
         def peek() -> T | None:
@@ -92,6 +100,7 @@ class Loops:
         place.loop, place.item = max(place.loop, loop + 1), 0 if loop >= place.loop else place.item
         self.step_done()
         self._meet()
+        untrained.check()
 
     def _place_in_data(self) -> Place:
         """How far this worker is in its loops; remembered where snapshots are taken."""

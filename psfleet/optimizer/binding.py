@@ -19,7 +19,17 @@ from psfleet.rules.base import Rule
 from psfleet.runtime import Awaited, Gradient, Read, ReadsAhead, Runtime, TableState, is_trained
 from psfleet.tables.spec import Decay, TableSpec
 
-__all__ = ["Owner", "Seat", "Tables", "Watcher", "as_gradient", "invalidate", "tables", "watch"]
+__all__ = [
+    "Owner",
+    "Seat",
+    "Tables",
+    "Watcher",
+    "as_gradient",
+    "has_pushed",
+    "invalidate",
+    "tables",
+    "watch",
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -173,6 +183,7 @@ class Tables:
     ) -> None:
         """Send the gradients of one step. The runtime reports what goes wrong with them."""
         self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
+        _pushes[0] += 1
         self._pushed = [seat for seat, _ in gradients]
         for seat in self._pushed:
             seat.forget()
@@ -314,6 +325,7 @@ class Tables:
 
 
 _known: list[Tables] = []
+_pushes = [0]  # of all tables that there were
 _watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
 
 
@@ -331,6 +343,11 @@ def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids
     binding = next(iter(bindings.values()), None)
     if len(bindings) == 1 and isinstance(binding, Tables):
         binding.read_ahead(dense, sparse)
+
+
+def has_pushed() -> bool:
+    """Whether this process has trained any parameter."""
+    return _pushes[0] > 0
 
 
 def watch(watcher: Watcher) -> None:

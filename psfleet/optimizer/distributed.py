@@ -35,8 +35,8 @@ class DistributedOptimizer:
     def __init__(self, optimizer: Any, settings: Settings | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
             raise UsageError(
-                f"distributed_optimizer needs a psfleet optimizer; it got {optimizer!r}"
-                " (psfleet.torch.convert takes those of PyTorch)"
+                f"distributed_optimizer needs a psfleet optimizer; it got "
+                f"{' '.join(repr(optimizer).split())} (psfleet.torch.convert takes those of PyTorch)"
             )
         self.settings = settings or Settings()
         self.optimizer = substitute(optimizer, self.settings)

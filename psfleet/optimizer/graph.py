@@ -162,10 +162,16 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
     """Let each run of the program end with an update by these gradient variables."""
     from psfleet.program.program import default_main_program
 
+    program = default_main_program()
+    if any(u.optimizer is optimizer and u.loss is loss is not None for u in program.updates):
+        raise UsageError(
+            f"this optimizer minimizes the loss {loss.name!r} already; each run would train twice: call "
+            "minimize(loss) once, and exe.run for every step"
+        )
     wrong = [p for p, _ in pairs if not isinstance(parameter_of(p), Parameter)]
     if wrong:
         raise UsageError(f"params_grads has {wrong[0]!r} where a parameter is expected")
-    return default_main_program().add_update(
+    return program.add_update(
         optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss
     )
 

@@ -17,6 +17,7 @@ from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
 from psfleet.pipeline.norms import shared_norms
+from psfleet.program import untrained
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import Program, default_main_program
@@ -156,6 +157,8 @@ class Executor:
             _check_whole(program)
             run = self._step(program, plan, arrays, following)
         results = [run.result(variable) for variable in fetches]
+        if (plan.dense or plan.lookups) and not (program.updates or program.for_test):
+            untrained.note()
         self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
         if return_numpy:
             return results

@@ -72,7 +72,8 @@ def test_an_interrupt_while_the_launcher_loads() -> None:
 def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     """Where the log of worker 0 cannot be written, as on a full disk, that is said and the job goes on."""
     script = tmp_path / "talks.py"
-    script.write_text("for n in range(4000): print(f'line {n}')\n")
+    joins = "import psfleet\npsfleet.connect().close()\n"
+    script.write_text(f"{joins}for n in range(4000): print(f'line {{n}}')\n")
     command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
     done = subprocess.run(

@@ -1,0 +1,200 @@
+"""Forty plausible mistakes of a new user: each ends with one clear sentence and the right exit code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+IMPORTS = "import numpy as np\nimport psfleet\nfrom psfleet import fleet, layers, optimizer\n"
+Run = Callable[..., tuple[int, list[str]]]
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what would give a child a role."""
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE"))
+    }
+    folders = [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs scripts, each in a fork."""
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "runner.py")],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture
+def run(runner: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Run a script, or `psfleet-launch` with arguments; the exit code and the lines of standard error."""
+
+    def one(script: str, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+        assert runner.stdin is not None
+        assert runner.stdout is not None
+        where = ""
+        if script:
+            (tmp_path / "train.py").write_text(script)
+            where = str(tmp_path / "train.py")
+        asked = {
+            "script": where,
+            "arguments": arguments,
+            "variables": variables,
+            "folder": str(tmp_path),
+        }
+        print(json.dumps(asked), file=runner.stdin, flush=True)
+        code = int(runner.stdout.readline())
+        return code, (tmp_path / "err").read_text().splitlines()
+
+    return one
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_script_that_is_run_by_hand(run: Run, name: str) -> None:
+    """The last line names the kind of error and says in one sentence what is wrong, with the value."""
+    mistake = BY_HAND[name]
+    script = IMPORTS + (MODEL if mistake.model else "") + mistake.script + "\n"
+    code, lines = run(script, **dict(mistake.variables))
+    print(*lines[-1:])
+    assert lines, "it said nothing"
+    assert re.fullmatch(rf"(psfleet\.errors\.)?{mistake.sentence}.*", lines[-1]), lines[-1]
+    assert code == mistake.code
+
+
+OPTIONS = {
+    "no such script": (["trian.py"], r"script 'trian.py' does not exist; name a Python file"),
+    "no workers": (["--workers", "0", "train.py"], r"--workers is 0, a job needs at least 1; .*"),
+    "no servers": (["--servers", "0", "train.py"], r"--servers is 0, a job needs at least 1; .*"),
+    "a mode that there is not": (
+        ["--mode", "synch", "train.py"],
+        r".*'synch' is not one of 'sync'.*",
+    ),
+    "an option with a slip": (["--wrokers", "2", "train.py"], r".*'--wrokers'.*'--workers'.*"),
+    "a resume from nothing": (
+        ["--resume", ".", "train.py"],
+        r"--resume is '\.', which is no complete.*",
+    ),
+    "restarts below 0": (["--restart-workers", "-1", "train.py"], r"--restart-workers is -1; .*"),
+    "stages without a pipeline": (["--stages", "2", "train.py"], r".*--stages.*"),
+    "staleness without ssp": (["--async", "--staleness", "4", "train.py"], r".*staleness.*"),
+    "a log that is no choice": (["--durability", "logs", "train.py"], r".*'logs' is not one of.*"),
+    "a setting that there is not": (["--strategy", "s.toml", "train.py"], r".*synchronous.*"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_the_launcher(run: Run, tmp_path: Path, name: str) -> None:
+    """A wrong option is one line that quotes it, with exit code 2, and nothing starts."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "s.toml").write_text("[synchronous]\n")
+    arguments, sentence = OPTIONS[name]
+    code, lines = run("", *arguments)
+    assert (code, len(lines)) == (2, 1), lines
+    assert re.fullmatch(f"psfleet-launch: {sentence}", lines[0]), lines
+
+
+def launched(folder: Path, script: str, *options: str) -> tuple[int, list[str]]:
+    """Run a script under a launcher of its own; the exit code and the lines on the screen."""
+    (folder / "train.py").write_text(IMPORTS + script + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "psfleet_launch", "--no-progress", *options, "train.py"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=150,
+        check=False,
+        env=environment(),
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+JOBS = {
+    "no fleet.init": (
+        MODEL.replace("fleet.init()", "") + "exe.run(feed={'x': X, 'y': Y})",
+        ["--workers", "2"],
+        1,
+        r"worker \d failed first: psfleet\.errors\.ConfigError: PSFLEET_ROLE says that this process is "
+        r"worker \d of 2, but the script has not called fleet\.init\(\) and would train alone; .*",
+    ),
+    "nothing of the fleet": (
+        "print(np.ones(3).sum())",
+        [],
+        1,
+        r"no worker has used the fleet: train\.py trained nothing on the servers\. .* Job exit code 1\.",
+    ),
+    "no minimize": (
+        "fleet.init()\nx = layers.data('x', [None, 2])\nloss = layers.mean(layers.fc(x, 1))\n"
+        "exe = psfleet.Executor()\n"
+        "for batch in fleet.shard([np.ones((4, 2), np.float32)] * 4):\n    exe.run(feed={'x': batch})",
+        ["--workers", "2"],
+        1,
+        r"worker \d failed first: psfleet\.errors\.UsageError: a program with parameters was run 2 times .*",
+    ),
+    "a script that is not Python": (
+        "train the model",
+        [],
+        1,
+        r"worker 0 failed first: SyntaxError: invalid syntax",
+    ),
+    "an error of the script's own": (
+        "def read(row):\n    return row['late']\n\nread({})",
+        [],
+        1,
+        r"worker 0 failed first: KeyError: 'late'",
+    ),
+    "a wrong shape in one worker": (
+        TABLE
+        + "if ps.worker_index == 1:\n    t.push(ids, np.ones((3, 5)))\nps.barrier()\nps.close()",
+        ["--workers", "2"],
+        1,
+        r"worker 1 failed first: psfleet\.errors\.ShapeError: table 'users' has rows of 4; .*",
+    ),
+    "two modes": (
+        "fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))\npsfleet.connect(mode='sync')",
+        [],
+        1,
+        r"worker 0 failed first: psfleet\.errors\.ConfigError: this process is in its fleet already, in mode "
+        r"'async', and psfleet\.connect\(\) asks for 'sync'; .*",
+    ),
+    "NaN": (
+        TABLE + "t.push(ids, np.full((3, 4), np.nan))\nps.close()",
+        [],
+        0,
+        r"psfleet: worker 0, step 1: the gradient for table 'users' has nan, and is pushed as it is; .*",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_script_under_the_launcher(tmp_path: Path, name: str) -> None:
+    """The screen has the sentence, no traceback and no line of the library; the exit code is right."""
+    script, options, expected, sentence = JOBS[name]
+    code, lines = launched(tmp_path, script, *options)
+    screen = "\n".join(lines)
+    assert code == expected, screen
+    assert [line for line in lines if re.fullmatch(sentence, line)], screen
+    assert "Traceback (most recent call last)" not in screen
+    assert "psfleet/" not in screen
+    if "traceback:" in screen:
+        log = next(line.partition("traceback: ")[2] for line in lines if "traceback:" in line)
+        assert "Traceback (most recent call last)" in (tmp_path / log).read_text()
