@@ -157,7 +157,7 @@ class Executor:
             _check_whole(program)
             run = self._step(program, plan, arrays, following)
         results = [run.result(variable) for variable in fetches]
-        if (plan.dense or plan.lookups) and not (program.updates or program.for_test):
+        if not (program.updates or program.for_test) and program.all_parameters():
             untrained.note()
         self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
         if return_numpy:
