@@ -71,4 +71,5 @@ def _first(loss: float | None, gradients: Iterable[tuple[str, Floats]]) -> str:
 def _is_finite(values: Floats) -> bool:
     """One pass, without memory of its own; squares that overflow are looked at again."""
     flat = values.reshape(-1)
-    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+    with np.errstate(all="ignore"):
+        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())

@@ -95,7 +95,10 @@ OPTIONS = {
         r"--resume is '\.', which is no complete.*",
     ),
     "restarts below 0": (["--restart-workers", "-1", "train.py"], r"--restart-workers is -1; .*"),
-    "no micro-batches": (["--micro-batches", "0", "train.py"], r".*'--micro-batches'.*0 is not in.*"),
+    "no micro-batches": (
+        ["--micro-batches", "0", "train.py"],
+        r".*'--micro-batches'.*0 is not in.*",
+    ),
     "staleness without ssp": (["--async", "--staleness", "4", "train.py"], r".*staleness.*"),
     "a log that is no choice": (["--durability", "logs", "train.py"], r".*'logs' is not one of.*"),
     "a setting that there is not": (["--strategy", "s.toml", "train.py"], r".*synchronous.*"),
