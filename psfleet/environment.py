@@ -28,6 +28,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
 | PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
+| PSFLEET_JOINED_FILE | | a worker makes this file when it has joined the fleet |
 | PSFLEET_LEFT_FILE | | a worker makes this file when it has left the fleet |
 | PSFLEET_TLS | | the folder of this process's credentials; TCP is encrypted and both ends prove themselves |
 | PSFLEET_INSECURE | | 1: TCP without credentials, where every host on the network is trusted |
@@ -74,6 +75,7 @@ class Environment:
     worker_endpoints: tuple[str, ...] = ()
     strategy: str = ""
     ready_file: str = ""
+    joined_file: str = ""
     left_file: str = ""
     lane: str = "auto"
     stage: int = 0
@@ -219,6 +221,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         worker_endpoints=_list(variables, "PSFLEET_WORKER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS"),
         strategy=variables.get("PSFLEET_STRATEGY", ""),
         ready_file=variables.get("PSFLEET_READY_FILE", ""),
+        joined_file=variables.get("PSFLEET_JOINED_FILE", ""),
         left_file=variables.get("PSFLEET_LEFT_FILE", ""),
         lane=variables.get("PSFLEET_LANE") or "auto",
         stage=_number(variables, "PSFLEET_STAGE", "", 0),

@@ -4,7 +4,9 @@ Two runtimes stand behind it: `psfleet.embedded` (a shard in this process) and
 `psfleet_worker.runtime` (the servers of a cluster). They give the same bits.
 """
 
+import atexit
 import importlib.metadata
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -344,8 +346,21 @@ def hold(make: Callable[[Parts], Runtime], asked: Parts) -> Runtime:
     global _active, _clients
     if _active is None:
         _active = (_make or make)(asked)
+        atexit.unregister(_leave)
+        atexit.register(_leave)
     _clients += 1
     return _active
+
+
+def _leave() -> None:
+    """At the end of a script that has not closed its clients: leave, unless it has failed.
+
+    The seat of one that has failed stays taken, and the launcher reports the failure.
+    """
+    if is_held() and not hasattr(sys, "last_value"):
+        before = use(None)
+        if before is not None:
+            before.close()
 
 
 def is_held() -> bool:

@@ -357,7 +357,7 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
     engine = LocalEngine(job, supervisor, screen, trouble)
     screen.begin(job, importlib.metadata.version("psfleet"))
     code = engine.run()
-    if code == 0 and not any(job.left_file(worker).exists() for worker in job.workers):
+    if code == 0 and not any(job.joined_file(worker).exists() for worker in job.workers):
         screen.end(1)
         screen.say(_NEVER_JOINED.format(script=job.request.script))
         return 1

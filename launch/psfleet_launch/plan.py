@@ -34,6 +34,7 @@ Role = Literal["server", "worker"]
 
 _OWN = (
     "PSFLEET_READY_FILE",
+    "PSFLEET_JOINED_FILE",
     "PSFLEET_LEFT_FILE",
     "PSFLEET_STANDBY",
     "PSFLEET_PULSE",
@@ -236,6 +237,10 @@ class Job:
         copy = f".{member.copy}" if member.copy >= 0 else ""
         return self.folder / f"ready.{member.rank}{copy}"
 
+    def joined_file(self, member: Member) -> Path:
+        """What a worker makes when it has joined the fleet."""
+        return self.folder / f"joined.{_seat(member)}"
+
     def left_file(self, member: Member) -> Path:
         """What a worker makes when it has left the fleet."""
         return self.folder / f"left.{_seat(member)}"
@@ -333,6 +338,7 @@ def child_environment(
     if resume:
         settled["PSFLEET_RESUME"] = resume
     if member.role == "worker":
+        settled["PSFLEET_JOINED_FILE"] = str(job.joined_file(member))
         settled["PSFLEET_LEFT_FILE"] = str(job.left_file(member))
     if member.role == "server":
         settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))

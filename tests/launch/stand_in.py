@@ -115,13 +115,13 @@ def tells() -> None:
 
 def work(behaviour: str) -> None:
     """The worker's part."""
+    Path(os.environ["PSFLEET_JOINED_FILE"]).touch()
     name, _, only = behaviour.partition("@")
     if name in globals() and only in ("", str(RANK)):
         globals()[name]()
     elif only:
         hangs()
     Path(f"left.{RANK}").touch()
-    Path(os.environ["PSFLEET_LEFT_FILE"]).touch()
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class Connection:
         staleness: int = 0,
     ) -> None:
         self.worker = environment.rank
+        self._joined_file = environment.joined_file
         self._left_file = environment.left_file
         self.workers = environment.workers
         self.mode: Mode = mode
@@ -110,6 +111,8 @@ class Connection:
         self._adopt(life)
         if self.mode == "sync":  # the servers may have come further, in another mode
             self.sequence = max(self.first - 1, self.sequence)
+        if self._joined_file:
+            Path(self._joined_file).touch()
         self.beats.start()
 
     def _beat(self) -> BeatRequest:
