@@ -7,6 +7,7 @@ PsfleetError
 │   ├── UnknownTable                           no table of that name or key
 │   ├── TableConflict                          the table exists with another definition
 │   ├── ConfigError                            a setting is unknown, missing or contradictory
+│   │   └── WrongType      (also TypeError)    an argument is of another type than its annotation
 │   └── LimitExceeded                          more than a server takes
 ├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
 ├── ProtocolError                              a message came out of order
@@ -43,6 +44,7 @@ __all__ = [
     "TableConflict",
     "UnknownTable",
     "UsageError",
+    "WrongType",
 ]
 
 
@@ -72,6 +74,10 @@ class TableConflict(UsageError):
 
 class ConfigError(UsageError):
     """A setting is unknown, missing or contradicts another."""
+
+
+class WrongType(ConfigError, TypeError):
+    """An argument is missing, unknown, or of another type than its annotation."""
 
 
 class LimitExceeded(UsageError):

@@ -19,6 +19,7 @@ __all__ = [
     "Role",
     "UserDefinedRoleMaker",
     "Util",
+    "adopt",
     "barrier_worker",
     "dataset",
     "distributed_optimizer",
@@ -69,6 +70,7 @@ init_server = _fleet.init_server
 run_server = _fleet.run_server
 stop_worker = _fleet.stop_worker
 barrier_worker = _fleet.barrier_worker
+adopt = _fleet.adopt
 distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
 dataset = _fleet.dataset

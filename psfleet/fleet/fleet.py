@@ -202,10 +202,21 @@ class Fleet:
     ) -> DistributedOptimizer:
         """Wrap a local optimizer so that its parameters live on the fleet's servers."""
         _check_strategy(strategy)
+        return DistributedOptimizer(optimizer, self.adopt(strategy))
+
+    def adopt(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
+        """Train by this strategy from now on; None: by the one before.
+
+        Returns:
+            The settings that count: what the launcher says wins.
+
+        Raises:
+            ConfigError: The fleet is connected, and the strategy needs another connection.
+        """
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy
-        return DistributedOptimizer(optimizer, self.settings())
+        return self.settings()
 
     def _check_connected(self, strategy: DistributedStrategy | None) -> None:
         """Refuse a strategy that the runtime of `psfleet.connect()` does not follow."""
@@ -218,7 +229,7 @@ class Fleet:
         if strategy is not None and self._environment.role:
             check_mode(runtimes.active(), wanted.consistency.mode, "fleet.init")
 
-    def _check_unconnected(self, strategy: DistributedStrategy) -> None:
+    def _check_unconnected(self, strategy: DistributedStrategy | runtimes.Parts) -> None:
         now, wanted = self.settings(), self._settings(strategy)
         if not (runtimes.is_active() and self._environment.role):
             return

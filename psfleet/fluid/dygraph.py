@@ -7,17 +7,43 @@ from typing import Any
 from psfleet.errors import ShapeError
 from psfleet.fluid import nn
 from psfleet.fluid.modules import Layer, Sequential
+from psfleet.fluid.schedules import (
+    CosineDecay,
+    ExponentialDecay,
+    InverseTimeDecay,
+    LambdaDecay,
+    LinearLrWarmup,
+    MultiStepDecay,
+    NaturalExpDecay,
+    NoamDecay,
+    PiecewiseDecay,
+    PolynomialDecay,
+    ReduceLROnPlateau,
+    StepDecay,
+)
 from psfleet.fluid.state import load_dygraph, save_dygraph
 from psfleet.layers.activations import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 
 __all__ = [
+    "CosineDecay",
     "Dropout",
     "Embedding",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "LambdaDecay",
     "Layer",
     "Linear",
+    "LinearLrWarmup",
+    "MultiStepDecay",
+    "NaturalExpDecay",
+    "NoamDecay",
+    "PiecewiseDecay",
+    "PolynomialDecay",
+    "ReduceLROnPlateau",
     "Sequential",
+    "StepDecay",
     "guard",
     "load_dygraph",
     "no_grad",

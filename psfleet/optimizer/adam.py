@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from psfleet import rules
+from psfleet.annotations import NonNegativeInt
 from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError
-from psfleet.optimizer.arguments import as_documented, check_function
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.optimizer.placement import has_any_id
 from psfleet.parameter import Parameter
@@ -34,6 +35,8 @@ class Adam(Optimizer):
             the error; until then lookups give them without it.
             None: "lazy" if lazy_mode or if the parameter has rows for any id, else "reference".
             AMSGrad has no "reference"; it takes "full" in its place.
+        min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
+            every table.
     """
 
     @as_documented("regularization", "name", "lazy_mode")
@@ -51,6 +54,7 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         bias_correction_step: int = 0,
         sparse_mode: str | None = None,
+        min_row_size_to_use_multithread: NonNegativeInt = 0,
         **older: Unpack[Older],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
@@ -115,8 +119,6 @@ class AdamW(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.AdamW(beta1, beta2, epsilon, weight_decay)
-        check_function(self._name, "lr_ratio", lr_ratio)
-        check_function(self._name, "apply_decay_param_fun", apply_decay_param_fun)
         self._lr_ratio = lr_ratio
         self._decays = apply_decay_param_fun
         self.lazy = lazy_mode

@@ -1,99 +1,73 @@
-"""Constructors' arguments in all the forms that the reference's documents have."""
+"""Optimizers' constructors: arguments checked, in both orders of the documents, for groups too."""
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
+from psfleet.annotations import Form, fits
+from psfleet.errors import WrongType
+from psfleet.optimizer.groups import groups_of
 
-from psfleet.clip import ClipGradBase
-from psfleet.errors import ConfigError
-from psfleet.optimizer import graph
-from psfleet.regularizer import WeightDecay
-
-__all__ = ["as_documented", "as_number", "check_function"]
+__all__ = ["as_documented"]
 
 P = ParamSpec("P")
 S = TypeVar("S")
+_SHARED = frozenset({"learning_rate", "multi_precision", "name", "parameter_list", "parameters"})
 
 
 def as_documented(
     *order: str,
 ) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """For an optimizer's constructor: takes what the documents take, and hands on plain arguments.
+    """For an optimizer's constructor: takes what the documents take, and hands on checked arguments.
 
-    Variables and arrays with one value are numbers. Arguments by place may come in the documents'
-    order too, where that fits their kinds and the constructor's own order does not.
+    Arguments by place may come in the documents' order too, where that fits their annotations and
+    the constructor's own order does not. Groups of parameters become optimizers of their own, which
+    lend the one that is made their settings.
 
     Args:
         order: The documents' arguments, from the place where the constructor has `parameters`.
     """
 
     def decorate(construct: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-        names = list(inspect.signature(construct).parameters)[1:]
-        place = names.index("parameters")
+        form = Form(construct)
+        place = form.names.index("parameters")
 
         @functools.wraps(construct)
         def constructed(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            given = [as_number(value) for value in args]
-            named = {name: as_number(value) for name, value in kwargs.items()}
-            rest = given[place:]
-            if not _fit(rest, names[place:]) and _fit(rest, order):
-                del given[place:]
+            owner, rest = type(self).__name__, args[place:]
+            named: dict[str, Any] = dict(kwargs)
+            if not _fit(form, rest, form.names[place:]) and _fit(form, rest, order):
+                args = args[:place]  # type: ignore[assignment]  # those before `parameters`
                 for name, value in zip(order, rest, strict=False):
                     if name in named:
-                        raise TypeError(f"{type(self).__name__} got two values for {name!r}")
+                        raise WrongType(f"{owner} got two values for {name!r}")
                     named[name] = value
-            construct(self, *given, **named)
+            bound = form.bind((self, *args), named)
+            given = _by_name(bound.arguments)
+            allowed = [name for name in form.annotations if name not in _SHARED]
+            groups = groups_of(owner, given, allowed)
+            if groups:
+                given = {name: v for name, v in given.items() if name != "parameter_list"}
+                given["parameters"] = [p for group in groups for p in group.parameters]
+            construct(self, **given)  # type: ignore[call-arg]
+            for group in groups:
+                lender: Any = object.__new__(type(self))
+                constructed(lender, **group.arguments(given))  # type: ignore[call-arg]
+                group.lend(self, lender)
 
         return constructed
 
     return decorate
 
 
-def as_number(value: Any) -> Any:
-    """The number that a variable or an array holds alone; anything else as it is."""
-    held = graph.held_by(value)
-    single = isinstance(held, np.ndarray | np.generic) and held.size == 1
-    return held.item() if single else value
-
-
-def check_function(owner: str, name: str, value: Any) -> None:
-    """Refuse what is neither None nor a function."""
-    if value is not None and not callable(value):
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be a function or None")
-
-
-def _fit(values: Sequence[Any], names: Sequence[str]) -> bool:
+def _fit(form: Form, values: Sequence[Any], names: Sequence[str]) -> bool:
     """Whether the values may be the arguments of these names."""
     return len(values) <= len(names) and all(
-        name not in _KINDS or _KINDS[name](value)
-        for name, value in zip(names, values, strict=False)
+        fits(value, form.annotations[name]) for name, value in zip(names, values, strict=False)
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_decay(value: Any) -> bool:
-    return value is None or isinstance(value, WeightDecay) or _is_number(value)
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "exclude_from_weight_decay_fn": lambda value: (
-        value is None or (callable(value) and not isinstance(value, ClipGradBase))
-    ),
-    "grad_clip": lambda value: value is None or isinstance(value, ClipGradBase),
-    "initial_accumulator_value": _is_number,
-    "lazy_mode": lambda value: isinstance(value, bool),
-    "multi_precision": lambda value: isinstance(value, bool),
-    "name": lambda value: value is None or isinstance(value, str),
-    "parameters": lambda value: (
-        value is None or (isinstance(value, Iterable) and not isinstance(value, str))
-    ),
-    "regularization": _is_decay,
-    "use_nesterov": lambda value: isinstance(value, bool),
-    "weight_decay": _is_decay,
-}
+def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call but for `self`, those of `**older` among them."""
+    rest = {name: value for name, value in arguments.items() if name not in ("self", "older")}
+    return rest | dict(arguments.get("older", {}))

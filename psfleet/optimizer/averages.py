@@ -1,18 +1,21 @@
 """Averages of weights over training, to evaluate with: ExponentialMovingAverage and ModelAverage."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import UsageError
+from psfleet.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, check, checked
+from psfleet.clip import ClipGradBase
+from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph
 from psfleet.optimizer.binding import tables
-from psfleet.optimizer.lr.base import check_number
+from psfleet.optimizer.gradients import zeroed
 from psfleet.optimizer.standins import Averaged
-from psfleet.parameter import Parameter, fetch
+from psfleet.parameter import Parameter, as_numbers, fetch
+from psfleet.regularizer import WeightDecay
 
 __all__ = ["ExponentialMovingAverage", "ModelAverage"]
 
@@ -27,7 +30,7 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Iterable[Any] | None, name: str | None) -> None:
-        self._given = None if parameters is None else [graph.parameter_of(p) for p in parameters]
+        self._given = graph.parameters_of(type(self).__name__, parameters)
         self._name = name or type(self).__name__
         self._shown: list[tuple[Parameter, Any]] = []
         self._program: Any = None
@@ -56,9 +59,13 @@ class WeightAverage:
         fetch([p for p in chosen if not p.sparse], [])
         return [(p, np.asarray(p.numpy(), np.float32)) for p in chosen]
 
-    def _follow(self, accumulate: Callable[[], None]) -> bool:
-        """Accumulate after each run of the program being built, if there is one that trains."""
-        program = graph.training_program()
+    def _follow(self, accumulate: Callable[[], None], planned: bool = False) -> bool:
+        """Accumulate after each run of the program being built, if there is one that trains.
+
+        Args:
+            planned: It will train, if it does not yet.
+        """
+        program = graph.training_program(planned)
         if program is None:
             return False
         if program is not self._program:
@@ -69,6 +76,47 @@ class WeightAverage:
     def _averages(self) -> list[tuple[Parameter, Floats]]:
         raise NotImplementedError
 
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`."""
+        raise NotImplementedError
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(state_dict)
+
+    def _entries(self, found: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
+        """The arrays `name.ending` of a state by name, one for each ending.
+
+        Raises:
+            UsageError: It is no state, or one is missing.
+        """
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+            )
+        names = [
+            key.removesuffix(f".{endings[0]}") for key in found if key.endswith(f".{endings[0]}")
+        ]
+        keys = {name: [f"{name}.{ending}" for ending in endings] for name in names}
+        missing = [key for wanted in keys.values() for key in wanted if key not in found]
+        strange = [key for key in found if "." in key and key.rpartition(".")[2] not in endings]
+        if missing or (strange and not names):
+            raise UsageError(
+                f"{self._name}: the state has {'no ' if missing else ''}{(missing or strange)[0]!r}; "
+                "was it made by another kind of average?"
+            )
+        return {
+            name: [
+                as_numbers(found[key], f"{self._name}: the state {key}").astype(np.float32)
+                for key in wanted
+            ]
+            for name, wanted in keys.items()
+        }
+
+    def _number(self, found: dict[str, Any], key: str, annotation: Any) -> Any:
+        return check(self._name, f"the state's {key}", found.get(key), annotation)
+
+    @checked
     @contextlib.contextmanager
     def apply(self, executor: Any = None, need_restore: bool = True) -> Iterator[None]:
         """Show the averages in place of the weights inside the block.
@@ -104,14 +152,14 @@ class ExponentialMovingAverage(WeightAverage):
         parameters: Which to average; None: those that the program, or any optimizer, updates.
     """
 
+    @checked
     def __init__(
         self,
-        decay: float = 0.999,
-        thres_steps: Any = None,
+        decay: Annotated[float, Range(0, 1, high_open=True)] = 0.999,
+        thres_steps: graph.AnyVariable | NonNegative | Callable[[], float] | None = None,
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
     ) -> None:
-        check_number(type(self).__name__, "decay", decay, lambda v: 0 <= v < 1, "in [0, 1)")
         super().__init__(parameters, name)
         self._decay = self._now = float(decay)
         self._steps = None if thres_steps is None else graph.reader(thres_steps)
@@ -153,12 +201,10 @@ class ExponentialMovingAverage(WeightAverage):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
-        self._updates, self._now = int(state_dict["updates"]), float(state_dict["decay"])
-        self._ema = {
-            key.removesuffix(".ema"): np.array(value, np.float32)
-            for key, value in state_dict.items()
-            if key.endswith(".ema")
-        }
+        ema = {name: values[0] for name, values in self._entries(state_dict, ["ema"]).items()}
+        updates = self._number(state_dict, "updates", NonNegativeInt)
+        self._now = self._number(state_dict, "decay", NonNegative)
+        self._updates, self._ema = updates, ema
 
 
 class ModelAverage(WeightAverage):
@@ -174,29 +220,21 @@ class ModelAverage(WeightAverage):
         regularization: Accepted for the reference's sake: nothing is trained here.
     """
 
+    @checked
     def __init__(
         self,
-        average_window_rate: float,
-        min_average_window: int = 10000,
-        max_average_window: int = 10000,
-        regularization: Any = None,
+        average_window_rate: NonNegative,
+        min_average_window: PositiveInt = 10000,
+        max_average_window: PositiveInt = 10000,
+        regularization: WeightDecay | NonNegative | None = None,
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
     ) -> None:
-        check_number(
-            "ModelAverage",
-            "average_window_rate",
-            average_window_rate,
-            lambda v: v >= 0,
-            "at least 0",
-        )
-        check_number(
-            "ModelAverage",
-            "min_average_window",
-            min_average_window,
-            lambda v: 0 < v <= max_average_window,
-            f"above 0 and at most max_average_window {max_average_window!r}",
-        )
+        if min_average_window > max_average_window:
+            raise ConfigError(
+                f"ModelAverage: min_average_window is {min_average_window!r}, it must be at most "
+                f"max_average_window {max_average_window!r}"
+            )
         super().__init__(parameters, name)
         self._rate = average_window_rate
         self._least, self._most = min_average_window, max_average_window
@@ -219,15 +257,68 @@ class ModelAverage(WeightAverage):
 
     update = step
 
+    @checked
     def minimize(
         self,
         loss: Any,
         startup_program: Any = None,
-        parameters: Any = None,
-        no_grad_set: Any = None,
-    ) -> None:
-        """As `step`, under the name that optimizers have."""
-        self.step()
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Take in the weights, now or after each run of the program being built; nothing is trained.
+
+        Arguments as in Optimizer.minimize; a clip changes no weight, so it has no effect.
+
+        Returns:
+            ([], params_grads): the parameters that the loss depends on.
+        """
+        chosen = parameters if parameter_list is None else parameter_list
+        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        return self.apply_gradients(pairs), pairs
+
+    @checked
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[tuple[Any, Any]]:
+        """The loss's (parameter, gradient) pairs, as Optimizer.backward."""
+        return graph.differentiate(loss, parameter_list, no_grad_set, self._given, callbacks)
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Take in the weights; the gradients have no effect.
+
+        Args:
+            params_grads: (parameter, gradient) pairs. With variables of a program for gradients the
+                weights are taken in after each of its runs.
+
+        Returns:
+            No operations.
+        """
+        pairs = graph.pairs(self._name, params_grads)
+        if not self._follow(self.step, graph.symbolic(pairs)):
+            self.step()
+        return []
+
+    def apply_optimize(
+        self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """As `apply_gradients`."""
+        return self.apply_gradients(params_grads)
+
+    @checked
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Set the gradients of the averaged parameters to zero, or drop them."""
+        for parameter in self._parameters():
+            parameter.grad = zeroed(parameter.grad) if set_to_zero else None
+
+    clear_gradients = clear_grad
 
     def _averages(self) -> list[tuple[Parameter, Floats]]:
         count = self.num_accumulates + self.old_num_accumulates
@@ -250,13 +341,11 @@ class ModelAverage(WeightAverage):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state made by `state_dict()`."""
-        for name in _COUNTS:
-            setattr(self, name, int(state_dict[name]))
-        names = [key.removesuffix(".sum_1") for key in state_dict if key.endswith(".sum_1")]
-        self._sums = {
-            name: [np.array(state_dict[f"{name}.sum_{i}"], np.float32) for i in (1, 2, 3)]
-            for name in names
-        }
+        sums = self._entries(state_dict, ["sum_1", "sum_2", "sum_3"])
+        counts = {name: self._number(state_dict, name, NonNegativeInt) for name in _COUNTS}
+        for name, count in counts.items():
+            setattr(self, name, count)
+        self._sums = sums
 
 
 _SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact

@@ -1,19 +1,20 @@
 """What every optimizer does: differentiate, clip, push with the current rate, keep its state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.annotations import Must, NonNegative, NonNegativeInt, check, checked
 from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph, state
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.binding import Seat, as_gradient, tables
-from psfleet.optimizer.gradients import Elements, Grad, check_gradient
-from psfleet.optimizer.lr.base import LRScheduler, check_rate
+from psfleet.optimizer.gradients import Elements, Grad, check_gradient, zeroed
+from psfleet.optimizer.lr.base import LRScheduler
 from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.standins import Promised
@@ -25,7 +26,8 @@ from psfleet.tables.spec import Decay
 
 __all__ = ["Older", "Optimizer", "Rate"]
 
-Rate = float | LRScheduler
+Rate = NonNegative | LRScheduler | Annotated[Any, Must(graph.is_symbolic, "a variable")]
+_WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
 Floats = NDArray[np.float32]
 Pairs = Sequence[tuple[Parameter, Grad]]
 T = TypeVar("T", bound="Optimizer")
@@ -49,6 +51,9 @@ class Optimizer:
         learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable
             of the program being built, which is then read before each update.
         parameters: The parameters to update; None: those that are passed with their gradients.
+            Or groups: a list of dicts with `params` and settings of their own: `weight_decay`,
+            `grad_clip`, the rule's hyperparameters, and `learning_rate`, a factor on the optimizer's.
+            Each group's gradients are clipped by themselves, as in the reference.
         weight_decay: A number (L2), L1Decay or L2Decay; a parameter's own regularizer wins.
         grad_clip: Applied to each worker's gradients before they are sent.
         name: For messages.
@@ -61,6 +66,7 @@ class Optimizer:
     """
 
     _rule: Rule
+    factor = 1.0  # on the learning rate, of the parameters of a group
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
     every_row = False  # whether those of a parameter with rows for any id do not
 
@@ -75,12 +81,9 @@ class Optimizer:
         **older: Unpack[Older],
     ) -> None:
         owner = type(self).__name__
-        unknown = sorted(set(older) - set(Older.__annotations__))
-        if unknown:
-            raise TypeError(f"{owner} has no argument {unknown[0]!r}")
         self._name = name or owner
         self._rate = _rate(owner, learning_rate)
-        self._parameters = _listed(
+        self._parameters = graph.parameters_of(
             owner,
             _one(owner, "parameters", parameters, "parameter_list", older.get("parameter_list")),
         )
@@ -88,12 +91,14 @@ class Optimizer:
             owner, "weight_decay", weight_decay, "regularization", older.get("regularization")
         )
         self.regularization = as_regularizer(decay, owner)
-        self._grad_clip = _clip(owner, grad_clip)
-        self.multi_precision = bool(older.get("multi_precision", False))
+        self._grad_clip = grad_clip
+        self.multi_precision = older.get("multi_precision", False)
+        self._lenders: dict[str, Optimizer] = {}  # of parameters in groups, by their names
         self._known: dict[str, Parameter] = {}
         self._planned: list[Parameter] = []  # what runs of a program update, in all stages
         self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
         self._updates = 0
+        self._last_rate: float | None = None
         self.merger: GradientMerger[Parameter] | None = None
         self.shortener: Shortener | None = None
         self._promise(self._parameters or [], early=False)
@@ -125,7 +130,34 @@ class Optimizer:
 
     def rate_factor(self, parameter: Parameter) -> float:
         """What the rate is multiplied by for this parameter."""
-        return parameter.learning_rate
+        return self.factor * parameter.learning_rate
+
+    def lend(self, lender: "Optimizer", parameters: Iterable[Any]) -> None:
+        """Treat these parameters by the rule, decay, factor and clip of another optimizer.
+
+        Raises:
+            ConfigError: One of them is in another group.
+        """
+        for parameter in graph.parameters_of(self._name, parameters) or []:
+            if parameter.name in self._lenders:
+                raise ConfigError(
+                    f"{self._name}: {parameter!r} is in two groups of parameters; each must be in one"
+                )
+            self._lenders[parameter.name] = lender
+
+    @property
+    def grouped(self) -> bool:
+        """Whether some of its parameters have settings of their own."""
+        return bool(self._lenders)
+
+    def clip_by(self, clip: ClipGradBase) -> None:
+        """Clip gradients by this from now on."""
+        for treated in (self, *self._lenders.values()):
+            treated._grad_clip = clip
+
+    def lender(self, parameter: Parameter) -> "Optimizer":
+        """The optimizer by whose settings this one treats the parameter: itself, or of a group."""
+        return self._lenders.get(parameter.name, self)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -136,7 +168,11 @@ class Optimizer:
 
     def get_lr(self) -> float:
         """The learning rate of the next update."""
-        return self._rate() if isinstance(self._rate, LRScheduler) else self._rate
+        return self._rate.last_lr if isinstance(self._rate, LRScheduler) else self._rate
+
+    def current_step_lr(self) -> float:
+        """The learning rate of the last update; before the first one, that which it will have."""
+        return self.get_lr() if self._last_rate is None else self._last_rate
 
     def set_lr(self, value: float) -> None:
         """Set the learning rate.
@@ -150,18 +186,18 @@ class Optimizer:
                 f"{type(self._rate).__name__}, which decides the rate; "
                 "use set_lr_scheduler"
             )
-        self._rate = check_rate(self._name, value)
+        self._rate = float(check(self._name, "learning_rate", value, NonNegative))
+        self._last_rate = None
 
+    @checked
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
         """Let a schedule decide the rate from now on."""
-        if not isinstance(scheduler, LRScheduler):
-            raise ConfigError(
-                f"{self._name}: scheduler is {scheduler!r}, it must be an LRScheduler"
-            )
         self._rate = scheduler
+        self._last_rate = None
 
     # -- minimizing ----------------------------------------------------------------------------
 
+    @checked
     def minimize(
         self,
         loss: Any,
@@ -179,18 +215,19 @@ class Optimizer:
             startup_program: Accepted for the reference's sake: parameters start by themselves.
             parameters: Parameters or names to update; None: all that are trainable.
             no_grad_set: Parameters, variables or names that get no gradient.
-            grad_clip: In place of the optimizer's own.
+            grad_clip: In place of the optimizer's own, from now on.
             parameter_list: Another name of `parameters`.
 
         Returns:
             (optimize_ops, params_grads).
         """
         if grad_clip is not None:
-            self._grad_clip = _clip(self._name, grad_clip)
+            self.clip_by(grad_clip)
         chosen = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
         pairs = self.backward(loss, startup_program, chosen, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
+    @checked
     def backward(
         self,
         loss: Any,
@@ -208,15 +245,9 @@ class Optimizer:
             (parameter, gradient) pairs. Gradients are variables of the program, or arrays if the
             loss has a value.
         """
-        chosen = parameter_list
-        if chosen is None and self._parameters is not None:
-            chosen = graph.depended_on(loss, self._parameters)
-        pairs = graph.differentiate(loss, chosen, no_grad_set)
+        pairs = graph.differentiate(loss, parameter_list, no_grad_set, self._parameters, callbacks)
         if not pairs:
             raise UsageError(f"{self._name}: the loss depends on no parameter that may be updated")
-        for callback in callbacks or ():
-            for parameter, gradient in pairs:
-                callback(parameter, gradient)
         return pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -235,7 +266,7 @@ class Optimizer:
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
         """As `apply_gradients`; the loss is only shown in the progress display."""
-        pairs = [(p, g) for p, g in _pairs(self._name, params_grads) if g is not None]
+        pairs = [(p, g) for p, g in graph.pairs(self._name, params_grads) if g is not None]
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
         if graph.symbolic(pairs):
@@ -245,6 +276,15 @@ class Optimizer:
         self._check_whole()
         self.apply_values(pairs, loss=graph.value_of(loss))
         return []
+
+    def get_opti_var_name_list(self) -> list[str]:
+        """The names of the state that it keeps, as in `state_dict()`: `name.slot` by parameter."""
+        known = self._known or {parameter.name: parameter for parameter in self._planned}
+        return [
+            f"{name}.{slot.name}"
+            for name, parameter in known.items()
+            for slot in self.lender(parameter).rule(parameter).slots
+        ]
 
     def append_regularization_ops(
         self,
@@ -257,7 +297,8 @@ class Optimizer:
         """
         out = []
         for parameter, gradient in parameters_and_grads:
-            chosen = parameter.regularizer or regularization or self.regularization
+            own = self.lender(parameter).regularization
+            chosen = parameter.regularizer or regularization or own
             chosen = as_regularizer(chosen, self._name)
             out.append((parameter, graph.regularized(parameter, gradient, chosen)))
         return out
@@ -274,10 +315,11 @@ class Optimizer:
         if pairs:
             self.apply_values(pairs)
 
+    @checked
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Set the gradients of the parameters to zero, or drop them."""
         for parameter in self.parameters:
-            parameter.grad = _zero(parameter.grad) if set_to_zero else None
+            parameter.grad = zeroed(parameter.grad) if set_to_zero else None
 
     clear_gradients = clear_grad
 
@@ -312,16 +354,26 @@ class Optimizer:
             )
         home, rate = tables(), self.get_lr()
         seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
-        if self._grad_clip is not None:
-            checked = self._grad_clip(checked)
         gradients = [
-            (seat, as_gradient(seat, self._sent(p, g), rate * self.rate_factor(p)))
-            for seat, (p, g) in zip(seats, checked, strict=True)
+            (seat, as_gradient(seat, self._sent(p, g), rate * self.lender(p).rate_factor(p)))
+            for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
         ]
         if self.shortener is not None:
             gradients = self.shortener.take(gradients)
         home.push(gradients, samples, loss)
+        self._last_rate = rate
         self.advance()
+
+    def _clip_pairs(self, pairs: Pairs) -> Pairs:
+        """The pairs as they are sent, in the same order; groups are clipped one by one."""
+        if not self._lenders:
+            return pairs if self._grad_clip is None else self._grad_clip(pairs)
+        clipped: dict[str, Grad] = {p.name: g for p, g in pairs}
+        for lender in dict.fromkeys((*self._lenders.values(), self)):
+            if lender._grad_clip is not None:
+                own = [(p, g) for p, g in pairs if self.lender(p) is lender]
+                clipped.update({p.name: g for p, g in lender._grad_clip(own)})
+        return [(p, clipped[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:
         """Refuse to update at once, in every stage, what only a program can be cut for."""
@@ -406,48 +458,55 @@ class Optimizer:
         worker must call it.
 
         Raises:
-            UsageError: An entry is missing. ShapeError: One has another shape. Nothing was changed.
+            UsageError: An entry is missing, or none is of this optimizer's parameters. ShapeError: One
+                has another shape. Nothing was changed.
         """
-        if not isinstance(state_dict, Mapping):
-            raise UsageError(
-                f"{self._name}: the state is {state_dict!r}, it must be what state_dict() gave"
-            )
+        self._check_state(state_dict)
         home = tables()
         seats = [home.find(self, p) for p in self._known.values()]
         state.restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
         self._waiting = dict(state_dict)
         self._updates = int(state_dict.get("global_step", self._updates))
+        self._last_rate = None
         if self.shortener is not None and "loss_scaling" in state_dict:
             self.shortener.set_state_dict(state_dict["loss_scaling"])
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
             self._rate.set_state_dict(state_dict["LR_Scheduler"])
 
-    set_dict = set_state_dict
+    def _check_state(self, found: Any) -> None:
+        """Refuse what is no state of this optimizer, before any of it is used."""
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+            )
+        check(self._name, "the state's global_step", found.get("global_step", 0), NonNegativeInt)
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in found:
+            self._rate.check_state(found["LR_Scheduler"])
+        named = {str(key).rpartition(".")[0]: key for key in found if key not in _WHOLE}
+        known = {p.name for p in (*self.parameters, *self._planned)} or named.keys() - {""}
+        if named and not known & named.keys():
+            raise UsageError(
+                f"{self._name}: the state has {next(iter(named.values()))!r} and nothing of the "
+                f"optimizer's own parameters ({', '.join(sorted(known)) or 'none yet'}); is it of "
+                "another model?"
+            )
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(state_dict)
+
+    def load(self, stat_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(stat_dict)
 
 
-def _rate(owner: str, value: Any) -> Rate:
-    if isinstance(value, LRScheduler):
-        return value
+def _rate(owner: str, value: Any) -> float | LRScheduler:
     if not graph.is_symbolic(value):
-        return check_rate(owner, value)
+        return value if isinstance(value, LRScheduler) else float(value)
     read = graph.reader(value)
-    return PerUpdate(read(0), lambda updates: check_rate(owner, read(updates)))
-
-
-def _pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
-    pairs = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
-    wrong = [pair for pair in pairs if not isinstance(pair, list | tuple) or len(pair) != 2]
-    if wrong:
-        raise UsageError(
-            f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
-        )
-    return [(parameter, graph.held_by(gradient)) for parameter, gradient in pairs]
-
-
-def _clip(owner: str, value: Any) -> ClipGradBase | None:
-    if value is not None and not isinstance(value, ClipGradBase):
-        raise ConfigError(f"{owner}: grad_clip is {value!r}, it must be a ClipGradBy... or None")
-    return value
+    return PerUpdate(
+        read(0), lambda updates: check(owner, "learning_rate", read(updates), NonNegative)
+    )
 
 
 def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any:
@@ -456,23 +515,3 @@ def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any
             f"{owner}: {older}={older_value!r} repeats {name}={value!r}; give one of them"
         )
     return older_value if value is None else value
-
-
-def _listed(owner: str, parameters: Any) -> list[Parameter] | None:
-    if parameters is None:
-        return None
-    if isinstance(parameters, Parameter | str) or not isinstance(parameters, Iterable):
-        raise ConfigError(f"{owner}: parameters is {parameters!r}, it must be a list of parameters")
-    listed = [graph.parameter_of(item) for item in parameters]
-    wrong = [item for item in listed if not isinstance(item, Parameter)]
-    if wrong:
-        raise ConfigError(f"{owner}: parameters has {wrong[0]!r}, which is no parameter")
-    if not listed:
-        raise ConfigError(f"{owner}: parameters is [], it must have at least one parameter")
-    return listed
-
-
-def _zero(grad: Grad | None) -> Grad | None:
-    if isinstance(grad, SparseGrad):
-        return SparseGrad(np.empty(0, np.int64), np.empty((0, grad.rows.shape[1]), np.float32))
-    return None if grad is None else np.zeros_like(grad)

@@ -44,6 +44,7 @@ class Owner(Protocol):
 
     def rule(self, parameter: Parameter | None = None) -> Rule: ...
     def decay(self, parameter: Parameter | None = None) -> Decay: ...
+    def lender(self, parameter: Parameter) -> "Owner": ...
 
 
 class Watcher(Protocol):
@@ -236,6 +237,7 @@ class Tables:
     def _spec(self, owner: Owner, parameter: Parameter, by_rows: bool) -> TableSpec:
         if by_rows and len(parameter.shape) == 2:
             parameter.sparse = True
+        owner = owner.lender(parameter)
         rule, decay = owner.rule(parameter), owner.decay(parameter)
         where = place(parameter, rule, decay, owner.lazy, owner.every_row)
         shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]

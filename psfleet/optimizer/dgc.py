@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import rules
+from psfleet.annotations import NonNegative
 from psfleet.clip import ClipGradBase, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.optimizer import binding
@@ -65,7 +66,7 @@ class DGCMomentum(Optimizer):
         rampup_step: int = 1,
         sparsity: Sequence[float] = (0.999,),
         use_nesterov: bool = False,
-        local_grad_clip_norm: float | None = None,
+        local_grad_clip_norm: NonNegative | None = None,
         num_trainers: int | None = None,
         weight_decay: WeightDecay | float | None = None,
         name: str | None = None,
@@ -89,6 +90,14 @@ class DGCMomentum(Optimizer):
     def rule(self, parameter: Parameter | None = None) -> Rule:
         """The update rule for a parameter."""
         return self._plain if parameter is not None and parameter.sparse else self._rule
+
+    def lend(self, lender: Optimizer, parameters: Iterable[Any]) -> None:
+        """Refuse groups: what is kept on the worker has one momentum.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("DGCMomentum: parameters has groups; give it one list of parameters")
 
     def sparsity(self) -> float:
         """The part of the elements that this update does not send; 0 before compression."""
@@ -190,8 +199,6 @@ class DGCMomentum(Optimizer):
                     if key.endswith(ending)
                 }
             )
-
-    set_dict = set_state_dict
 
 
 def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:

@@ -1,8 +1,9 @@
 """DistributedOptimizer: a local optimizer whose parameters live on the fleet's servers."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+from psfleet.annotations import Must, checked
 from psfleet.errors import UsageError
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer
@@ -10,35 +11,42 @@ from psfleet.optimizer.merging import GradientMerger
 from psfleet.optimizer.pipeline import pipelining
 from psfleet.optimizer.recompute import recomputing
 from psfleet.optimizer.substitute import substitute
-from psfleet.strategy import Settings
+from psfleet.strategy import DistributedStrategy, Settings
 
 __all__ = ["DistributedOptimizer"]
 
 
 class DistributedOptimizer:
-    """Wraps an optimizer for a fleet. Made by `fleet.distributed_optimizer`.
+    """Wraps an optimizer for a fleet, as `fleet.distributed_optimizer` does.
 
     Every other method and attribute (`step`, `get_lr`, `state_dict`, ...) is the wrapped optimizer's.
 
     Args:
         optimizer: The local optimizer.
-        settings: The fleet's strategy. Its dgc, lars and lamb put another optimizer in place of this
-            one; its gradient_merge makes one push of several steps' gradients; its amp
-            sends them in 16 bits; its recompute drops activations and computes them again;
-            its pipeline cuts the program for stages.
+        strategy: A DistributedStrategy, or settings in the form of a strategy file; what the launcher
+            says has the last word. None: the one that `fleet.init` was given. Its dgc, lars and lamb
+            put another optimizer in place of this one; its gradient_merge makes one push of several
+            steps' gradients; its amp sends them in 16 bits; its recompute drops activations and
+            computes them again; its pipeline cuts the program for stages.
 
     Attributes:
         optimizer: The optimizer that does the work.
-        settings: As passed.
+        settings: The strategy that counts.
     """
 
-    def __init__(self, optimizer: Any, settings: Settings | None = None) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise UsageError(
-                f"distributed_optimizer needs a psfleet optimizer; it got "
-                f"{' '.join(repr(optimizer).split())} (psfleet.torch.convert takes those of PyTorch)"
-            )
-        self.settings = settings or Settings()
+    @checked
+    def __init__(
+        self,
+        optimizer: Annotated[
+            Any,
+            Must(
+                lambda value: isinstance(value, Optimizer),
+                "a psfleet optimizer (psfleet.torch.convert takes those of PyTorch)",
+            ),
+        ],
+        strategy: DistributedStrategy | Settings | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = strategy if isinstance(strategy, Settings) else _adopted(strategy)
         self.optimizer = substitute(optimizer, self.settings)
         if self.settings.recompute is not None:
             self.optimizer = recomputing(self.optimizer, self.settings.recompute)
@@ -108,6 +116,13 @@ class DistributedOptimizer:
         if name.startswith("__") or name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+
+def _adopted(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
+    """The settings that count in this process's fleet, which trains by this strategy from now on."""
+    from psfleet import fleet
+
+    return fleet.adopt(strategy)
 
 
 def _only(value: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ from psfleet.parameter import Parameter, SparseGrad, as_numbers, check_rows
 from psfleet.routing import as_ids
 from psfleet.tables.entry import ShowClickEntry, part_of
 
-__all__ = ["Elements", "Grad", "check_gradient", "densify", "pushed", "scaled"]
+__all__ = ["Elements", "Grad", "check_gradient", "densify", "pushed", "scaled", "zeroed"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -36,6 +36,13 @@ def scaled(grad: Grad, factor: float) -> Grad:
     if isinstance(grad, SparseGrad):
         return grad.with_rows(grad.rows * np.float32(factor))
     return grad * np.float32(factor)
+
+
+def zeroed(grad: Grad | None) -> Grad | None:
+    """A gradient of zeros of the same kind; None of None."""
+    if isinstance(grad, SparseGrad):
+        return SparseGrad(np.empty(0, np.int64), np.empty((0, grad.rows.shape[1]), np.float32))
+    return None if grad is None else np.zeros_like(grad)
 
 
 def densify(parameter: Parameter, grad: SparseGrad) -> Floats:

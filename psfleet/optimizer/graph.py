@@ -2,21 +2,26 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from psfleet.annotations import Must, NonNegative, check
 from psfleet.errors import ConfigError, UsageError
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L1Decay, WeightDecay
 
 __all__ = [
+    "AnyVariable",
     "add_update",
     "depended_on",
     "differentiate",
     "held_by",
     "is_symbolic",
+    "is_variable",
+    "pairs",
     "parameter_of",
+    "parameters_of",
     "reader",
     "regularized",
     "symbolic",
@@ -42,13 +47,17 @@ def value_of(loss: Any) -> float | None:
     return None if value is None else float(np.asarray(value).reshape(-1)[0])
 
 
-def training_program() -> Any:
-    """The program being built, if runs of it train; None in eager mode or without a graph."""
+def training_program(planned: bool = False) -> Any:
+    """The program being built, if runs of it train; None in eager mode or without a graph.
+
+    Args:
+        planned: They will train, if they do not yet.
+    """
     module = sys.modules.get("psfleet.program.program")
     if module is None or module.in_eager_mode():
         return None
     program = module.default_main_program()
-    return program if program.updates else None
+    return program if program.updates or planned else None
 
 
 def reader(source: Any) -> Callable[[int], float]:
@@ -57,19 +66,13 @@ def reader(source: Any) -> Callable[[int], float]:
     Args:
         source: A number, a function without arguments, or a variable of the program being built.
     """
-    if isinstance(source, int | float | np.number):
-        number = float(source)
-        return lambda run: number
+    if isinstance(source, int | float):
+        return lambda run: source
     if callable(source):
-        return lambda run: float(source())
+        return lambda run: float(check("thres_steps", "its value", source(), NonNegative))
     from psfleet.program.executor import Executor
     from psfleet.program.program import default_main_program
-    from psfleet.program.variable import Variable
 
-    if not isinstance(source, Variable):
-        raise ConfigError(
-            f"thres_steps is {source!r}; it must be a number, a function or a variable"
-        )
     if source.value is not None:
         return lambda run: float(source.numpy().reshape(-1)[0])
     program, executor = default_main_program().clone(for_test=True), Executor()
@@ -81,10 +84,18 @@ def reader(source: Any) -> Callable[[int], float]:
     return read
 
 
+def is_variable(item: Any) -> bool:
+    """Whether it is a variable of the graph."""
+    module = sys.modules.get("psfleet.program.variable")
+    return module is not None and isinstance(item, module.Variable)
+
+
+AnyVariable = Annotated[Any, Must(is_variable, "a variable")]
+
+
 def is_symbolic(item: Any) -> bool:
     """Whether it is a variable that only runs of a program give a value."""
-    module = sys.modules.get("psfleet.program.variable")
-    return module is not None and isinstance(item, module.Variable) and item.value is None
+    return is_variable(item) and item.value is None
 
 
 def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
@@ -99,15 +110,59 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
     return kinds == {True}
 
 
+def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
+    """(parameter, gradient) pairs; gradients that are variables with a value become arrays."""
+    found = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
+    wrong = [pair for pair in found if not isinstance(pair, list | tuple) or len(pair) != 2]
+    if wrong:
+        raise UsageError(
+            f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
+        )
+    return [(parameter, held_by(gradient)) for parameter, gradient in found]
+
+
+def parameters_of(owner: str, listed: Iterable[Any] | None) -> list[Parameter] | None:
+    """The parameters of a list of them or of their variables; None of None."""
+    if listed is None:
+        return None
+    if isinstance(listed, Parameter | str):
+        raise ConfigError(f"{owner}: parameters is {listed!r}, it must be a list of parameters")
+    found = [parameter_of(item) for item in listed]
+    wrong = [item for item in found if not isinstance(item, Parameter)]
+    if wrong:
+        raise ConfigError(f"{owner}: parameters has {wrong[0]!r}, which is no parameter")
+    if not found:
+        raise ConfigError(f"{owner}: parameters is [], it must have at least one parameter")
+    return found
+
+
 def differentiate(
-    loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
+    loss: Any,
+    parameters: Iterable[Any] | None,
+    no_grad_set: Iterable[Any] | None,
+    known: Sequence[Any] | None = None,
+    callbacks: Sequence[Callable[..., Any]] | None = None,
 ) -> list[tuple[Parameter, Any]]:
     """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
 
     Args:
-        parameters: Parameters, their variables or names; None: all that are trainable.
+        parameters: Parameters, their variables or names; None: those of `known`.
         no_grad_set: The same, and other variables: what gets no gradient.
+        known: Parameters, of which the loss may depend on some; None: all that are trainable.
+        callbacks: Called with (parameter, gradient) for each pair.
     """
+    if parameters is None and known is not None:
+        parameters = depended_on(loss, known)
+    found = _pairs_of(loss, parameters, no_grad_set)
+    for callback in callbacks or ():
+        for parameter, gradient in found:
+            callback(parameter, gradient)
+    return found
+
+
+def _pairs_of(
+    loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
+) -> list[tuple[Parameter, Any]]:
     from psfleet.program.backward import append_backward, known_names
     from psfleet.program.gradient import ancestors
 

@@ -6,8 +6,7 @@ from typing import Any, Unpack
 
 from psfleet import rules
 from psfleet.clip import ClipGradBase
-from psfleet.errors import ConfigError
-from psfleet.optimizer.arguments import as_documented, check_function
+from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.base import Older, Optimizer, Rate
 from psfleet.optimizer.gradients import Grad, scaled
 from psfleet.parameter import Parameter
@@ -46,11 +45,6 @@ class LarsMomentum(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.LarsMomentum(momentum, lars_coeff, lars_weight_decay, epsilon)
-        if isinstance(exclude_from_weight_decay, str):
-            raise ConfigError(
-                f"LarsMomentum: exclude_from_weight_decay is {exclude_from_weight_decay!r}, it must "
-                "be a list of parts of names"
-            )
         self._excluded = tuple(exclude_from_weight_decay or ())
         self._rescale = rescale_grad
 
@@ -90,7 +84,6 @@ class Lamb(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.Lamb(beta1, beta2, epsilon, lamb_weight_decay)
-        check_function(self._name, "exclude_from_weight_decay_fn", exclude_from_weight_decay_fn)
         self._excluded = exclude_from_weight_decay_fn
 
     def rule(self, parameter: Parameter | None = None) -> Rule:

@@ -1,16 +1,16 @@
 """LookAhead (Zhang et al., 2019): slow weights that follow the inner optimizer's."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError
+from psfleet.annotations import PositiveInt, Range, checked
+from psfleet.clip import ClipGradBase
 from psfleet.kernels.initial import initial_rows
 from psfleet.optimizer.amp import Shortener
 from psfleet.optimizer.base import Optimizer, Pairs
 from psfleet.optimizer.binding import Seat, Tables, tables
-from psfleet.optimizer.lr.base import check_number
 from psfleet.parameter import Parameter
 from psfleet.rules.base import Rule
 from psfleet.runtime import TableState
@@ -34,16 +34,14 @@ class LookAhead(Optimizer):
         k: Updates between two looks, at least 1.
     """
 
+    @checked
     def __init__(
-        self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5, name: str | None = None
+        self,
+        inner_optimizer: Optimizer,
+        alpha: Annotated[float, Range(0, 1)] = 0.5,
+        k: PositiveInt = 5,
+        name: str | None = None,
     ) -> None:
-        if not isinstance(inner_optimizer, Optimizer):
-            raise ConfigError(
-                f"LookAhead: inner_optimizer is {inner_optimizer!r}, it must be an optimizer"
-            )
-        check_number("LookAhead", "alpha", alpha, lambda v: 0 <= v <= 1, "in [0, 1]")
-        if not (isinstance(k, int) and k >= 1):
-            raise ConfigError(f"LookAhead: k is {k!r}, it must be a whole number of at least 1")
         super().__init__(0.0, name=name)
         self.inner_optimizer = inner_optimizer
         self.alpha = np.float32(alpha)
@@ -63,6 +61,15 @@ class LookAhead(Optimizer):
         """The inner optimizer's."""
         return self.inner_optimizer.get_lr()
 
+    def current_step_lr(self) -> float:
+        """The inner optimizer's."""
+        return self.inner_optimizer.current_step_lr()
+
+    def get_opti_var_name_list(self) -> list[str]:
+        """The inner optimizer's, and `name.slow`."""
+        slow = [f"{name}.slow" for name in self._slow]
+        return self.inner_optimizer.get_opti_var_name_list() + slow
+
     def set_lr(self, value: float) -> None:
         """Set the inner optimizer's learning rate."""
         self.inner_optimizer.set_lr(value)
@@ -70,6 +77,10 @@ class LookAhead(Optimizer):
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Set the inner optimizer's schedule."""
         self.inner_optimizer.set_lr_scheduler(scheduler)
+
+    def clip_by(self, clip: ClipGradBase) -> None:
+        """As Optimizer: the inner one clips."""
+        self.inner_optimizer.clip_by(clip)
 
     def shorten(self, shortener: Shortener) -> None:
         """As Optimizer: the inner one sends the gradients."""
@@ -120,8 +131,6 @@ class LookAhead(Optimizer):
             for key, values in state_dict.items()
             if key.endswith(".slow")
         }
-
-    set_dict = set_state_dict
 
 
 def _weights(home: Tables, seat: Seat) -> tuple[Ids | None, Floats]:

@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from psfleet.annotations import NonNegativeInt, PositiveInt, checked
+from psfleet.clip import ClipGradBase
 from psfleet.environment import read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.base import Optimizer
@@ -62,24 +64,17 @@ class PipelineOptimizer(Optimizer):
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
     """
 
+    @checked
     def __init__(
         self,
         optimizer: Optimizer,
         cut_list: Sequence[Any] | None = None,
         place_list: Sequence[Any] | None = None,
-        concurrency_list: Sequence[int] | None = None,
-        queue_size: int = 30,
-        sync_steps: int = 1,
-        start_cpu_core_id: int = 0,
+        concurrency_list: Sequence[PositiveInt] | None = None,
+        queue_size: PositiveInt = 30,
+        sync_steps: PositiveInt = 1,
+        start_cpu_core_id: NonNegativeInt = 0,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"PipelineOptimizer: optimizer is {optimizer!r}, it must be an optimizer"
-            )
-        if not isinstance(cut_list, list | tuple | None):
-            raise ConfigError(
-                f"PipelineOptimizer: cut_list is {cut_list!r}, it must be a list of lists of variables"
-            )
         cuts = list(cut_list or ())
         count = 2 * len(cuts) - 1
         for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
@@ -87,17 +82,6 @@ class PipelineOptimizer(Optimizer):
                 raise ConfigError(
                     f"PipelineOptimizer: {len(cuts)} cuts make {count} sections, but "
                     f"{name} has {len(said)} entries"
-                )
-        for name, value, least in (
-            ("queue_size", queue_size, 1),
-            ("sync_steps", sync_steps, 1),
-            ("start_cpu_core_id", start_cpu_core_id, 0),
-            *(("concurrency_list", copies, 1) for copies in concurrency_list or ()),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"PipelineOptimizer: {name} is {value!r}, it must be a whole number of at least "
-                    f"{least}"
                 )
         if sync_steps > 1:
             raise ConfigError(
@@ -119,13 +103,14 @@ class PipelineOptimizer(Optimizer):
         for attribute, own_value in own.items():
             object.__setattr__(self, attribute, own_value)
 
+    @checked
     def minimize(
         self,
         loss: Any,
         startup_program: Any = None,
         parameters: Iterable[Any] | None = None,
         no_grad_set: Iterable[Any] | None = None,
-        grad_clip: Any = None,
+        grad_clip: ClipGradBase | None = None,
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
@@ -135,7 +120,7 @@ class PipelineOptimizer(Optimizer):
             UsageError: A cut is empty, not part of the loss, or behind a later one.
         """
         if grad_clip is not None:
-            self._inner._grad_clip = grad_clip
+            self._inner.clip_by(grad_clip)
         chosen = parameters if parameter_list is None else parameter_list
         pairs = self._inner.backward(loss, startup_program, chosen, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs

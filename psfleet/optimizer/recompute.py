@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.annotations import checked
+from psfleet.clip import ClipGradBase
+from psfleet.errors import UsageError
 from psfleet.optimizer.base import Optimizer
 from psfleet.strategy import Recompute
 
@@ -23,11 +25,8 @@ class RecomputeOptimizer(Optimizer):
         optimizer: Updates the parameters.
     """
 
+    @checked
     def __init__(self, optimizer: Optimizer) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"RecomputeOptimizer: optimizer is {optimizer!r}, it must be an optimizer"
-            )
         object.__setattr__(self, "_inner", optimizer)
         object.__setattr__(self, "_checkpoints", None)
 
@@ -35,11 +34,13 @@ class RecomputeOptimizer(Optimizer):
         """Say what to keep.
 
         Args:
-            checkpoints: Variables, or names of variables or layers; or
-                psfleet.program.backward.Automatic(budget): the first run chooses.
+            checkpoints: Variables, parameters, or names of variables or layers; or
+                psfleet.program.backward.Automatic(budget): the first run chooses. Data and parameters
+                are kept anyway: among the checkpoints they change nothing.
         """
         object.__setattr__(self, "_checkpoints", checkpoints)
 
+    @checked
     def backward(
         self,
         loss: Any,
@@ -62,19 +63,20 @@ class RecomputeOptimizer(Optimizer):
         chosen = self._inner._parameters if parameter_list is None else parameter_list
         return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
 
+    @checked
     def minimize(
         self,
         loss: Any,
         startup_program: Any = None,
         parameters: Iterable[Any] | None = None,
         no_grad_set: Iterable[Any] | None = None,
-        grad_clip: Any = None,
+        grad_clip: ClipGradBase | None = None,
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Differentiate with recomputing, and update in each run. Arguments as in Optimizer."""
         if grad_clip is not None:
-            self._inner._grad_clip = grad_clip
+            self._inner.clip_by(grad_clip)
         chosen = parameters if parameter_list is None else parameter_list
         pairs = self.backward(loss, startup_program, chosen, no_grad_set)
         return self._inner.apply_optimize(loss, startup_program, pairs), pairs

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.annotations import NonNegativeInt, check
 from psfleet.errors import ShapeError, UsageError
 from psfleet.optimizer.binding import Seat, Tables
+from psfleet.parameter import as_numbers
 from psfleet.runtime import TableState
 
 __all__ = ["gather", "masters", "restore"]
@@ -67,7 +69,9 @@ def _state(owner: str, seat: Seat, found: dict[str, Any]) -> TableState:
         ids = seat.all_ids() if seat.bounded else _entry(owner, found, f"{name}.ids")
     shape = seat.spec.shape if ids is None else (len(ids), seat.spec.dim)
     slots = [
-        np.asarray(_entry(owner, found, f"{name}.{slot.name}"), np.float32)
+        as_numbers(
+            _entry(owner, found, f"{name}.{slot.name}"), f"{owner}: the state {name}.{slot.name}"
+        ).astype(np.float32, copy=False)
         for slot in seat.spec.rule.slots
     ]
     for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
@@ -76,7 +80,8 @@ def _state(owner: str, seat: Seat, found: dict[str, Any]) -> TableState:
                 f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
                 f"it must be {shape}"
             )
-    return TableState(int(_entry(owner, found, f"{name}.step")), slots, ids)
+    step = check(owner, f"{name}.step", _entry(owner, found, f"{name}.step"), NonNegativeInt)
+    return TableState(step, slots, ids)
 
 
 def _entry(owner: str, found: dict[str, Any], key: str) -> Any:

@@ -29,15 +29,21 @@ def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
         inner = object.__getattribute__(optimizer, "_inner")
         object.__setattr__(optimizer, "_inner", substitute(inner, settings))
         return optimizer
+    said = [name for name in ("dgc", "lars", "lamb") if getattr(settings, name) is not None]
+    if said and optimizer.grouped:
+        raise ConfigError(
+            f"strategy {said[0]} replaces the optimizer {type(optimizer).__name__}, whose parameters "
+            "are in groups with settings of their own; give it one list of parameters"
+        )
     if settings.dgc is not None:
         rule = _momentum(optimizer, "dgc")
-        said = settings.dgc
+        dgc = settings.dgc
         return DGCMomentum(
             momentum=rule.momentum,
             use_nesterov=rule.use_nesterov,
-            rampup_begin_step=said.rampup_begin_step,
-            rampup_step=said.rampup_step,
-            sparsity=said.sparsity,
+            rampup_begin_step=dgc.rampup_begin_step,
+            rampup_step=dgc.rampup_step,
+            sparsity=dgc.sparsity,
             **optimizer.common(),
         )
     if settings.lars is not None:

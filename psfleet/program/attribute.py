@@ -1,15 +1,15 @@
 """What a script says about a parameter, and how the parameter comes to be."""
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet import initializer as initializers
+from psfleet.annotations import Must, NonNegative, check_fields
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial import initial_rows
-from psfleet.optimizer.lr.base import check_rate
 from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
@@ -34,18 +34,16 @@ class ParamAttr:
         need_clip: False: gradient clipping leaves it out.
     """
 
-    name: str | None = None
+    name: Annotated[str, Must(bool, "a text")] | None = None
     initializer: Any = None
-    learning_rate: float = 1.0
+    learning_rate: NonNegative = 1.0
     regularizer: Any = None
     trainable: bool = True
     do_model_average: bool = True
     need_clip: bool = True
 
     def __post_init__(self) -> None:
-        check_rate("ParamAttr", self.learning_rate)
-        if not (self.name is None or (isinstance(self.name, str) and self.name)):
-            raise UsageError(f"ParamAttr: name is {self.name!r}; it must be a text or None")
+        check_fields("ParamAttr", self)
 
 
 Attribute: TypeAlias = ParamAttr | str | bool | Initializer | initializers.Start | None

@@ -154,11 +154,14 @@ def known_variable(entry: Any, what: str) -> Variable:
     """A variable of the default program, by itself, by its name or by its layer's name.
 
     Args:
+        entry: Or a parameter, for the variable that stands for it.
         what: What the variable is for, for messages.
     """
     program = default_main_program()
     if isinstance(entry, Variable):
         return entry
+    if isinstance(entry, Parameter):
+        return leaf(entry)
     if not isinstance(entry, str):
         raise UsageError(f"{what} {entry!r} is neither a variable nor the name of one")
     results = [v for name, v in program.variables.items() if name.startswith(f"{entry}.tmp_")]

@@ -13,6 +13,7 @@ from psfleet.coming import with_next
 from psfleet.environment import plan_file
 from psfleet.errors import UsageError
 from psfleet.optimizer.binding import invalidate, read_ahead
+from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
@@ -339,10 +340,12 @@ def _settle_process() -> None:
 def _entries(fetch_list: Sequence[Variable | str] | Variable | str | None) -> list[Variable | str]:
     if fetch_list is None:
         return []
-    return [fetch_list] if isinstance(fetch_list, Variable | str) else list(fetch_list)
+    return [fetch_list] if isinstance(fetch_list, Variable | PerUpdate | str) else list(fetch_list)
 
 
 def _named(program: Program, entry: Any) -> Variable:
+    if isinstance(entry, PerUpdate):
+        entry = entry.as_variable(program)
     if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
         raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")
     return program.variable(entry if isinstance(entry, str) else entry.name, "fetch")

@@ -112,7 +112,8 @@ def make_recompute_plan(run: Run) -> RecomputePlan:
 def _edges(plan: Plan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
     """Positions in the forward records behind the checkpoints, with both ends."""
     places = {record.output: i for i, record in enumerate(plan.forward)}
-    needed = {record.output for record in ancestors([backward.loss])}
+    used = ancestors([backward.loss])
+    needed = {variable for record in used for variable in (record.output, *record.inputs)}
     strange = [v.name for v in checkpoints if v not in needed]
     if strange:
         raise UsageError(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.errors import ShapeError, UsageError
+from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
@@ -222,6 +223,9 @@ def as_variable(value: Any) -> Variable:
         return _stand_in(value)
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         return to_variable(np.asarray(value))
+    if isinstance(value, PerUpdate):
+        made: Variable = value.as_variable()
+        return made
     raise UsageError(
         f"a layer's input is {value!r}; it must be a variable, a parameter or an array"
     )

@@ -27,7 +27,7 @@ class DGCMomentum(Rule):
     name: ClassVar[str] = "dgc_momentum"
 
     def __post_init__(self) -> None:
-        check_range("DGCMomentum", "momentum", self.momentum, 0, 1, high_open=True)
+        check_range("DGCMomentum", "momentum", self.momentum, 0, 1)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

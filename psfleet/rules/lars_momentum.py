@@ -40,7 +40,7 @@ class LarsMomentum(Rule):
     unit: ClassVar[str] = "parameter"
 
     def __post_init__(self) -> None:
-        check_range("LarsMomentum", "momentum", self.momentum, 0, 1, high_open=True)
+        check_range("LarsMomentum", "momentum", self.momentum, 0, 1)
         check_range("LarsMomentum", "lars_coeff", self.lars_coeff, 0, math.inf)
         check_range("LarsMomentum", "lars_weight_decay", self.lars_weight_decay, 0, math.inf)
         check_range("LarsMomentum", "epsilon", self.epsilon, 0, math.inf)

@@ -28,7 +28,7 @@ class Momentum(Rule):
     name: ClassVar[str] = "momentum"
 
     def __post_init__(self) -> None:
-        check_range("Momentum", "momentum", self.momentum, 0, 1, high_open=True)
+        check_range("Momentum", "momentum", self.momentum, 0, 1)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

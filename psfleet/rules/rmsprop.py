@@ -41,7 +41,7 @@ class RMSProp(Rule):
     def __post_init__(self) -> None:
         check_range("RMSProp", "rho", self.rho, 0, 1, high_open=True)
         check_range("RMSProp", "epsilon", self.epsilon, 0, math.inf)
-        check_range("RMSProp", "momentum", self.momentum, 0, 1, high_open=True)
+        check_range("RMSProp", "momentum", self.momentum, 0, 1)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -164,11 +164,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "period": (
         lambda: lr.CosineAnnealingDecay(0.5, "12"),  # type: ignore[arg-type]
-        "T_max is '12', it must be above 0",
+        "T_max is '12', it must be a whole number above 0",
     ),
     "rate after a warm-up": (
         lambda: lr.LinearWarmup("0.5", 8, 0.0, 0.5),  # type: ignore[arg-type]
-        "learning_rate is '0.5', it must be a number",
+        "learning_rate is '0.5', it must be a finite number of at least 0 or an LRScheduler",
     ),
     "metric": (
         lambda: lr.ReduceOnPlateau(0.5).step("loss"),
@@ -176,15 +176,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "decay of an average": (
         lambda: optimizer.ExponentialMovingAverage("0.9"),  # type: ignore[arg-type]
-        r"decay is '0.9', it must be in \[0, 1\)",
+        r"decay is '0.9', it must be a finite number in \[0, 1\)",
     ),
     "window": (
         lambda: optimizer.ModelAverage("0.1"),  # type: ignore[arg-type]
-        "average_window_rate is '0.1', it must be at least 0",
+        "average_window_rate is '0.1', it must be a finite number of at least 0",
     ),
     "alpha": (
         lambda: optimizer.LookAhead(optimizer.SGD(0.1), alpha="0.5"),  # type: ignore[arg-type]
-        r"alpha is '0.5', it must be in \[0, 1\]",
+        r"alpha is '0.5', it must be a finite number in \[0, 1\]",
     ),
     "clip": (
         lambda: optimizer.ClipGradByValue("1"),  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fluid.ParamAttr(learning_rate=-1.0),
         "ParamAttr: learning_rate is -1.0, it must be a finite number of at least 0",
     ),
-    "name": (lambda: fluid.ParamAttr(name=3), "ParamAttr: name is 3; it must be a text"),  # type: ignore[arg-type]
+    "name": (lambda: fluid.ParamAttr(name=3), "ParamAttr: name is 3, it must be a text"),  # type: ignore[arg-type]
     "loss": (
         lambda: optimizer.SGD(0.1, parameters=[Parameter("w", [1.0])]).minimize(3),
         "the loss is 3; it must be a variable",
@@ -235,7 +235,7 @@ def test_lists_of_parameters(argument: str, eager: bool) -> None:
         made = layers.fc(fluid.to_tensor(np.ones((1, 1), np.float32)), 1, name="line")
         loss = layers.mean(made) if eager else line()
         opt: Any = optimizer.SGD(0.1)
-        with pytest.raises(UsageError, match=f"{argument} is 'line.w_0'; it must be a list"):
+        with pytest.raises(UsageError, match=f"{argument} is 'line.w_0', it must be a list"):
             opt.minimize(loss, **{argument: "line.w_0"})
         with pytest.raises(UsageError, match=rf"{argument} (has )?'line.w_1'"):
             opt.minimize(loss, **{argument: ["line.w_0", "line.w_1"]})

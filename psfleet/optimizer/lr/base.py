@@ -1,32 +1,15 @@
 """What a learning-rate schedule is: a rate that changes when its owner calls `step()`."""
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-import numpy as np
-
+from psfleet.annotations import NonNegative, Range, check, checked
 from psfleet.errors import ConfigError, UsageError
 
-__all__ = ["LRScheduler", "check_number", "check_rate"]
+__all__ = ["Epoch", "LRScheduler"]
 
-
-def check_number(
-    owner: str, name: str, value: Any, allowed: Callable[[Any], bool], wanted: str
-) -> None:
-    """Refuse what is no number, or not an allowed one; `wanted` says which ones are."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not allowed(value):
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be {wanted}")
-
-
-def check_rate(owner: str, value: Any, name: str = "learning_rate") -> float:
-    """The rate as a float; refuse what is not a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be a number or an LRScheduler")
-    if not (math.isfinite(value) and float(value) >= 0):
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be a finite number of at least 0")
-    return float(value)
+Epoch = Annotated[int, Range(-1)]
+"""That of the last `step()`, before the first one -1."""
 
 
 class LRScheduler:
@@ -44,10 +27,11 @@ class LRScheduler:
     _kept: tuple[str, ...] = ("last_epoch", "last_lr")
     steps_itself = False
 
+    @checked
     def __init__(
-        self, learning_rate: float = 0.1, last_epoch: int = -1, verbose: bool = False
+        self, learning_rate: NonNegative = 0.1, last_epoch: Epoch = -1, verbose: bool = False
     ) -> None:
-        self.base_lr = check_rate(type(self).__name__, learning_rate)
+        self.base_lr = float(learning_rate)
         self.last_lr = self.base_lr
         self.last_epoch = last_epoch
         self.verbose = verbose
@@ -62,14 +46,36 @@ class LRScheduler:
         raise NotImplementedError
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch, or to `epoch`."""
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self.last_lr = float(self.get_lr())
+        """Go to the next epoch, or to `epoch`.
+
+        Raises:
+            ConfigError: The schedule has no rate for it.
+        """
+        self._go_to(epoch)
+        self.last_lr = self._computed()
         if self.verbose:
             print(
                 f"Epoch {self.last_epoch}: {type(self).__name__} set learning rate to "
                 f"{self.last_lr}."
             )
+
+    def _go_to(self, epoch: Any) -> None:
+        if epoch is None:
+            self.last_epoch += 1
+        else:
+            self.last_epoch = check(type(self).__name__, "epoch", epoch, NonNegative)
+
+    def _answer(self, name: str, value: Any) -> float:
+        """What a script's function has given, as a number."""
+        return float(check(type(self).__name__, f"what {name} gives", value, float))
+
+    def _computed(self) -> float:
+        owner, rate = type(self).__name__, f"the rate of epoch {self.last_epoch}"
+        try:
+            found = self.get_lr()
+        except ArithmeticError as error:
+            raise ConfigError(f"{owner}: {rate} cannot be computed: {error}") from None
+        return float(check(owner, rate, found, float))
 
     def state_dict(self) -> dict[str, Any]:
         """What `set_state_dict` needs to go on from here: plain numbers by name."""
@@ -79,7 +85,17 @@ class LRScheduler:
         """Go on from where `state_dict()` was called.
 
         Raises:
-            UsageError: An entry is missing; nothing was changed.
+            UsageError: An entry is missing, or no number; nothing was changed.
+        """
+        self.check_state(state_dict)
+        for name in self._kept:
+            setattr(self, name, state_dict[name])
+
+    def check_state(self, state_dict: Any) -> None:
+        """Refuse what `set_state_dict` cannot take.
+
+        Raises:
+            UsageError: As there.
         """
         if not isinstance(state_dict, Mapping):
             raise UsageError(
@@ -92,6 +108,8 @@ class LRScheduler:
                 f"it must have {', '.join(self._kept)}"
             )
         for name in self._kept:
-            setattr(self, name, state_dict[name])
+            check(type(self).__name__, f"the state's {name}", state_dict[name], float | None)
 
-    set_dict = set_state_dict
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(state_dict)

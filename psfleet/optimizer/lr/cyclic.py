@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import Annotated, Literal
 
+from psfleet.annotations import NonNegative, NonNegativeInt, Positive, PositiveInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
+from psfleet.optimizer.lr.base import Epoch, LRScheduler
 
 __all__ = ["CyclicLR", "LinearLR", "LinearWarmup", "OneCycleLR"]
 
@@ -12,22 +14,21 @@ __all__ = ["CyclicLR", "LinearLR", "LinearWarmup", "OneCycleLR"]
 class LinearWarmup(LRScheduler):
     """From start_lr to end_lr in warmup_steps epochs, then `learning_rate` or that schedule."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float | LRScheduler,
-        warmup_steps: int,
-        start_lr: float,
-        end_lr: float,
-        last_epoch: int = -1,
+        learning_rate: NonNegative | LRScheduler,
+        warmup_steps: NonNegativeInt,
+        start_lr: NonNegative,
+        end_lr: NonNegative,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        check_number("LinearWarmup", "warmup_steps", warmup_steps, lambda v: v >= 0, "at least 0")
-        self.start_lr = check_rate("LinearWarmup", start_lr, "start_lr")
-        check_number(
-            "LinearWarmup", "end_lr", end_lr, lambda v: v > start_lr, f"above start_lr {start_lr!r}"
-        )
-        if not isinstance(learning_rate, LRScheduler):
-            check_rate("LinearWarmup", learning_rate)
+        if end_lr <= start_lr:
+            raise ConfigError(
+                f"LinearWarmup: end_lr is {end_lr!r}, it must be above start_lr {start_lr!r}"
+            )
+        self.start_lr = float(start_lr)
         self.after = learning_rate
         self.warmup_steps = warmup_steps
         self.end_lr = end_lr
@@ -39,7 +40,7 @@ class LinearWarmup(LRScheduler):
             return (self.end_lr - self.start_lr) * part + self.start_lr
         if isinstance(self.after, LRScheduler):
             self.after.step(self.last_epoch - self.warmup_steps)
-            return self.after()
+            return self.after.last_lr
         return self.after
 
     def state_dict(self) -> dict[str, object]:
@@ -56,24 +57,20 @@ class LinearWarmup(LRScheduler):
         if isinstance(self.after, LRScheduler) and isinstance(inner, dict):
             self.after.set_state_dict(inner)
 
-    set_dict = set_state_dict
-
 
 class LinearLR(LRScheduler):
     """learning_rate times a factor from start_factor to end_factor in total_steps epochs."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        total_steps: int,
-        start_factor: float = 1.0 / 3,
-        end_factor: float = 1.0,
-        last_epoch: int = -1,
+        learning_rate: NonNegative,
+        total_steps: PositiveInt,
+        start_factor: Annotated[float, Range(0, 1, low_open=True)] = 1.0 / 3,
+        end_factor: Annotated[float, Range(0, 1)] = 1.0,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        check_number("LinearLR", "start_factor", start_factor, lambda v: 0 < v <= 1, "in (0, 1]")
-        check_number("LinearLR", "end_factor", end_factor, lambda v: 0 <= v <= 1, "in [0, 1]")
-        check_number("LinearLR", "total_steps", total_steps, lambda v: v > 0, "above 0")
         self.total_steps = total_steps
         self.start_factor = start_factor
         self.end_factor = end_factor
@@ -91,35 +88,25 @@ class OneCycleLR(LRScheduler):
     `three_phase` it comes down to the start in as many epochs and goes to the end in the rest.
     """
 
+    @checked
     def __init__(
         self,
-        max_learning_rate: float,
-        total_steps: int,
-        divide_factor: float = 25.0,
-        end_learning_rate: float = 0.0001,
-        phase_pct: float = 0.3,
-        anneal_strategy: str = "cos",
+        max_learning_rate: NonNegative,
+        total_steps: PositiveInt,
+        divide_factor: Positive = 25.0,
+        end_learning_rate: NonNegative = 0.0001,
+        phase_pct: Annotated[float, Range(0, 1)] = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
         three_phase: bool = False,
-        last_epoch: int = -1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not (isinstance(total_steps, int) and total_steps > 0):
+        if three_phase and phase_pct > 0.5:
             raise ConfigError(
-                f"OneCycleLR: total_steps is {total_steps!r}, it must be a whole number above 0"
+                f"OneCycleLR: phase_pct is {phase_pct!r}, it must be at most 0.5 with three phases"
             )
-        if not 0 <= phase_pct <= (0.5 if three_phase else 1):
-            raise ConfigError(
-                f"OneCycleLR: phase_pct is {phase_pct!r}, it must be in [0, 1], "
-                "and at most 0.5 with three phases"
-            )
-        check_number("OneCycleLR", "divide_factor", divide_factor, lambda v: v > 0, "above 0")
-        if anneal_strategy not in _WAYS:
-            raise ConfigError(
-                f"OneCycleLR: anneal_strategy is {anneal_strategy!r}, use 'cos' or 'linear'"
-            )
-        top = check_rate("OneCycleLR", max_learning_rate, "max_learning_rate")
-        end = check_rate("OneCycleLR", end_learning_rate, "end_learning_rate")
-        start = top / float(divide_factor)
+        top, end = float(max_learning_rate), float(end_learning_rate)
+        start = top / divide_factor
         turn = phase_pct * total_steps
         if three_phase:
             self.turns = [0, turn - 1, 2 * turn - 2, total_steps - 1]
@@ -139,7 +126,8 @@ class OneCycleLR(LRScheduler):
             )
         for i in range(1, len(self.turns)):
             if self.last_epoch <= self.turns[i] or i == len(self.turns) - 1:
-                part = (self.last_epoch - self.turns[i - 1]) / (self.turns[i] - self.turns[i - 1])
+                length = self.turns[i] - self.turns[i - 1]
+                part = (self.last_epoch - self.turns[i - 1]) / length if length else 1.0
                 return self.way(self.rates[i - 1], self.rates[i], part)
         raise AssertionError("unreachable: the last phase takes every epoch")
 
@@ -163,31 +151,28 @@ class CyclicLR(LRScheduler):
     cycle (scale_mode 'cycle') or of the epoch ('iterations').
     """
 
+    @checked
     def __init__(
         self,
-        base_learning_rate: float,
-        max_learning_rate: float,
-        step_size_up: int,
-        step_size_down: int | None = None,
+        base_learning_rate: NonNegative,
+        max_learning_rate: NonNegative,
+        step_size_up: PositiveInt,
+        step_size_down: PositiveInt | None = None,
         mode: str = "triangular",
-        exp_gamma: float = 1.0,
+        exp_gamma: NonNegative = 1.0,
         scale_fn: Callable[[float], float] | None = None,
-        scale_mode: str = "cycle",
-        last_epoch: int = -1,
+        scale_mode: Literal["cycle", "iterations"] = "cycle",
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
         down = step_size_up if step_size_down is None else step_size_down
-        for name, value in (("step_size_up", step_size_up), ("step_size_down", down)):
-            check_number("CyclicLR", name, value, lambda v: v > 0, "above 0")
         if scale_fn is None and mode not in ("triangular", "triangular2", "exp_range"):
             raise ConfigError(
                 f"CyclicLR: mode is {mode!r}, use triangular, triangular2 or exp_range"
             )
-        if scale_mode not in ("cycle", "iterations"):
-            raise ConfigError(f"CyclicLR: scale_mode is {scale_mode!r}, use cycle or iterations")
         self.cycle_size = step_size_up + down
         self.up = step_size_up / self.cycle_size
-        self.max_lr = check_rate("CyclicLR", max_learning_rate, "max_learning_rate")
+        self.max_lr = float(max_learning_rate)
         self.mode = mode
         self.exp_gamma = exp_gamma
         self.scale_fn = scale_fn
@@ -202,7 +187,8 @@ class CyclicLR(LRScheduler):
 
     def _scale(self, cycle: int) -> float:
         if self.scale_fn is not None:
-            return self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
+            place = cycle if self.scale_mode == "cycle" else self.last_epoch
+            return self._answer("scale_fn", self.scale_fn(place))
         if self.mode == "triangular2":
             return 1 / 2.0 ** (cycle - 1)
         return float(self.exp_gamma**self.last_epoch) if self.mode == "exp_range" else 1.0

@@ -3,9 +3,11 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
+from psfleet.annotations import NonNegative, Positive, PositiveInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
+from psfleet.optimizer.lr.base import Epoch, LRScheduler
 
 __all__ = [
     "CosineAnnealingDecay",
@@ -23,19 +25,22 @@ __all__ = [
 ]
 
 
+BelowOne = Annotated[float, Range(high=1, high_open=True)]
+InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]
+
+
 class NoamDecay(LRScheduler):
     """learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5)."""
 
+    @checked
     def __init__(
         self,
-        d_model: float,
-        warmup_steps: int,
-        learning_rate: float = 1.0,
-        last_epoch: int = -1,
+        d_model: Positive,
+        warmup_steps: Positive,
+        learning_rate: NonNegative = 1.0,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        check_number("NoamDecay", "d_model", d_model, lambda v: v > 0, "above 0")
-        check_number("NoamDecay", "warmup_steps", warmup_steps, lambda v: v > 0, "above 0")
         self.d_model = d_model
         self.warmup_steps = warmup_steps
         super().__init__(learning_rate, last_epoch, verbose)
@@ -49,11 +54,12 @@ class NoamDecay(LRScheduler):
 class PiecewiseDecay(LRScheduler):
     """values[i] until epoch boundaries[i], the last value from then on."""
 
+    @checked
     def __init__(
         self,
-        boundaries: Sequence[int],
-        values: Sequence[float],
-        last_epoch: int = -1,
+        boundaries: Sequence[float],
+        values: Sequence[NonNegative],
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
         if len(values) != len(boundaries) + 1:
@@ -61,8 +67,9 @@ class PiecewiseDecay(LRScheduler):
                 f"PiecewiseDecay: {len(boundaries)} boundaries need "
                 f"{len(boundaries) + 1} values, there are {len(values)}"
             )
+        _check_rising("PiecewiseDecay", "boundaries", boundaries)
         self.boundaries = list(boundaries)
-        self.values = [check_rate("PiecewiseDecay", value, "a value") for value in values]
+        self.values = [float(value) for value in values]
         super().__init__(self.values[0], last_epoch, verbose)
 
     def get_lr(self) -> float:
@@ -75,10 +82,14 @@ class PiecewiseDecay(LRScheduler):
 class NaturalExpDecay(LRScheduler):
     """learning_rate * e^(-gamma * epoch)."""
 
+    @checked
     def __init__(
-        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+        self,
+        learning_rate: NonNegative,
+        gamma: Positive,
+        last_epoch: Epoch = -1,
+        verbose: bool = False,
     ) -> None:
-        check_number("NaturalExpDecay", "gamma", gamma, lambda v: v > 0, "above 0")
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -89,8 +100,13 @@ class NaturalExpDecay(LRScheduler):
 class InverseTimeDecay(LRScheduler):
     """learning_rate / (1 + gamma * epoch)."""
 
+    @checked
     def __init__(
-        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+        self,
+        learning_rate: NonNegative,
+        gamma: NonNegative,
+        last_epoch: Epoch = -1,
+        verbose: bool = False,
     ) -> None:
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
@@ -105,26 +121,26 @@ class PolynomialDecay(LRScheduler):
     With `cycle` the way is stretched to the next multiple of decay_steps instead of ending.
     """
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        decay_steps: int,
-        end_lr: float = 0.0001,
-        power: float = 1.0,
+        learning_rate: NonNegative,
+        decay_steps: Positive,
+        end_lr: NonNegative = 0.0001,
+        power: Positive = 1.0,
         cycle: bool = False,
-        last_epoch: int = -1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        check_number("PolynomialDecay", "decay_steps", decay_steps, lambda v: v > 0, "above 0")
-        check_number("PolynomialDecay", "power", power, lambda v: v > 0, "above 0")
         self.decay_steps = decay_steps
-        self.end_lr = check_rate("PolynomialDecay", end_lr, "end_lr")
+        self.end_lr = float(end_lr)
         self.power = power
         self.cycle = cycle
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
-        epoch, length = self.last_epoch, self.decay_steps
+        epoch: float = self.last_epoch
+        length = self.decay_steps
         if self.cycle:
             length *= max(1, math.ceil(epoch / length))
         else:
@@ -136,10 +152,14 @@ class PolynomialDecay(LRScheduler):
 class ExponentialDecay(LRScheduler):
     """learning_rate * gamma^epoch."""
 
+    @checked
     def __init__(
-        self, learning_rate: float, gamma: float, last_epoch: int = -1, verbose: bool = False
+        self,
+        learning_rate: NonNegative,
+        gamma: InsideOne,
+        last_epoch: Epoch = -1,
+        verbose: bool = False,
     ) -> None:
-        check_number("ExponentialDecay", "gamma", gamma, lambda v: 0 < v < 1, "in (0, 1)")
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -150,21 +170,16 @@ class ExponentialDecay(LRScheduler):
 class MultiStepDecay(LRScheduler):
     """learning_rate times gamma for every milestone that has been reached."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        milestones: Sequence[int],
-        gamma: float = 0.1,
-        last_epoch: int = -1,
+        learning_rate: NonNegative,
+        milestones: Sequence[float],
+        gamma: BelowOne = 0.1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not isinstance(milestones, Sequence):
-            raise ConfigError(f"MultiStepDecay: milestones is {milestones!r}, it must be a list")
-        if any(a >= b for a, b in itertools.pairwise(milestones)):
-            raise ConfigError(
-                f"MultiStepDecay: milestones are {list(milestones)}, they must increase"
-            )
-        check_number("MultiStepDecay", "gamma", gamma, lambda v: v < 1, "below 1")
+        _check_rising("MultiStepDecay", "milestones", milestones)
         self.milestones = list(milestones)
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
@@ -177,19 +192,15 @@ class MultiStepDecay(LRScheduler):
 class StepDecay(LRScheduler):
     """learning_rate times gamma after every step_size epochs."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        step_size: int,
-        gamma: float = 0.1,
-        last_epoch: int = -1,
+        learning_rate: NonNegative,
+        step_size: PositiveInt,
+        gamma: BelowOne = 0.1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not (isinstance(step_size, int) and step_size > 0):
-            raise ConfigError(
-                f"StepDecay: step_size is {step_size!r}, it must be a whole number above 0"
-            )
-        check_number("StepDecay", "gamma", gamma, lambda v: v < 1, "below 1")
         self.step_size = step_size
         self.gamma = gamma
         super().__init__(learning_rate, last_epoch, verbose)
@@ -201,63 +212,56 @@ class StepDecay(LRScheduler):
 class LambdaDecay(LRScheduler):
     """learning_rate * lr_lambda(epoch)."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
+        learning_rate: NonNegative,
         lr_lambda: Callable[[int], float],
-        last_epoch: int = -1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not callable(lr_lambda):
-            raise ConfigError(
-                f"LambdaDecay: lr_lambda is {lr_lambda!r}, it must be a function of the epoch"
-            )
         self.lr_lambda = lr_lambda
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
-        return self.base_lr * self.lr_lambda(self.last_epoch)
+        return self.base_lr * self._answer("lr_lambda", self.lr_lambda(self.last_epoch))
 
 
 class MultiplicativeDecay(LRScheduler):
     """learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
+        learning_rate: NonNegative,
         lr_lambda: Callable[[int], float],
-        last_epoch: int = -1,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not callable(lr_lambda):
-            raise ConfigError(
-                f"MultiplicativeDecay: lr_lambda is {lr_lambda!r}, "
-                "it must be a function of the epoch"
-            )
         self.lr_lambda = lr_lambda
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
         rate = self.base_lr
         for epoch in range(1, self.last_epoch + 1):
-            rate *= self.lr_lambda(epoch)
+            rate *= self._answer("lr_lambda", self.lr_lambda(epoch))
         return rate
 
 
 class CosineAnnealingDecay(LRScheduler):
     """Half a cosine from learning_rate to eta_min in T_max epochs, and back, and on."""
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        T_max: int,
-        eta_min: float = 0,
-        last_epoch: int = -1,
+        learning_rate: NonNegative,
+        T_max: PositiveInt,
+        eta_min: NonNegative = 0,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        check_number("CosineAnnealingDecay", "T_max", T_max, lambda v: v > 0, "above 0")
         self.T_max = T_max
-        self.eta_min = check_rate("CosineAnnealingDecay", eta_min, "eta_min")
+        self.eta_min = float(eta_min)
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
@@ -277,42 +281,34 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        T_0: int,
-        T_mult: int = 1,
-        eta_min: float = 0,
-        last_epoch: int = -1,
+        learning_rate: NonNegative,
+        T_0: PositiveInt,
+        T_mult: PositiveInt = 1,
+        eta_min: NonNegative = 0,
+        last_epoch: Epoch = -1,
         verbose: bool = False,
     ) -> None:
-        if not (isinstance(T_0, int) and T_0 > 0):
-            raise ConfigError(
-                f"CosineAnnealingWarmRestarts: T_0 is {T_0!r}, it must be a whole number above 0"
-            )
-        if not (isinstance(T_mult, int) and T_mult >= 1):
-            raise ConfigError(
-                f"CosineAnnealingWarmRestarts: T_mult is {T_mult!r}, "
-                "it must be a whole number of at least 1"
-            )
         self.T_0 = self.T_i = T_0
         self.T_mult = T_mult
         self.T_cur: float = last_epoch
-        self.eta_min = check_rate("CosineAnnealingWarmRestarts", eta_min, "eta_min")
+        self.eta_min = float(eta_min)
         super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
         fall = (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2
         return self.eta_min + (self.base_lr - self.eta_min) * fall
 
-    def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch, or to `epoch`."""
-        if epoch is not None and epoch < 0:
-            raise ConfigError(
-                f"CosineAnnealingWarmRestarts: epoch is {epoch!r}, it must be at least 0"
-            )
-        self.T_cur, self.T_i = self.last_epoch + 1 if epoch is None else epoch, self.T_0
+    def _go_to(self, epoch: Any) -> None:
+        super()._go_to(epoch)
+        self.T_cur, self.T_i = self.last_epoch, self.T_0
         while self.T_cur >= self.T_i:
             self.T_cur -= self.T_i
             self.T_i *= self.T_mult
-        super().step(epoch)
+
+
+def _check_rising(owner: str, name: str, values: Sequence[float]) -> None:
+    if any(a >= b for a, b in itertools.pairwise(values)):
+        raise ConfigError(f"{owner}: {name} are {list(values)}, they must increase")

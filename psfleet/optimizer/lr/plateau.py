@@ -1,11 +1,12 @@
 """A schedule that follows a measured value."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from psfleet.annotations import Must, NonNegative, NonNegativeInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler, check_number, check_rate
+from psfleet.optimizer.lr.base import LRScheduler
 
 __all__ = ["ReduceOnPlateau"]
 
@@ -24,36 +25,32 @@ class ReduceOnPlateau(LRScheduler):
 
     _kept = ("last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter")
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        mode: str = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: str = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0,
-        epsilon: float = 1e-8,
+        learning_rate: NonNegative,
+        mode: Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")] = "min",
+        factor: Annotated[float, Range(0, 1, high_open=True)] = 0.1,
+        patience: NonNegativeInt = 10,
+        threshold: NonNegative = 1e-4,
+        threshold_mode: Annotated[
+            str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")
+        ] = "rel",
+        cooldown: NonNegativeInt = 0,
+        min_lr: NonNegative = 0,
+        epsilon: NonNegative = 1e-8,
         verbose: bool = False,
     ) -> None:
-        if mode.lower() not in ("min", "max"):
-            raise ConfigError(f"ReduceOnPlateau: mode is {mode!r}, use min or max")
-        if threshold_mode.lower() not in ("rel", "abs"):
-            raise ConfigError(
-                f"ReduceOnPlateau: threshold_mode is {threshold_mode!r}, use rel or abs"
-            )
-        check_number("ReduceOnPlateau", "factor", factor, lambda v: v < 1, "below 1")
         self.mode = mode.lower()
         self.factor = factor
         self.patience = patience
         self.threshold = threshold
         self.relative = threshold_mode.lower() == "rel"
         self.cooldown = cooldown
-        self.min_lr = check_rate("ReduceOnPlateau", min_lr, "min_lr")
+        self.min_lr = float(min_lr)
         self.epsilon = epsilon
         self.verbose = verbose
-        self.base_lr = self.last_lr = check_rate("ReduceOnPlateau", learning_rate)
+        self.base_lr = self.last_lr = float(learning_rate)
         self.last_epoch = 0
         self.best: float | None = None
         self.num_bad_epochs = 0
@@ -68,7 +65,7 @@ class ReduceOnPlateau(LRScheduler):
         metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics)
         if metric.size != 1 or metric.dtype.kind not in "iuf":
             raise ConfigError(f"ReduceOnPlateau: metrics is {metrics!r}, it must be one number")
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self._go_to(epoch)
         self._judge(float(metric.reshape(())))
 
     def _judge(self, metric: float) -> None:

@@ -1,12 +1,13 @@
 """Operations without inputs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from psfleet.program.record import Array, Context, Op, Spec
 
-__all__ = ["Fill", "StepCounter"]
+__all__ = ["Fill", "PerRun", "StepCounter"]
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,17 @@ class StepCounter(Op):
 
     def forward(self, context: Context) -> Array:
         return np.array([context.program.step + 1], np.int64)
+
+
+@dataclass(frozen=True)
+class PerRun(Op):
+    """A function of the number of training runs before this one, float32 [1]."""
+
+    value: Callable[[int], float] = float
+    differentiable = False
+
+    def infer(self) -> Spec:
+        return (1,), np.dtype(np.float32)
+
+    def forward(self, context: Context) -> Array:
+        return np.array([self.value(context.program.step)], np.float32)
