@@ -1,6 +1,6 @@
 """fleet.dataset: samples in batches, each handed to one worker by the fleet."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.coming import Coming
-from psfleet.dealing import Range
+from psfleet.dealing import MOST, Range
 from psfleet.errors import UsageError
 from psfleet.runtime import Runtime
 
@@ -20,12 +20,13 @@ Ids = NDArray[np.int64]
 def batches(
     source: int | Sequence[Any] | NDArray[Any],
     batch_size: int,
-    epochs: int,
+    epochs: int | None,
     shuffle_seed: int | None,
     merged: int,
+    runtime: Callable[[], Any] = runtimes.active,
 ) -> Coming[Any]:
     """See Fleet.dataset; `merged`: batches of one push."""
-    dataset = _Dataset(source, batch_size, epochs, shuffle_seed)
+    dataset = _Dataset(source, batch_size, epochs, shuffle_seed, runtime)
     return Coming(dataset.run(merged), dataset.peek)
 
 
@@ -36,13 +37,15 @@ class _Dataset:
         self,
         source: int | Sequence[Any] | NDArray[Any],
         batch_size: int,
-        epochs: int,
+        epochs: int | None,
         shuffle_seed: int | None,
+        runtime: Callable[[], Any],
     ) -> None:
+        self._runtime = runtime
         self._source = source
         self._size = source if isinstance(source, int) else len(source)
         self._batch = batch_size
-        self._epochs = epochs
+        self._epochs = MOST // max(self._size, 1) if epochs is None else epochs
         self._seed = shuffle_seed
         self._order = _Order(self._size, shuffle_seed)
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
@@ -53,7 +56,12 @@ class _Dataset:
         for name, value in named:
             if isinstance(value, bool) or value < 1:
                 raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
-        runtime: Any = runtimes.active()
+        if self._size * self._epochs > MOST:
+            raise UsageError(
+                f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
+                "None to train until the script stops"
+            )
+        runtime = self._runtime()
         seed = -1 if self._seed is None else self._seed
         asked = (self._size, self._batch, self._epochs, seed, merged)
         for ranges in runtime.shares(_Steps(runtime), *asked):
@@ -62,7 +70,7 @@ class _Dataset:
 
     def peek(self) -> Any:
         """The next batch, if this worker has it already; else None."""
-        ranges = getattr(runtimes.active(), "coming", ())
+        ranges = getattr(self._runtime(), "coming", ())
         if ranges and ranges != self._seen[0]:
             self._seen = (ranges, self._samples(ranges))
         return self._seen[1] if ranges else None

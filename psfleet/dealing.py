@@ -6,16 +6,21 @@ plays no part, so that the same decisions give the same bits (rules R3 to R5 of 
 Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
 deals a stream of positions to some seats from one round on, until the next entry begins. Epochs do
 not share a round; the last round of an epoch is dealt evenly.
+
+Whole epochs in a row are one range and one lap, whatever their number: nothing here takes longer, or
+more room, for more of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-__all__ = ["LOOKAHEAD", "Entry", "Plan", "Range", "epochs_of", "length", "part"]
+__all__ = ["LOOKAHEAD", "MOST", "Entry", "Lap", "Plan", "Range", "laps_of", "length", "part"]
 
 Range = tuple[int, int]
-"""Positions from the first number up to, and without, the second; all of one epoch."""
+"""Positions from the first number up to, and without, the second."""
+
+MOST = 1 << 62
+"""Positions of a dataset at most. One that goes on until it is stopped has as many epochs as fit."""
 
 LOOKAHEAD = 2
 """Rounds after the last closed one that a change of the members leaves as they were planned: a worker
@@ -39,9 +44,47 @@ def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def epochs_of(ranges: Iterable[Range], size: int) -> list[tuple[Range, ...]]:
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What there is of an epoch; `repeats` times, in as many epochs in a row, if that is all of it."""
+
+    ranges: tuple[Range, ...]
+    repeats: int = 1
+
+
+def laps_of(ranges: Iterable[Range], size: int) -> list[Lap]:
     """The ranges, those of one epoch together, in order."""
-    return [tuple(group) for _, group in groupby(ranges, lambda found: found[0] // size)]
+    found: list[Lap] = []
+    begun = -1  # the epoch of the last lap, if there may be more of it
+    for low, high in ranges:
+        while low < high:
+            epoch, offset = divmod(low, size)
+            if epoch == begun:
+                end = min(high, (epoch + 1) * size)
+                found[-1] = Lap((*found[-1].ranges, (low, end)))
+            elif offset == 0 and high - low >= size:
+                repeats, begun = (high - low) // size, -1
+                found.append(Lap(((low, low + size),), repeats))
+                end = low + repeats * size
+            else:
+                end, begun = min(high, (epoch + 1) * size), epoch
+                found.append(Lap(((low, end),)))
+            low = end
+    return found
+
+
+def _shifted(ranges: Iterable[Range], by: int) -> tuple[Range, ...]:
+    return tuple((low + by, high + by) for low, high in ranges)
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same positions in the same order; what follows without a gap is one range."""
+    found: list[Range] = []
+    for low, high in ranges:
+        if found and found[-1][1] == low:
+            low = found.pop()[0]
+        found.append((low, high))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +118,20 @@ class Plan:
         if entry is None or seat not in entry.seats:
             return ()
         place, seats = entry.seats.index(seat), len(entry.seats)
-        for epoch, start in self._rounds(entry):
-            offset = (number - start) * self.batch * seats
-            total = length(epoch)
-            if 0 <= offset < total:
-                take = min(self.batch * seats, total - offset)
+        for lap, start, rounds in self._laps(entry):
+            if start <= number < start + lap.repeats * rounds:
+                epoch, within = divmod(number - start, rounds)
+                offset = within * self.batch * seats
+                take = min(self.batch * seats, length(lap.ranges) - offset)
                 low, high = take * place // seats, take * (place + 1) // seats
-                return part(epoch, offset + low, offset + high)
+                return _shifted(part(lap.ranges, offset + low, offset + high), epoch * self.size)
         return ()
 
     def last(self) -> int:
         """The last round in which somebody has samples; 0: there is none."""
         found = 0
         for index, entry in enumerate(self.entries):
-            ends = [start + self._count(entry, epoch) - 1 for epoch, start in self._rounds(entry)]
+            ends = [start + lap.repeats * rounds - 1 for lap, start, rounds in self._laps(entry)]
             if ends:
                 found = max(found, ends[-1])
             if index + 1 < len(self.entries):
@@ -101,10 +144,15 @@ class Plan:
         if entry is None or not entry.seats:  # nobody was there to have any of it
             return () if entry is None else entry.stream
         left: list[Range] = []
-        for epoch, start in self._rounds(entry):
-            dealt = max(number - start, 0) * self.batch * len(entry.seats)
-            left += part(epoch, dealt, length(epoch))
-        return tuple(left)
+        for lap, start, rounds in self._laps(entry):
+            epoch, within = divmod(max(number - start, 0), rounds)
+            if epoch < lap.repeats:
+                dealt = within * self.batch * len(entry.seats)
+                left += _shifted(part(lap.ranges, dealt, length(lap.ranges)), epoch * self.size)
+            if epoch + 1 < lap.repeats:
+                low = lap.ranges[0][0]
+                left.append((low + (epoch + 1) * self.size, low + lap.repeats * self.size))
+        return _joined(left)
 
     def unused(self, closed: int) -> tuple[Range, ...]:
         """What no round up to `closed` has had, in order."""
@@ -167,15 +215,12 @@ class Plan:
         entry = self._entry(number)
         return () if entry is None else entry.seats
 
-    def _count(self, entry: Entry, epoch: tuple[Range, ...]) -> int:
-        """How many rounds an epoch, or what is left of it, takes."""
-        return -(-length(epoch) // (self.batch * len(entry.seats)))
-
-    def _rounds(self, entry: Entry) -> list[tuple[tuple[Range, ...], int]]:
-        """The epochs of an entry, each with its first round."""
+    def _laps(self, entry: Entry) -> list[tuple[Lap, int, int]]:
+        """The laps of an entry, each with its first round and how many rounds each of its epochs takes."""
         found = []
         start = entry.first
-        for epoch in epochs_of(entry.stream, self.size) if entry.seats else []:
-            found.append((epoch, start))
-            start += self._count(entry, epoch)
+        for lap in laps_of(entry.stream, self.size) if entry.seats else []:
+            rounds = -(-length(lap.ranges) // (self.batch * len(entry.seats)))
+            found.append((lap, start, rounds))
+            start += lap.repeats * rounds
         return found

@@ -9,7 +9,7 @@ between rounds and leases, what is not used of a dataset is dealt anew.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from psfleet.dealing import LOOKAHEAD, Entry, Plan, Range, length, part
+from psfleet.dealing import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
 from psfleet.errors import Gap, UsageError
 from psfleet.shard.views import Position, Report
 
@@ -51,6 +51,16 @@ class Order:
                 f"a dataset of {self.size} samples, batches of {self.batch} and {self.epochs} epochs; "
                 "each must be at least 1"
             )
+        if self.size * self.epochs > MOST:
+            raise UsageError(
+                f"a dataset of {self.size} samples and {self.epochs} epochs has more than {MOST} "
+                "positions; take fewer epochs, or None to train until the script stops"
+            )
+
+    @property
+    def all(self) -> Range:
+        """All positions."""
+        return (0, self.size * self.epochs)
 
     @property
     def same(self) -> tuple[int, ...]:
@@ -213,8 +223,7 @@ class Supply:
             return None
         if first_of is None:
             return Begun(order, None)
-        stream = tuple((e * order.size, (e + 1) * order.size) for e in range(order.epochs))
-        return Begun(order, _plan(order, first_of, stream))
+        return Begun(order, _plan(order, first_of, (order.all,)))
 
     def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
         """The next decision about a worker's wish; None: it has what it asks for, or must wait."""
@@ -225,7 +234,8 @@ class Supply:
             return None
         if dataset.pool:
             low, high = dataset.pool[0]
-            taken = (low, min(high, low + _STEPS * order.batch))
+            end = (low // order.size + 1) * order.size  # of the epoch
+            taken = (low, min(high, end, low + _STEPS * order.batch))
             return Leased(incarnation, order.number, (taken,), max(order.used, order.known))
         return None if any(map(self.is_open, live)) else Ended(order.number)
 
@@ -238,8 +248,7 @@ class Supply:
         """Let a decision take effect."""
         match decision:
             case Begun(order, plan):
-                size = order.size
-                pool = [(epoch * size, (epoch + 1) * size) for epoch in range(order.epochs)]
+                pool = [order.all]
                 if order.number <= len(self.datasets):  # what an earlier job has left of it
                     pool = self.datasets.pop(order.number - 1).pool
                 self.datasets.insert(order.number - 1, Dataset(order, plan, [] if plan else pool))

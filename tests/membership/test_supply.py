@@ -1,18 +1,21 @@
 """What the coordinator keeps of the data that it has handed out."""
 
+import dataclasses
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import pytest
 
-from psfleet.dealing import length, part
-from psfleet.errors import Gap
+from psfleet.dealing import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
+from psfleet.errors import Gap, UsageError
 from psfleet.shard.views import Report
 from psfleet_server.coordinator import Viewed
 from psfleet_server.decisions import encode_decision
 from psfleet_server.members import Members
-from psfleet_server.supply import Order, Supply, Turned
+from psfleet_server.supply import Leased, Order, Supply, Turned
 
 SIZE, BATCH, WORKERS = 60, 3, 3
 
@@ -107,3 +110,87 @@ def test_a_round_that_closed_without_a_worker_is_no_use_of_its_samples() -> None
     supply.turn(False, {0: Turned(1, round=2), 1: Turned(3, first=3, round=3)})
     assert supply.datasets[0].pool == [(4, 5), (6, 12)]
     assert not supply.datasets[0].ended
+
+
+@dataclass(frozen=True)
+class Naive:
+    """What a plan deals, said position by position."""
+
+    size: int
+    batch: int
+
+    def rounds(self, stream: Sequence[int], seats: int) -> list[list[list[int]]]:
+        """Of each round what each of so many seats has."""
+        found = []
+        for _, epoch in groupby(stream, lambda position: position // self.size):
+            left = list(epoch)
+            while left:
+                now, left = left[: self.batch * seats], left[self.batch * seats :]
+                cuts = [len(now) * seat // seats for seat in range(seats + 1)]
+                found.append([now[low:high] for low, high in pairwise(cuts)])
+        return found
+
+
+def positions(ranges: Iterable[Range]) -> list[int]:
+    """One by one."""
+    return [position for pair in ranges for position in range(*pair)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_epochs_in_a_row_are_dealt_as_if_each_was_listed(seed: int) -> None:
+    """Shares, what is left and the last round are those of a deal position by position, also after changes
+    of the members."""
+    dice = random.Random(seed)
+    naive = Naive(dice.randint(1, 12), dice.randint(1, 5))
+    first, seats = 1, tuple(range(dice.randint(1, 3)))
+    plan = Plan(
+        naive.size, naive.batch, (Entry(1, seats, ((0, naive.size * dice.randint(1, 6)),)),)
+    )
+    for _ in range(4):
+        stream = positions(plan.rest(first))
+        dealt = naive.rounds(stream, len(seats))
+        assert plan.last() == (first + len(dealt) - 1 if dealt else plan.last())
+        for number, shares in enumerate(dealt, first):
+            assert [positions(plan.share(seat, number)) for seat in seats] == shares
+            behind = sum(
+                length(plan.share(seat, n)) for n in range(first, number) for seat in seats
+            )
+            assert positions(plan.rest(number)) == stream[behind:]
+        closed = first + dice.randint(0, len(dealt))
+        first, seats = (
+            closed + LOOKAHEAD + 1,
+            tuple(sorted(dice.sample(range(4), dice.randint(1, 3)))),
+        )
+        plan = plan.changed(first, seats, closed, lambda seat, number: True)
+
+
+def test_a_plan_does_not_grow_with_its_epochs() -> None:
+    """As many epochs as there can be: a change of the members costs one entry of a few numbers."""
+    plan = Plan(1000, 50, (Entry(1, (0, 1), ((0, MOST // 1000 * 1000),)),))
+    for change in range(1, 20):
+        closed = 10**9 * change + change
+        plan = plan.changed(closed + 3, tuple(range(1 + change % 3)), closed, lambda *_: True)
+        assert length(plan.share(0, closed + 3)) > 0
+    assert max(len(entry.stream) for entry in plan.entries) <= 2
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_what_is_kept_does_not_grow_with_the_epochs(round: int) -> None:
+    """Leased or in rounds, a dataset that goes on until it is stopped takes some hundred bytes."""
+    supply, order = Supply(), Order(1, 1000, 50, MOST // 1000, round=round)
+    begun = supply.begin(order, {0: 1, 1: 1} if round else None)
+    assert begun is not None
+    supply.take(begun)
+    if not round:
+        for lease in range(100):
+            leased = supply.lease(dataclasses.replace(order, lease=lease, used=lease), 1, [1])
+            assert isinstance(leased, Leased)
+            assert len({low // 1000 for low, _ in leased.ranges}) == 1  # of one epoch
+            supply.take(leased)
+    assert sum(map(len, encode_decision(Viewed(Members({}), supply)))) < 1500
+
+
+def test_too_many_epochs_are_refused() -> None:
+    """Positions fit into 62 bits."""
+    with pytest.raises(UsageError, match="take fewer epochs, or None"):
+        Order(1, 1000, 50, MOST)
