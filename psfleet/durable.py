@@ -15,9 +15,13 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
         write: Writes to the path that it is given, in the same folder.
     """
     temporary = where.with_name(f".{where.name}.{os.getpid()}")
-    write(temporary)
-    sync(temporary)
-    temporary.replace(where)
+    try:
+        write(temporary)
+        sync(temporary)
+        temporary.replace(where)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(where.absolute().parent)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Later",
     "LimitExceeded",
     "LogError",
+    "NoRoom",
     "NotReady",
     "ProtocolError",
     "PsfleetError",
@@ -126,6 +127,10 @@ class AccessDenied(PsfleetError, PermissionError):
 
 class LogError(PsfleetError):
     """The log of a server is damaged, of another server, or cannot be written."""
+
+
+class NoRoom(LogError):
+    """The disk of a log is full. Nothing was changed; workers send the same again until there is room."""
 
 
 class CheckpointError(PsfleetError):

@@ -1,6 +1,5 @@
 """The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from psfleet.runtime import (
     Ticket,
     pull_ahead,
 )
+from psfleet.saying import say
 from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency, Settings, Wire
 from psfleet.tables.spec import TableSpec
@@ -147,7 +147,7 @@ class ChangingRuntime:
             wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}}).consistency
             self.check(wanted)
         except ConfigError as error:
-            print(f"the mode stays {self.consistency.mode!r}: {error}", file=sys.stderr, flush=True)
+            say(f"the mode stays {self.consistency.mode!r}: {error}")
             return
         self.set_mode(wanted)
 

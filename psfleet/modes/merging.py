@@ -22,6 +22,7 @@ from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
 from psfleet.strategy import Consistency
 from psfleet.tables.spec import TableSpec
+from psfleet.threads import ServiceThread
 
 __all__ = ["MergingRuntime"]
 
@@ -63,7 +64,7 @@ class MergingRuntime:
         self._sending = 0  # steps that have left the queue and are not acknowledged
         self._error: PsfleetError | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="merging", daemon=True)
+        self._thread = ServiceThread(self._run, "merging")
         self._thread.start()
 
     @property

@@ -33,6 +33,7 @@ _OUTSIDE = {
     "frozen",
     "refused",
     "moments",  # of use for this process only
+    "waits_for_room",
     "_replaying",
     "_parked",  # calls wait for this process only; their workers send them again
 }

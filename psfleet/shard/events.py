@@ -42,6 +42,7 @@ __all__ = [
     "Push",
     "Record",
     "Refuse",
+    "Retry",
     "Serve",
     "Shrink",
     "State",
@@ -222,6 +223,11 @@ class MarkCut:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """There may be room in the log again: do what had to wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndCut:
     """A snapshot is complete, or given up.
 
@@ -245,6 +251,7 @@ Event = (
     | BeginCut
     | MarkCut
     | EndCut
+    | Retry
     | Expire
     | Freeze
     | Install

@@ -8,7 +8,7 @@ tables (tables.py, updates.py, room.py) and the cuts of snapshots (cuts.py, mome
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import Later, ProtocolError, PsfleetError
+from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
 from psfleet.runtime import Gradient
 from psfleet.shard import clocks, cuts, events, room, rounds, views
 from psfleet.shard.consistency import Consistency
@@ -38,6 +38,7 @@ from psfleet.shard.events import (
     Push,
     Record,
     Refuse,
+    Retry,
     Serve,
     Shrink,
     Tell,
@@ -68,6 +69,7 @@ class Shard:
 
     Attributes:
         journal: Gets every record before it takes effect; None: nothing is kept.
+        waits_for_room: A round is complete whose close could not be kept; the event Retry tries again.
         counters, staleness: For displays; not part of its state.
     """
 
@@ -80,6 +82,7 @@ class Shard:
         self.cuts = Cuts()
         self.moments = Moments()
         self.journal: Journal | None = None
+        self.waits_for_room = False
         self.counters = Counters()
         self.staleness = Staleness()
         self._replaying = False
@@ -127,6 +130,8 @@ class Shard:
                     return [Answer(call), *self._advance()]
                 case EndCut():
                     return self._end_cut(event, call)
+                case Retry():
+                    return [Answer(call), *self._advance()]
                 case Expire():
                     return self._expire(call)
                 case Freeze():
@@ -237,10 +242,19 @@ class Shard:
         return [] if pull is None else [Refuse(call, self.consistency.late(pull))]
 
     def _advance(self) -> list[Instruction]:
-        """Close what can be closed and serve every pull that waits for nothing more."""
+        """Close what can be closed and serve every pull that waits for nothing more.
+
+        What led here has taken effect already. So a close for which there is no room waits; an error
+        would tell one caller, and those whose pulls wait for the round would not be told at all.
+        """
         kept = self._cut_if_due()
+        self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
-            self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
+            try:
+                self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
+            except NoRoom:
+                self.waits_for_room = True
+                break
             update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             kept += self._cut_if_due()

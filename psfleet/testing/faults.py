@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 
-__all__ = ["Crashes", "Death", "Died", "Faults"]
+__all__ = ["BrokenThread", "Crashes", "Death", "Died", "Faults"]
 
 Send = Callable[[str, bytes, float], bytes]
 
@@ -62,6 +62,20 @@ class Faults:
         with self._lock:
             self.dropped += dropped
             self.duplicated += duplicated
+
+
+class BrokenThread(Exception):
+    """An error that nobody expects, in the thread that PSFLEET_BROKEN_THREAD names."""
+
+    @classmethod
+    def check(cls, name: str, variables: Mapping[str, str] = os.environ) -> None:
+        """Raise it if this thread is to have one.
+
+        Raises:
+            BrokenThread: A test wants that.
+        """
+        if variables.get("PSFLEET_BROKEN_THREAD") == name:
+            raise cls(f"a test wants thread {name!r} to fail")
 
 
 class Died(PsfleetError):

@@ -44,6 +44,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.ServerUnavailable: _Code.UNAVAILABLE,
     errors.AccessDenied: _Code.UNAUTHENTICATED,
     errors.LogError: _Code.DATA_LOSS,
+    errors.NoRoom: _Code.UNAVAILABLE,
     errors.CheckpointError: _Code.DATA_LOSS,
 }
 _CLASSES = {cls.__name__: cls for cls in CODES}

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from psfleet.errors import PsfleetError
+from psfleet.threads import ServiceThread
 from psfleet.wire.security import Access
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
 from psfleet_server.peers import Peer
@@ -35,7 +36,7 @@ class Beats:
         self._changed = threading.Condition()
         self._endpoint = ""
         self._over = False
-        self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
+        self._thread = ServiceThread(self._run, "beats")
 
     def start(self) -> None:
         """Begin to beat, as soon as it is known where."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psfleet.dealing import Plan, Range
-from psfleet.errors import ConfigError, Fenced, Gap, NotReady, PsfleetError
+from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, Refuse
 from psfleet.shard.views import Freeze, Install, Report
 from psfleet_server.meetings import DTYPES, Arrival, Meetings, Met, ModeWish, Release, Switch
@@ -130,6 +130,7 @@ class Coordinator:
 
     Attributes:
         journal: Gets every decision before it takes effect; None: nothing is kept.
+        waits_for_room: A meeting is complete that could not be kept; `retry` tries again.
         orders: What is wanted of workers; whoever wants something sets it.
         beats: The last one of each worker (False, seat) and server (True, index), and when it came.
     """
@@ -145,6 +146,7 @@ class Coordinator:
         self.orders = Orders()
         self.beats: dict[tuple[bool, int], tuple[Beat, float]] = {}
         self.journal: Callable[[Decision], None] | None = None
+        self.waits_for_room = False
         self._changes = 0  # since this process has started
         self._boots: dict[int, int] = {}
         self._change: Change | None = None
@@ -402,8 +404,13 @@ class Coordinator:
         change.reports[server] = report
         if len(change.reports) < self.servers:
             return []
+        try:
+            refused = self._view(change)
+        except PsfleetError:  # it could not be kept: the server is asked once more
+            del change.reports[server]
+            raise
         self._change = None
-        return [*self._view(change), *self._complete()]
+        return [*refused, *self._complete()]
 
     def _view(self, change: Change) -> list[Outcome]:
         """Decide: first kept in the journal, then in force; who waits in an ended life is told."""
@@ -481,11 +488,23 @@ class Coordinator:
         then = f"life {now} has begun" if now else "its seat is removed"
         return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
 
+    def retry(self) -> list[Outcome]:
+        """There may be room in the log again: do what had to wait for it."""
+        return self._complete()
+
     def _complete(self) -> list[Outcome]:
+        """End the meeting if all have come. Whoever called has outcomes of its own, so a decision for
+        which there is no room waits.
+        """
+        self.waits_for_room = False
         met = self.meetings.complete(self.members.present(), self.orders.wish)
         if met is None or (met.switch is not None and self.is_busy):
             return []  # the mode is not changed while who is in the fleet is not known everywhere
-        return self._decide(met)
+        try:
+            return self._decide(met)
+        except NoRoom:
+            self.waits_for_room = True
+            return []
 
 
 def torn_words(torn: Sequence[Torn]) -> list[str]:

@@ -7,13 +7,13 @@ takeovers can release the primary from it.
 """
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from psfleet.errors import Fenced, ProtocolError
+from psfleet.saying import say
 from psfleet.testing.faults import Crashes
 from psfleet_server.log import Part, flat
 
@@ -160,7 +160,7 @@ class Feed:
 
     def depose(self, term: int) -> None:
         """The standby has taken over: this process ends before it answers anybody."""
-        print(f"deposed: its standby has taken over with term {term}", file=sys.stderr, flush=True)
+        say(f"deposed: its standby has taken over with term {term}")
         os._exit(DEPOSED)
 
     def settle(self, end: int) -> None:

@@ -4,7 +4,6 @@ A stranger's call ends before its message is taken in, so it costs no memory.
 """
 
 import hmac
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import AccessDenied
+from psfleet.saying import say
 from psfleet.wire import status
 from psfleet.wire.security import TOKEN_KEY, Access, is_tcp
 
@@ -72,7 +72,7 @@ class _Gate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its
                 return
             more = f" (and {self._untold - 1} more)" if self._untold > 1 else ""
             self._told_at, self._untold = now, 0
-        print(line + more, file=sys.stderr, flush=True)
+        say(line + more)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -20,6 +20,7 @@ from psfleet.shard.events import (
     Pull,
     Push,
     Refuse,
+    Retry,
     Serve,
     Tell,
 )
@@ -244,6 +245,17 @@ class Host:
             self.poke()
         if reply is not None and not reply.done:
             reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
+
+    def retry(self) -> None:
+        """Do what had to wait for room on the disk of the log.
+
+        Raises:
+            NoRoom: There is none yet.
+        """
+        if self.shard.waits_for_room:
+            self.ask(Retry())
+        if self.coordinator is not None and self.coordinator.waits_for_room:
+            self.meet(lambda c: c.retry())
 
     def park(self, reply: Reply, expired: str) -> None:
         """Let a call wait that somebody else answers; `expired`: what it is told at its deadline."""

@@ -1,11 +1,12 @@
 """A shard and a coordinator are kept in a log, and are what it says when they start again."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from psfleet.checkpoint import load_shard
 from psfleet.environment import Environment
+from psfleet.saying import say
 from psfleet.shard.events import Cut, Record
 from psfleet.shard.shard import Shard
 from psfleet.tables.spec import BLOCK
@@ -18,7 +19,7 @@ from psfleet_server.recovery import begin, go_on_from, take_all
 __all__ = ["Keeper", "open_log"]
 
 
-def open_log(environment: Environment) -> Log | None:
+def open_log(environment: Environment, tell: Callable[[str], None] = say) -> Log | None:
     """The log that the environment asks for; None: nothing is kept."""
     if not environment.keeps_log:
         return None
@@ -30,7 +31,14 @@ def open_log(environment: Environment) -> Log | None:
         "block": BLOCK,
     }
     path = Path(environment.log_folder) / f"server.{environment.rank}.log"
-    return Log(path, header, fsync=environment.durability == "log+fsync", crashes=Crashes.wanted())
+    return Log(
+        path,
+        header,
+        fsync=environment.durability == "log+fsync",
+        crashes=Crashes.wanted(),
+        tell=tell,
+        waits=not environment.standby,
+    )
 
 
 class Keeper:

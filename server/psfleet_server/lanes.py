@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 
 from psfleet.errors import LaneLost
+from psfleet.threads import ServiceThread
 from psfleet.wire.shared import Offer, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
 
@@ -35,7 +36,7 @@ class Lanes:
         self._shared: dict[int, _Shared] = {}
         self._deaths = select.epoll()
         self._end, self._ending = os.pipe()
-        self._thread = threading.Thread(target=self._watch, name="lanes", daemon=True)
+        self._thread = ServiceThread(self._watch, "lanes")
 
     def __len__(self) -> int:
         return len(self._shared)

@@ -7,7 +7,6 @@ next one has another number. Complete is what has its name on the disk: the mani
 import contextlib
 import json
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from psfleet.checkpoint import (
 from psfleet.checkpoint.manifest import spec_from_json
 from psfleet.errors import CheckpointError, DeadlineExceeded, PsfleetError
 from psfleet.remembering import redealt
+from psfleet.saying import say
 from psfleet.testing.faults import Crashes
 from psfleet.wire.security import Access
 from psfleet.wire.v1 import snapshot_pb2
@@ -236,11 +236,9 @@ class Lead:
         ]
         if not forgetful:
             return base
-        print(
+        say(
             f"snapshot {number} was to be a delta and holds everything: {', '.join(forgetful)} "
-            "remembers no earlier one (a server that was started again does not)",
-            file=sys.stderr,
-            flush=True,
+            "remembers no earlier one (a server that was started again does not)"
         )
         return None
 

@@ -20,8 +20,8 @@ import json
 import os
 import re
 import struct
-import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,9 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.durable import replace
-from psfleet.errors import LogError
+from psfleet.errors import LogError, NoRoom
+from psfleet.saying import say
 from psfleet.testing.faults import Crashes
 from psfleet.testing.notes import FullDisk
+from psfleet_server.disk import PACE, Disk
 from psfleet_server.trail import Trail
 
 __all__ = ["Log", "Part", "chained", "files_of", "flat", "read_header", "records"]
@@ -56,8 +58,11 @@ class Log:
         header: Whose log it is; a file that says otherwise is refused.
         fsync: `settle` waits until records are on the disk, not only with the operating system.
         crashes: For tests.
+        tell: Has a line said to whoever watches the job.
+        waits: See below.
 
     Attributes:
+        waits: On a full disk wait for room rather than refuse, as a server does that is only starting.
         first: The first file, even if that is gone.
         path: The file that is written.
     """
@@ -69,14 +74,18 @@ class Log:
         *,
         fsync: bool = False,
         crashes: Crashes | None = None,
+        tell: Callable[[str], None] = say,
+        waits: bool = False,
     ) -> None:
         self.first = path
+        self.waits = waits
         self._header = dict(header)
         self._fsync = fsync
         self._crashes = crashes
         self._full = FullDisk.wanted(header.get("server", 0))
+        self._disk = Disk(tell)
         if not files_of(path):
-            _create(path, header)
+            self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
             found = read_header(file)
             found.pop("after", None)
@@ -142,7 +151,7 @@ class Log:
         with self._syncing:
             if self._fsync:
                 os.fdatasync(self._file)
-            _create(path, {**self._header, "after": after})
+            self._create(path, {**self._header, "after": after})
             os.close(self._file)
             self._before += self._end
             _, self._end, self._chain = _header(path)
@@ -164,6 +173,7 @@ class Log:
         """Hand a record to the operating system; it survives the end of this process.
 
         Raises:
+            NoRoom: The disk is full; the log is as it was.
             LogError: It could not be written; the log is as it was.
         """
         views = [flat(part) for part in parts]
@@ -175,19 +185,41 @@ class Log:
         head = memoryview(fields + _CRC.pack(chain))
         self.reach("append")
         self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
-        try:
-            if self._full is not None:
-                self._full.check()
-            _write([head, *views], self._file)
-        except OSError as error:
-            os.ftruncate(self._file, self._end)
-            os.lseek(self._file, self._end, os.SEEK_SET)
-            raise LogError(
-                f"log {str(self.path)!r} cannot be written: {error.strerror}; make room for it"
-            ) from None
+        self._patiently(lambda: self._append([head, *views]))
         self._end, self._chain = self._end + _HEAD + length, chain
         self._trail.follow(self._file, self._end, _HEAD + length)
         self.reach("appended")
+
+    def _append(self, views: list[memoryview]) -> None:
+        try:
+            if self._full is not None:
+                self._full.check()
+            _write(views, self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            raise self._disk.failed(f"log {str(self.path)!r} cannot be written", error) from None
+        self._disk.took(f"log {str(self.path)!r}")
+
+    def _create(self, path: Path, header: Mapping[str, Any]) -> None:
+        """The file appears whole."""
+        text = json.dumps(dict(header)).encode()
+        content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
+        try:
+            replace(path, lambda to: to.write_bytes(content))
+        except OSError as error:
+            raise self._disk.failed(f"log {str(path)!r} cannot be made", error) from None
+        self._disk.took(f"log {str(path)!r}")
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Take the step; on a full disk again and again, while nobody is there to be told."""
+        while True:
+            try:
+                return step()
+            except NoRoom:
+                if not self.waits:
+                    raise
+            time.sleep(PACE)
 
     def settle(self, end: int) -> None:
         """Return when the log up to `end` is as durable as it was asked to be.
@@ -204,11 +236,7 @@ class Log:
                 os.fdatasync(self._file)
             except OSError as error:
                 # What the disk holds now is unknown, and a second try would not tell.
-                print(
-                    f"log {str(self.path)!r} cannot be made durable: {error.strerror}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"log {str(self.path)!r} cannot be made durable: {error.strerror}")
                 os._exit(1)
             self._synced = reached
 
@@ -317,18 +345,6 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(said, dict) or not isinstance(said.get("after", {}), dict):
         raise _damaged(path, 0)
     return said, len(start) + length, crc
-
-
-def _create(path: Path, header: Mapping[str, Any]) -> None:
-    """The file appears whole."""
-    text = json.dumps(dict(header)).encode()
-    content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
-    try:
-        replace(path, lambda to: to.write_bytes(content))
-    except OSError as error:
-        raise LogError(
-            f"log {str(path)!r} cannot be made: {error.strerror}; choose another folder"
-        ) from None
 
 
 def flat(part: Part) -> memoryview:

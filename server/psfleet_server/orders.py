@@ -8,10 +8,10 @@ that answers calls, all of which may be waiting for the very standby that is to 
 """
 
 import os
-import sys
-import threading
 from collections.abc import Callable
 
+from psfleet.saying import say
+from psfleet.threads import ServiceThread
 from psfleet_server.feed import Feed
 from psfleet_server.standby import Standby
 
@@ -34,7 +34,7 @@ class Orders:
 
     def start(self) -> None:
         """Begin to listen; the thread ends with the process."""
-        threading.Thread(target=self._run, name="orders", daemon=True).start()
+        ServiceThread(self._run, "orders").start()
 
     def _run(self) -> None:
         text = b""
@@ -51,4 +51,4 @@ class Orders:
         elif what == "promote" and number.isdigit() and standby is not None:
             standby.promote(int(number))
         else:
-            print(f"order {line!r} means nothing to this server", file=sys.stderr, flush=True)
+            say(f"order {line!r} means nothing to this server")

@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import PsfleetError
+from psfleet.threads import ServiceThread, ends_process
 from psfleet.wire import status
 from psfleet.wire.channel import GRACE
 from psfleet.wire.v1.frame_pb2 import Header
@@ -67,10 +68,16 @@ class Reply:
         self._parked = deadlines
         remaining = min(self._context.time_remaining(), LONGEST)
         deadlines.watch(self, time.monotonic() + max(remaining - GRACE / 2, 0), expire)
-        if not self._context.add_callback(lambda: None if self.done else expire()):
+        if not self._context.add_callback(lambda: self._lose(expire)):
             expire()
         if self.done:  # answered by another thread meanwhile
             deadlines.forget(self)
+
+    def _lose(self, expire: Callable[[], None]) -> None:
+        """The call has ended; if nobody has answered it, its client is gone. gRPC hides what this raises."""
+        if not self.done:
+            with ends_process("the end of a call"):
+                expire()
 
     def _finish(self) -> bool:
         with self._lock:
@@ -98,7 +105,7 @@ class Deadlines:
         self._live: dict[int, tuple[Reply, Callable[[], None]]] = {}
         self._of: dict[Reply, int] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
+        self._thread = ServiceThread(self._run, "deadlines")
 
     def start(self) -> None:
         """Begin to watch."""

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +12,11 @@ from typing import Any
 from psfleet.checkpoint import write_frozen
 from psfleet.checkpoint.manifest import ShardFile, spec_to_json
 from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.saying import say
 from psfleet.shard.core import Core, read_core, write_core
 from psfleet.shard.frozen import FrozenShard
 from psfleet.testing.faults import Crashes
+from psfleet.threads import ServiceThread
 from psfleet_server.coordinator import Coordinator
 from psfleet_server.decisions import CLASSES
 from psfleet_server.pace import Pace
@@ -88,9 +89,7 @@ class Parts:
         for n in others:
             self.forget(n)
         if begins:
-            thread = threading.Thread(
-                target=self._write, args=(part,), name="snapshot", daemon=True
-            )
+            thread = ServiceThread(self._write, "snapshot", (part,))
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
 
@@ -161,7 +160,7 @@ class Parts:
                 f"server {frozen.index} cannot write to {part.folder!r}: {error}"
             )
             if part in self._parts.values():  # else it was given up, and its folder is gone
-                print(outcome, file=sys.stderr, flush=True)
+                say(str(outcome))
         self._reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []

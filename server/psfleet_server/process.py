@@ -142,6 +142,8 @@ class Server:
         except BaseException:
             listening.release(self.endpoint)
             raise
+        if self._log is not None:
+            self._log.waits = False
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -160,6 +162,8 @@ class Server:
     def _begin(self) -> None:
         """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
         if self.standby is not None:
+            if self._log is not None:
+                self._log.waits = True
             self.term = self.standby.term
             self._lingers = self._shard.rounds.is_over()
         else:
@@ -179,7 +183,7 @@ class Server:
     def _prepare(self) -> None:
         warm_up()
         self._shard.tables.budget.limit = table_limit(self.environment.memory)
-        self._log = open_log(self.environment)
+        self._log = open_log(self.environment, self._tell)
         if self._log is not None:
             folder = Path(self.environment.snapshot_folder)
             self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator, folder)

@@ -7,9 +7,11 @@ closes the pipe first: Python ends its threads long before the kernel has taken 
 
 import contextlib
 import os
-import sys
 import threading
 from typing import Self
+
+from psfleet.saying import say
+from psfleet.threads import ServiceThread
 
 __all__ = ["Pulse"]
 
@@ -28,7 +30,7 @@ class Pulse:
     def __init__(self, pipe: int = 0) -> None:
         self._pipe = pipe
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = ServiceThread(self._run, "pulse")
 
     def __enter__(self) -> Self:
         if not self._pipe:
@@ -46,7 +48,7 @@ class Pulse:
 
     def tell(self, text: str) -> None:
         """Have one line said to whoever watches the job, and put it into this process's log."""
-        print(text, file=sys.stderr, flush=True)
+        say(text)
         if self._pipe and self._thread.is_alive():
             line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"
             with contextlib.suppress(OSError):  # who has not looked for hours finds it in the log

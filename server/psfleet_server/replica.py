@@ -1,7 +1,6 @@
 """The service that a standby follows: a copy of all that the server holds, then its records."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from psfleet.errors import FrameError, ProtocolError
 from psfleet.shard.events import Create, Fill, Record
 from psfleet.shard.frozen import FrozenShard
 from psfleet.tables.frozen import FrozenTable
+from psfleet.threads import ServiceThread
 from psfleet.wire import following, status
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator import Decision
@@ -84,9 +84,7 @@ class _Replica:
             kind, core = copied(host.shard, joined_core(frozen.core, host.coordinator))
         if not context.add_callback(lambda: feed.lose(asked.attach)):
             feed.lose(asked.attach)
-        threading.Thread(
-            target=_listen, args=(feed, asked.attach, requests), name="standby", daemon=True
-        ).start()
+        ServiceThread(_listen, "standby", (feed, asked.attach, requests)).start()
         with contextlib.closing(frozen):
             for record in _copy(frozen):
                 yield from _messages(Fed(0, *_encoded(record)))
@@ -98,13 +96,18 @@ class _Replica:
 
 def _listen(feed: Feed, attach: int, requests: Iterator[bytes]) -> None:
     """What the standby says, until its stream ends."""
-    with contextlib.suppress(Exception):  # a bare one is how gRPC says that the call has ended
-        for request in requests:
-            said = _read(request)
-            if said.term:
-                feed.depose(said.term)
-            feed.took(attach, said.taken)
+    for said in _said(requests):
+        if said.term:
+            feed.depose(said.term)
+        feed.took(attach, said.taken)
     feed.lose(attach)
+
+
+def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
+    """The messages of a standby; a bare Exception is how gRPC says that the call has ended."""
+    with contextlib.suppress(Exception):
+        while True:
+            yield _read(next(requests))
 
 
 def _copy(frozen: FrozenShard) -> Iterator[Record]:

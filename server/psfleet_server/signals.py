@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from psfleet.threads import ServiceThread
+
 __all__ = ["stops_on_signals"]
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -24,7 +26,7 @@ def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         return
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    hearing = threading.Thread(target=_hear, args=(ours, stop), name="signals", daemon=True)
+    hearing = ServiceThread(_hear, "signals", (ours, stop))
     hearing.start()
     wakeup = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     before = {number: signal.signal(number, lambda *_: None) for number in _ENDING}

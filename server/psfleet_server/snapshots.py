@@ -1,6 +1,5 @@
 """The gRPC methods of snapshots: bytes in, checked; bytes out."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import grpc
 from psfleet.errors import CheckpointError, FrameError, PsfleetError
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import BeginCut, EndCut, MarkCut
+from psfleet.threads import ServiceThread
 from psfleet.wire.specs import write_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.host import Host
@@ -152,7 +152,7 @@ class _Lead:
             else:
                 reply.answer(_bytes(snapshot_pb2.TakeReply(number=number, path=path)))
 
-        threading.Thread(target=take, name="take", daemon=True).start()
+        ServiceThread(take, "take").start()
         self._host.park(reply, "the snapshot was not complete in time; it may still become so")
 
 

@@ -16,6 +16,7 @@ import grpc
 from psfleet.environment import Environment
 from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
 from psfleet.testing.faults import Crashes
+from psfleet.threads import ServiceThread
 from psfleet.wire import following
 from psfleet.wire.channel import await_connection, open_channel
 from psfleet.wire.security import Access
@@ -67,7 +68,7 @@ class Standby:
     def start(self) -> None:
         """Begin to follow."""
         self._channel = open_channel(self._endpoint, self._access)
-        threading.Thread(target=self._run, name="following", daemon=True).start()
+        ServiceThread(self._run, "following").start()
 
     def wait(self) -> Literal["promoted", "required", "over", "stopped"]:
         """The next news: the primary requires it, it has taken over, or it is not needed.

@@ -1,10 +1,16 @@
-"""Time for a shard: it reads no clock, so a thread tells it how much has passed."""
+"""Time for a shard: it reads no clock, so a thread tells it how much has passed.
 
+The same thread asks it once a second to do what had to wait for room on the disk of its log.
+"""
+
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 
+from psfleet.errors import NoRoom
 from psfleet.shard.events import Tick
+from psfleet.threads import ServiceThread
 from psfleet_server.host import Host
 
 __all__ = ["Ticker"]
@@ -24,7 +30,7 @@ class Ticker:
         self._host = host
         self._clock = clock
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
+        self._thread = ServiceThread(self._run, "ticks")
 
     def start(self) -> None:
         """Begin to look at the clock."""
@@ -44,5 +50,8 @@ class Ticker:
                 every = self._host.shard.tables.tick_every
             now = self._clock()
             if every and now - told >= every:
-                self._host.ask(Tick(now - told))
-                told = now
+                with contextlib.suppress(NoRoom):  # the time goes on to count
+                    self._host.ask(Tick(now - told))
+                    told = now
+            with contextlib.suppress(NoRoom):
+                self._host.retry()

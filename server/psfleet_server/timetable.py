@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.intervals import Interval
+from psfleet.threads import ServiceThread
 from psfleet_server.lead import GaveWay, Lead, Wanted
 
 __all__ = ["Timetable"]
 
 _LOOK = 0.05  # seconds between looks how far the training is
+_PAUSE = 1.0  # after one that failed
 
 
 class Timetable:
@@ -43,7 +45,7 @@ class Timetable:
         self._clock = clock
         self._tell = tell
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="timetable", daemon=True)
+        self._thread = ServiceThread(self._run, "timetable")
 
     def start(self) -> None:
         """Begin to look at the clock."""
@@ -74,6 +76,7 @@ class Timetable:
                 if not waits and not self._over.is_set():
                     failures += 1
                     self._fails(error, failures)
+                    self._over.wait(_PAUSE)
                 continue
             if failures:
                 self._tell(f"snapshots are taken again, after {failures} that could not be")

@@ -10,6 +10,8 @@ import contextlib
 import os
 import threading
 
+from psfleet.threads import ServiceThread
+
 __all__ = ["Trail"]
 
 _STRIDE = 8 << 20  # bytes written between two turns
@@ -33,7 +35,7 @@ class Trail:
             return
         self._way = 0
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="trail", daemon=True)
+            self._thread = ServiceThread(self._run, "trail")
             self._thread.start()
         with self._more:
             if self._next is not None:  # the disk is slow; this turn covers that one

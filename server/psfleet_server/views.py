@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from psfleet.errors import PsfleetError
+from psfleet.saying import say
 from psfleet.shard.views import Freeze
+from psfleet.threads import ServiceThread
 from psfleet.wire.membership import read_report, write_install
 from psfleet.wire.security import Access
 from psfleet.wire.v1 import membership_pb2
@@ -42,7 +44,7 @@ class Views:
         self._peers: list[Peer] = []
         self._over = False
         self._poked = False
-        self._thread = threading.Thread(target=self._run, name="views", daemon=True)
+        self._thread = ServiceThread(self._run, "views")
 
     def start(self) -> None:
         """Begin, as soon as it is known where the servers are."""
@@ -108,14 +110,13 @@ class Views:
         """Make every call once; whether one of them was answered."""
         answered = False
         for each in due:
-            try:
-                step = self._send(each)
-            except PsfleetError:
-                continue  # it is due again
             before = self._torn()
-            self._host.meet(step)
+            try:
+                self._host.meet(self._send(each))
+            except PsfleetError:  # no answer, or no room to keep what follows from it
+                continue  # it is due again
             for line in torn_words(self._torn()[len(before) :]):
-                print(line, flush=True)
+                say(line)
             answered = True
         return answered
 

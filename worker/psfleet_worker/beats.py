@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from psfleet.errors import Fenced, PsfleetError
+from psfleet.threads import ServiceThread
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
 
 __all__ = ["Beats", "Listener"]
@@ -41,7 +42,7 @@ class Beats:
         self._request = request
         self._every = every
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
+        self._thread = ServiceThread(self._run, "beats")
 
     def start(self) -> None:
         """Begin to beat."""

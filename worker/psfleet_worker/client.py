@@ -22,11 +22,13 @@ from psfleet.errors import (
     DeadlineExceeded,
     LaneLost,
     Later,
+    NoRoom,
     NotReady,
     PsfleetError,
     ServerUnavailable,
     UsageError,
 )
+from psfleet.threads import ServiceThread
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.probing import closes_at_once
 from psfleet.wire.security import Access, is_tcp
@@ -51,6 +53,7 @@ class Patience:
         outage: For a server that cannot be reached, before it is given up.
         start: The same at the first contact, when the fleet is still starting.
         leave: The same when there is nothing left to do but to say so.
+        room: For a server whose disk is full.
     """
 
     wait: float = 600.0
@@ -58,6 +61,7 @@ class Patience:
     outage: float = 10.0
     start: float = 60.0
     leave: float = 1.0
+    room: float = 600.0
 
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
@@ -199,7 +203,7 @@ class Client:
         self._process = os.getpid()
         self._open = 0  # calls that have not ended
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"server {index}", daemon=True)
+        self._thread = ServiceThread(self._run, f"server {index}")
         self._thread.start()
 
     def start(
@@ -289,6 +293,7 @@ class Client:
         deadline = time.monotonic() + call.seconds
         pause, answered = _FIRST_PAUSE, False
         lost: float | None = None  # since when there has been no answer
+        full: float | None = None  # since when it has had no room
         while True:
             try:
                 return self._send(call.method, call.request, deadline - time.monotonic())
@@ -300,6 +305,15 @@ class Client:
                     raise
                 call.renew()
                 self._closing.wait(_MOMENT)
+            except NoRoom as error:
+                now = time.monotonic()
+                full = now if full is None else full
+                if self._closing.is_set() or now >= full + self.patience.room:
+                    raise NoRoom(f"{self.name}, for {now - full:.1f} seconds: {error}") from None
+                call.renew()
+                self._closing.wait(pause)
+                pause, lost = min(2 * pause, _LONGEST_PAUSE), None
+                deadline = time.monotonic() + call.seconds  # it has answered, and did no work
             except (ServerUnavailable, NotReady) as error:
                 call.fall_back()
                 self._check_access(error)

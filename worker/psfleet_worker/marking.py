@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.threads import ServiceThread
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
 from psfleet_worker.client import wait_all
@@ -86,7 +87,7 @@ class Marks:
         number = reply.snapshot.number
         if number > self._heard and not self._closing:
             self._heard = number
-            thread = threading.Thread(target=self._answer, args=(number,), name="mark", daemon=True)
+            thread = ServiceThread(self._answer, "mark", (number,))
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
 

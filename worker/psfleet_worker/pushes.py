@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from psfleet.threads import ServiceThread
 from psfleet_worker.client import Call, Client, wait_all
 from psfleet_worker.parcel import Parcel
 from psfleet_worker.pulls import PullTicket
@@ -129,7 +130,7 @@ class Pushes:
     def _expect_company(self) -> None:
         self._due = time.monotonic() + LINGER
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pushes", daemon=True)
+            self._thread = ServiceThread(self._run, "pushes")
             self._thread.start()
         self._came = True
         if self._asleep:

@@ -1,0 +1,69 @@
+"""Trains on fleet.dataset; before some steps every worker waits until its disk is full. Says what came out.
+
+python filled.py MODE FOLDER FILLS
+
+At the K-th of these steps a worker makes FOLDER/at.<worker>.<K> and waits for FOLDER/full.<K>. Worker 1 is
+killed at the first one.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from psfleet import fleet, runtime
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.strategy import DistributedStrategy
+from psfleet.tables.spec import Initializer, TableSpec
+
+SAMPLES, EPOCHS = 160, 2
+WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
+COUNTS = TableSpec(
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+)
+
+
+def meet(folder: Path, me: int, fill: int) -> None:
+    """Wait for the disk to be full; worker 1 dies there once."""
+    (folder / f"at.{me}.{fill}").touch()
+    while not (folder / f"full.{fill}").exists():
+        time.sleep(0.01)
+    if me == 1 and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(mode: str, folder: Path, fills: int) -> None:
+    """One worker."""
+    strategy = DistributedStrategy()
+    strategy.a_sync = mode == "async"
+    fleet.init(strategy=strategy)
+    active, me = runtime.active(), fleet.worker_index()
+    active.create(COUNTS)
+    active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
+    for step, chosen in enumerate(fleet.dataset(SAMPLES, 5, EPOCHS, shuffle_seed=3)):
+        if step and step % 3 == 0 and step // 3 <= fills:
+            meet(folder, me, step // 3)
+        weights = active.pull([Read(WEIGHTS.key)])[0]
+        noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
+        ones = np.full((len(chosen), 1), -1, np.float32)
+        active.push(
+            [
+                Gradient(COUNTS.key, ones, chosen, 1.0),
+                Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05),
+            ]
+        )
+        active.flush()
+    fleet.barrier_worker()
+    if me == 0:
+        used = active.pull([Read(COUNTS.key, np.arange(SAMPLES))])[0]
+        print("used", used.reshape(-1).astype(int).tolist())
+        if mode == "sync":
+            print("weights", active.pull([Read(WEIGHTS.key)])[0].tobytes().hex())
+
+
+main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

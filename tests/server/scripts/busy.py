@@ -1,0 +1,24 @@
+"""Makes every thread of a job work: pushes 24 MB, takes a snapshot, trains on."""
+
+import numpy as np
+
+from psfleet import fleet, runtime
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.strategy import DistributedStrategy
+from psfleet.tables.spec import TableSpec
+
+WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
+
+strategy = DistributedStrategy()
+strategy.a_sync = False  # unless --mode says something else
+fleet.init(strategy=strategy)
+active = runtime.active()
+active.create(WEIGHTS, np.zeros(250_000, np.float32))
+for step in range(24):
+    if step == 12 and fleet.worker_index() == 0:
+        fleet.snapshot()
+    active.pull([Read(WEIGHTS.key)])
+    active.push([Gradient(WEIGHTS.key, np.ones(250_000, np.float32), None, 0.1)])
+active.flush()
+fleet.barrier_worker()

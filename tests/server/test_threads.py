@@ -1,0 +1,90 @@
+"""No thread of a server or a worker ends unnoticed: its failure ends the process, in a sentence."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(Path(__file__).with_name("scripts") / "busy.py")
+ENV = {
+    **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
+    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch")),
+}
+LOG = ("--durability", "log", "--snapshot-every", "1h")
+PAIR = ("--replicas", "1")
+THREADS: dict[str, tuple[str, ...]] = {
+    # of a server
+    "beats": (),  # of a worker too
+    "deadlines": (),
+    "following": PAIR,
+    "lanes": (),
+    "orders": PAIR,
+    "pulse": (),
+    "signals": (),
+    "snapshot": LOG,
+    "standby": PAIR,
+    "take": LOG,
+    "ticks": (),
+    "timetable": LOG,
+    "trail": LOG,
+    "views": (),
+    # of a worker
+    "mark": LOG,
+    "merging": ("--mode", "half-async"),
+    "pushes": ("--mode", "async"),
+    "server 1": (),
+}
+"""By name, with what a job needs to have it."""
+
+ELSEWHERE = {
+    "psfleet/threads.py",  # makes them
+    "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
+    "psfleet/testing/local_fleet.py",  # for tests
+    "psfleet/testing/training.py",
+}
+
+
+def calls(name: str) -> Iterator[tuple[str, ast.Call]]:
+    """Calls of that name in the code of servers and workers, and the file of each."""
+    for folder in ("psfleet", "server", "worker"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
+                    yield str(path.relative_to(ROOT)), node
+
+
+def test_all_threads_are_made_in_one_way() -> None:
+    """Servers and workers start threads only in this one way, and each of them is tested here."""
+    plain = {file for name in ("Thread", "Timer", "start_new_thread") for file, _ in calls(name)}
+    assert plain <= ELSEWHERE
+    names = {ast.unparse(call.args[1]) for _, call in calls("ServiceThread")}
+    assert names == {repr(name) for name in THREADS if name != "server 1"} | {"f'server {index}'"}
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None:
+    """An error that nobody expects, in any thread: its process says so in one line and ends with code 1."""
+    command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
+    command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
+    done = subprocess.run(
+        command,
+        env=ENV | {"PSFLEET_BROKEN_THREAD": name},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    logs = "".join(path.read_text() for path in tmp_path.glob("*/*log.*"))
+    said = (
+        rf"^psfleet: thread '{name}' has failed, and process \d+ ends: BrokenThread: a test wants"
+    )
+    assert re.search(said, logs, re.MULTILINE), logs + done.stderr
+    if name not in ("following", "standby"):  # where another process takes the place of that one
+        assert "code 1" in done.stderr, done.stderr
+        assert done.returncode, done.stderr
