@@ -1,10 +1,18 @@
 """Files that are on the disk when a function returns, whatever becomes of the machine then."""
 
+import contextlib
+import ctypes
+import errno
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
-__all__ = ["reason", "replace", "sync", "write_durably"]
+__all__ = ["exchange", "read_small", "reason", "regular", "replace", "sync", "write_durably"]
+
+_HERE = -100  # AT_FDCWD
+_EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 def replace(where: Path, write: Callable[[Path], object]) -> None:
@@ -23,6 +31,58 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(where.absolute().parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders change places in one step. False: the system or the file system cannot.
+
+    renameat2 with RENAME_EXCHANGE: Linux 3.15 and glibc 2.28, on ext4, xfs, btrfs, tmpfs, overlayfs;
+    not on NFS.
+
+    Raises:
+        OSError: One of them is not there, or may not be moved.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+@contextlib.contextmanager
+def regular(where: Path) -> Iterator[IO[bytes]]:
+    """Open a file to read it, if it is one: neither a pipe, which might wait for ever, nor a device.
+
+    Raises:
+        OSError: It cannot be opened, or is something else.
+        ValueError: The path is no name of a file.
+    """
+    handle = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb", buffering=0) as file:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(where))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "It is no regular file", str(where))
+        yield file
+
+
+def read_small(where: Path, most: int) -> bytes:
+    """All of a regular file that is known to be small.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or has more than `most` bytes.
+        ValueError: The path is no name of a file.
+    """
+    with regular(where) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"It has {size:,} bytes, more than {most:,}", str(where))
+        return file.read(most + 1)
 
 
 def write_durably(where: Path, content: bytes) -> None:

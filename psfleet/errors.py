@@ -20,6 +20,7 @@ PsfleetError
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
 ├── AccessDenied          (also PermissionError) the other end is not of this job
 ├── LogError                                   a server's log is damaged, or cannot be written
+│   └── NoRoom                                 its disk is full; the same is tried again
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 

@@ -4,6 +4,7 @@ A delta says the changes of the snapshot before it. Of several that build on eac
 file that names a row counts, so a reader takes from each what no later one names.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ class _File:
 class Snapshot:
     """A snapshot with all that it builds on, every byte of it checked.
 
+    Args:
+        path: Its folder.
+        read_back: Compare every byte with its checksum. False: only lengths, as of files just written.
+
     Attributes:
         manifest: Its own.
 
@@ -62,8 +67,8 @@ class Snapshot:
         CheckpointError: It is missing, incomplete or damaged.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._chain = verify(path)
+    def __init__(self, path: str | Path, *, read_back: bool = True) -> None:
+        self._chain = verify(path, read_back=read_back)
         self.path, self.manifest = self._chain[-1]
         self._levels = [
             [_open(folder / entry.file, entry) for entry in manifest.files]
@@ -87,8 +92,9 @@ class Snapshot:
     def core(self, index: int) -> Core:
         """What one of its servers was beside the tables."""
         file = self._levels[-1][index]
-        count = sum(name.startswith("core:") for name in file.names())
-        return Core(file.state["core"], [file.whole(f"core:{i}") for i in range(count)])
+        names = file.names()
+        own = itertools.takewhile(names.__contains__, (f"core:{i}" for i in itertools.count()))
+        return Core(file.state["core"], [file.whole(name) for name in own])
 
     def events(self, server: int, servers: int, own: bool = False) -> Iterator[Create | Fill]:
         """What makes an empty shard, the one of `servers`, hold its part of the tables.

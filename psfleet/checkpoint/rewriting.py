@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from psfleet.checkpoint.drafts import Draft
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
-from psfleet.checkpoint.writing import finish_save, saving, write_frozen
+from psfleet.checkpoint.writing import write_frozen
 from psfleet.durable import reason
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
+from psfleet.testing.faults import Crashes
 
 __all__ = ["Difference", "compare", "export", "reshard"]
+
+_LONGEST = 200  # bytes of a file's name before its ending
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,17 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     snapshot = Snapshot(path)
     core = snapshot.core(0)
     files = []
-    with saving(target) as folder:
+    with Draft(target, Crashes.wanted()) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
             snapshot.load(shard)
             frozen = replace(shard.freeze(), number=snapshot.manifest.cut.number)
             with contextlib.closing(frozen):
-                files.append(write_frozen(folder, frozen, core))
+                files.append(write_frozen(draft.folder, frozen, core))
         manifest = replace(
             snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
         )
-        finish_save(folder, target, manifest)
+        draft.finish(manifest)
     return manifest
 
 
@@ -148,11 +152,18 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _file_name(table: str, taken: set[str]) -> str:
-    """A name for the files of a table, unlike those that are taken."""
-    name = re.sub(r"[/\0]", "_", table)
-    while name in taken:
-        name += "_"
-    taken.add(name)
+    """A name for the files of a table, unlike those that are taken.
+
+    Not all of the name if it is long: a file has 255 bytes for its own. Case does not count, for
+    some file systems do not know it.
+    """
+    plain = re.sub(r"[^\w.+ -]", "_", table)
+    start = plain.encode()[:_LONGEST].decode(errors="ignore").lstrip(".") or "_"
+    name, number = start, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{start}_{number}"
+    taken.add(name.casefold())
     return name
 
 

@@ -3,19 +3,12 @@
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from psfleet.checkpoint.manifest import (
-    MANIFEST,
-    Base,
-    Cut,
-    Manifest,
-    ShardFile,
-    chain,
-    write_manifest,
-)
+from psfleet.checkpoint.drafts import Draft
+from psfleet.checkpoint.leftovers import place_of
+from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, chain
 from psfleet.checkpoint.tensors import TensorWriter, digest
 from psfleet.durable import reason, sync
 from psfleet.errors import CheckpointError
@@ -28,15 +21,7 @@ from psfleet.tables.frozen import FrozenTable
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Crashes
 
-__all__ = [
-    "begin_save",
-    "finish_save",
-    "linked",
-    "merged_specs",
-    "save_fleet",
-    "saving",
-    "write_frozen",
-]
+__all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 
 
 def save_fleet(
@@ -48,15 +33,15 @@ def save_fleet(
         CheckpointError: It cannot be written; what was is removed.
     """
     files, cut = [], Cut()
-    with _told(path), saving(path) as folder:
+    with _told(path), Draft(path, Crashes.wanted()) as draft:
         for shard in shards:
             frozen = shard.freeze(cutting)
             cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
             with contextlib.closing(frozen):
-                files.append(write_frozen(folder, frozen))
+                files.append(write_frozen(draft.folder, frozen))
         specs = tuple(table.spec for table in shards[0].tables.values())
         link = linked(base, path) if base else None
-        finish_save(folder, path, Manifest(specs, tuple(files), cut, link))
+        draft.finish(Manifest(specs, tuple(files), cut, link))
 
 
 @contextlib.contextmanager
@@ -73,62 +58,14 @@ def linked(base: str | Path, path: str | Path) -> Base:
     Raises:
         CheckpointError: It would replace one of those that it builds on, or one of them is not there.
     """
-    target = Path(path).resolve()
+    target = place_of(path)
     if any(folder.resolve() == target for folder, _ in chain(base)):
         raise CheckpointError(
             f"a delta cannot be written to {str(path)!r}: it builds on the snapshot there; choose "
             "another folder"
         )
-    relative = os.path.relpath(base, Path(path).absolute())
+    relative = os.path.relpath(place_of(base), target)
     return Base(relative, digest(Path(base) / MANIFEST))
-
-
-@contextlib.contextmanager
-def saving(path: str) -> Iterator[str]:
-    """`begin_save`; what has been written is removed if it comes to no end."""
-    folder = begin_save(path)
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def begin_save(path: str) -> str:
-    """Make the temporary folder that servers write into, beside `path`.
-
-    Raises:
-        CheckpointError: There is something else at `path`, or the folder cannot be made.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
-            raise CheckpointError(f"{path!r} exists and is not a checkpoint; choose another folder")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
-        raise CheckpointError(
-            f"a snapshot cannot be written to {path!r}: {reason(error)}; choose another folder"
-        ) from None
-    return str(temporary)
-
-
-def finish_save(folder: str, path: str, manifest: Manifest, crashes: Crashes | None = None) -> None:
-    """Write the manifest and give the folder its name: from then on the snapshot is complete."""
-    write_manifest(Path(folder), manifest)
-    sync(Path(folder))
-    if crashes is not None:
-        crashes.reach("unnamed")
-    target = Path(path)
-    if target.exists():
-        old = target.with_name(f".{target.name}.{os.getpid()}.old")
-        target.rename(old)
-        Path(folder).rename(target)
-        shutil.rmtree(old)
-    else:
-        Path(folder).rename(target)
-    sync(target.absolute().parent)
 
 
 def write_frozen(

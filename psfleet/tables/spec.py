@@ -104,7 +104,13 @@ class TableSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("a table needs a name; it is ''")
-        if (length := len(self.name.encode(errors="surrogatepass"))) > MAX_NAME:
+        try:
+            length = len(self.name.encode())
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"table {self.name[:40]!r} has a name that is no text: half of a surrogate pair"
+            ) from None
+        if length > MAX_NAME:
             raise ConfigError(
                 f"table {self.name[:40]!r}... has a name of {length} bytes; the limit is {MAX_NAME}"
             )

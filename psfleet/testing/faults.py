@@ -131,8 +131,10 @@ class Crashes:
             it is written but for its last byte, when it is whole, when it has taken effect, and before
             the answer.
             Of a snapshot: cut, page, written (of a server's file), turned (the log goes on in a new
-            file), unnamed and complete (server 0, before and after the snapshot has its name),
-            shortened (files of the log are being removed); replay: before a record is taken again.
+            file), shortened (files of the log are being removed); of whoever leads it began (its
+            folder is made), unnamed and named (before and after it has its place), away (between the
+            two steps of that, where it takes two), complete (before anybody is told);
+            replay: before a record is taken again.
             Of a change of the members (server 0): freeze, install: before a server is told.
             With a standby: feed, fed (a primary, before and after a record is on its way), waiting,
             followed (before and after the standby's word); receive, took (the standby, around taking it).

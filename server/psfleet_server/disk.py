@@ -1,8 +1,10 @@
 """Whether the disk of a log takes what is written, and word of it when that changes."""
 
 import errno
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from psfleet.errors import LogError, NoRoom
 
@@ -28,13 +30,15 @@ class Disk:
         self._tell = tell
         self._clock = clock
         self._full_since: float | None = None
+        self._wanted = 0  # bytes for which there was no room
 
-    def failed(self, what: str, error: OSError) -> LogError:
+    def failed(self, what: str, error: OSError, size: int) -> LogError:
         """The error to raise: something was not written, and whatever was is taken back.
 
         Args:
             what: "log 'x' cannot be written".
             error: Why.
+            size: Of it in bytes.
         """
         said = f"{what}: {error.strerror}; make room for it"
         if error.errno not in _FULL:
@@ -42,10 +46,15 @@ class Disk:
         if self._full_since is None:
             self._full_since = self._clock()
             self._tell(f"{said}. Pushes wait until there is some")
+        self._wanted = max(self._wanted, size)
         return NoRoom(said)
 
-    def took(self, what: str) -> None:
-        """Something was written."""
-        if self._full_since is not None:
+    def took(self, what: str, file: Path) -> None:
+        """Something was written to the file. A little may fit where more does not: that is not the end."""
+        if self._full_since is None:
+            return
+        free = os.statvfs(file)
+        if free.f_bavail * free.f_frsize > self._wanted:
+            self._wanted = 0
             seconds, self._full_since = self._clock() - self._full_since, None
             self._tell(f"{what} is written again, after {seconds:.1f} seconds without room")

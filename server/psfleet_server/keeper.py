@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from psfleet.checkpoint import load_shard
+from psfleet.checkpoint import Snapshot, load_shard, own_name
 from psfleet.environment import Environment
+from psfleet.errors import CheckpointError
 from psfleet.saying import say
 from psfleet.shard.events import Cut, Record
 from psfleet.shard.shard import Shard
@@ -14,7 +15,7 @@ from psfleet.testing.faults import Crashes
 from psfleet_server.coordinator import Coordinator, Decision
 from psfleet_server.log import Log, records
 from psfleet_server.records import Kind, encode, encode_change, encode_core
-from psfleet_server.recovery import begin, go_on_from, take_all
+from psfleet_server.recovery import begin, check_restart, go_on_from, take_all
 
 __all__ = ["Keeper", "open_log"]
 
@@ -115,8 +116,19 @@ class Keeper:
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
 
+    def can_start_from(self, number: int) -> bool:
+        """Whether a snapshot that is said to be complete is one to start from; says why it is not."""
+        if self._snapshots is None:
+            return False
+        try:
+            check_restart(Snapshot(self._snapshots / own_name(number), read_back=False))
+        except (CheckpointError, OSError) as error:
+            say(f"the log stays as it is, for it is needed without snapshot {number}: {error}")
+            return False
+        return True
+
     def shorten(self, number: int) -> None:
-        """A snapshot is complete: what the log says before it is not needed any more."""
+        """A server can start from this snapshot: what the log says before it is not needed any more."""
         self.log.shorten(number)
 
     def _replay(self) -> int:

@@ -16,10 +16,9 @@ from typing import Any
 
 from psfleet.checkpoint import (
     Cut,
+    Draft,
     Manifest,
     ShardFile,
-    begin_save,
-    finish_save,
     linked,
     merged_specs,
     own_name,
@@ -35,6 +34,7 @@ from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.host import Host
 from psfleet_server.parking import Reply
 from psfleet_server.peers import Peer
+from psfleet_server.recovery import check_restart
 
 __all__ = ["GaveWay", "Lead", "Limits", "Wanted"]
 
@@ -168,13 +168,12 @@ class Lead:
             peers = self._peers()
             for peer in peers:
                 opened.callback(peer.close)
-            folder = begin_save(str(path))
             try:
-                parts, base = self._parts(peers, number, folder, wanted)
-                manifest = self._manifest(number, parts, path, base)
-                finish_save(folder, str(path), manifest, self._crashes)
+                with Draft(path, self._crashes) as draft:
+                    parts, base = self._parts(peers, number, draft.folder, wanted)
+                    manifest = self._manifest(number, parts, path, base)
+                    draft.finish(manifest, check_restart)
             except BaseException as error:
-                shutil.rmtree(folder, ignore_errors=True)
                 self._settle(peers, number, complete=False)
                 raise _explained(error, number) from error
             finally:

@@ -198,8 +198,10 @@ class Log:
         except OSError as error:
             os.ftruncate(self._file, self._end)
             os.lseek(self._file, self._end, os.SEEK_SET)
-            raise self._disk.failed(f"log {str(self.path)!r} cannot be written", error) from None
-        self._disk.took(f"log {str(self.path)!r}")
+            size = sum(view.nbytes for view in views)
+            what = f"log {str(self.path)!r} cannot be written"
+            raise self._disk.failed(what, error, size) from None
+        self._disk.took(f"log {str(self.path)!r}", self.path)
 
     def _create(self, path: Path, header: Mapping[str, Any]) -> None:
         """The file appears whole."""
@@ -208,8 +210,8 @@ class Log:
         try:
             replace(path, lambda to: to.write_bytes(content))
         except OSError as error:
-            raise self._disk.failed(f"log {str(path)!r} cannot be made", error) from None
-        self._disk.took(f"log {str(path)!r}")
+            what = f"log {str(path)!r} cannot be made"
+            raise self._disk.failed(what, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """Take the step; on a full disk again and again, while nobody is there to be told."""

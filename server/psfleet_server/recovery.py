@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, own_name, read_manifest
+from psfleet.checkpoint.checking import damage_is_said
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.shard.core import Core
 from psfleet.shard.shard import Shard
@@ -19,7 +20,16 @@ from psfleet_server.parts import coordinator_becomes
 from psfleet_server.records import Kind, decode, decode_core, encode_core
 from psfleet_server.supply import Supply
 
-__all__ = ["begin", "copied", "go_on_from", "restored", "take", "take_all", "workers_of"]
+__all__ = [
+    "begin",
+    "check_restart",
+    "copied",
+    "go_on_from",
+    "restored",
+    "take",
+    "take_all",
+    "workers_of",
+]
 
 _SEEN = "replica.view"  # the field of a copied core that says in which view the shard was
 
@@ -107,6 +117,18 @@ def _is_there(snapshots: Path, number: int) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def check_restart(snapshot: Snapshot) -> None:
+    """Take everything from a snapshot that a server takes when it starts from it, but its tables.
+
+    Raises:
+        CheckpointError: Something of it cannot be taken.
+    """
+    with damage_is_said(snapshot.path):
+        for index in range(len(snapshot.manifest.files)):
+            list(snapshot.specs(index))
+            _become(snapshot.core(index), Shard(), None if index else Coordinator(1))
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:

@@ -102,9 +102,10 @@ class _Snapshots:
         asked = _parse(snapshot_pb2.SettleRequest, request)
         self._host.ask(EndCut(asked.number, asked.base))
         self._host.parts.forget(asked.number)
-        if asked.complete and self._host.keeper is not None:
+        keeper = self._host.keeper
+        if asked.complete and keeper is not None and keeper.can_start_from(asked.number):
             with self._host.lock:
-                self._host.keeper.shorten(asked.number)
+                keeper.shorten(asked.number)
             self._host.feed.complete(asked.number)
         return _bytes(snapshot_pb2.SettleReply())
 

@@ -193,8 +193,9 @@ class Standby:
 
     def _shorten(self, snapshot: int) -> None:
         with self._taking:
-            if self._keeper is not None and not self.term:
-                self._keeper.shorten(snapshot)
+            keeper = self._keeper
+            if keeper is not None and not self.term and keeper.can_start_from(snapshot):
+                keeper.shorten(snapshot)
 
     def _reach(self, point: str) -> None:
         if self._crashes is not None:

@@ -18,9 +18,8 @@ import numpy as np
 from psfleet.checkpoint import (
     MANIFEST,
     Cut,
+    Draft,
     Manifest,
-    begin_save,
-    finish_save,
     load_shard,
     own_name,
     save_fleet,
@@ -156,10 +155,10 @@ class Server:
         with contextlib.closing(kept.frozen):
             if complete:
                 path = str(self.folder / "snapshots" / own_name(number))
-                folder = begin_save(path)
                 core = joined_core(kept.frozen.core, self.coordinator)
-                file = write_frozen(folder, kept.frozen, core)
-                finish_save(folder, path, Manifest(SPECS[1:], (file,), Cut(number, "async")))
+                with Draft(path) as draft:
+                    file = write_frozen(draft.folder, kept.frozen, core)
+                    draft.finish(Manifest(SPECS[1:], (file,), Cut(number, "async")))
 
 
 @dataclass(frozen=True)

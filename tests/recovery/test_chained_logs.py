@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.checkpoint import Cut, Manifest, begin_save, finish_save, own_name, write_frozen
+from psfleet.checkpoint import Cut, Draft, Manifest, own_name, write_frozen
 from psfleet.errors import LogError
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
@@ -53,10 +53,10 @@ class Server:
         [kept] = [i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, Keep)]
         path = str(self.folder / "snapshots" / own_name(number))
         if complete:
-            folder = begin_save(path)
             core = joined_core(kept.frozen.core, self.coordinator)
-            file = write_frozen(folder, kept.frozen, core)
-            finish_save(folder, path, Manifest((DENSE,), (file,), Cut(number, "async")))
+            with Draft(path) as draft:
+                file = write_frozen(draft.folder, kept.frozen, core)
+                draft.finish(Manifest((DENSE,), (file,), Cut(number, "async")))
         kept.frozen.close()
 
     def content(self) -> list[object]:
