@@ -24,7 +24,10 @@ class Limits:
         parked: Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of
             workers that register.
         connections: Open connections. A further one is closed at once.
+        handshakes: Connections of one address that have not proved themselves. When there are more, the
+            oldest are closed.
         streams: Calls that are open at once on one connection. Further ones wait in the client.
+        incoming: Calls of one connection whose message is on its way. A further one is refused.
     """
 
     message: int = _LARGEST_MESSAGE
@@ -32,7 +35,9 @@ class Limits:
     lane: int = 16 << 30
     parked: int = 10_000
     connections: int = 4096
+    handshakes: int = 128
     streams: int = 1024
+    incoming: int = 32
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():

@@ -1,6 +1,7 @@
 """How channels and servers are opened: the options, each with its reason."""
 
 import contextlib
+import resource
 from typing import Any
 
 import grpc
@@ -9,12 +10,16 @@ from psfleet.limits import Limits
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.security import Access
 
-__all__ = ["GRACE", "await_connection", "open_channel", "server_options"]
+__all__ = ["GRACE", "HANDSHAKE", "await_connection", "open_channel", "server_options"]
 
 GRACE = 1.0
 """Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
 the wait is for, says so before gRPC gives up with nothing but a code."""
 
+HANDSHAKE = 10.0
+"""Seconds within which a new connection must have proved itself; both ends give up then."""
+
+_RESERVED = 200  # descriptors for files, logs, other servers and connections about to be closed
 _PING_MS = 20_000
 
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -31,7 +36,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 200),
     # This one is no pause, whatever its name: it is how long a connection may take until the server
     # has answered to it. One that is busy takes a while; given up too soon, it would never be reached.
-    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.min_reconnect_backoff_ms", int(HANDSHAKE * 1000)),
     # A host that has vanished without a word is noticed while a call waits for it.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_MS // 2),
@@ -47,7 +52,9 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     # Who connects and does not prove itself is not waited for (gRPC's own: two minutes).
-    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),
+    # Nobody in a fleet compresses, and a few bytes would become gigabytes before they are counted.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 
 
@@ -79,6 +86,15 @@ def server_options(limits: Limits) -> list[tuple[str, Any]]:
     return [
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limits.message),
-        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_allowed_incoming_connections", min(limits.connections, _room())),
         ("grpc.max_concurrent_streams", limits.streams),
     ]
+
+
+def _room() -> int:
+    """Connections for which this process has descriptors.
+
+    Without one gRPC cannot accept a connection, not even to close it.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_MESSAGE if most == resource.RLIM_INFINITY else max(most - _RESERVED, 1)

@@ -4,21 +4,17 @@ A stranger's call ends before its message is taken in, so it costs no memory.
 """
 
 import hmac
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
 from psfleet.errors import AccessDenied
-from psfleet.saying import say
 from psfleet.wire import status
 from psfleet.wire.security import TOKEN_KEY, Access, is_tcp
+from psfleet_server.seldom import Seldom
 
 __all__ = ["gates"]
-
-_QUIET = 1.0  # seconds between two lines about refused calls
 
 Handler = Any  # grpc.RpcMethodHandler, generic in its stubs only
 
@@ -37,9 +33,7 @@ class _Gate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its
         self._expected = f"Bearer {token}".encode()
         # A handler that takes a stream of requests is called before any of them is read.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
-        self._lock = threading.Lock()
-        self._told_at = 0.0
-        self._untold = 0
+        self._log = Seldom()
 
     def intercept_service(
         self,
@@ -54,7 +48,7 @@ class _Gate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its
     def _refuse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         has_one = any(key == TOKEN_KEY for key, _ in context.invocation_metadata())
         what = "its token is not this job's" if has_one else "it carries no token"
-        self._tell(f"refused a call from {context.peer()}: {what}")
+        self._log.say(f"refused a call from {context.peer()}: {what}")
         status.failure(
             context,
             AccessDenied(
@@ -62,17 +56,6 @@ class _Gate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its
             ),
         )
         yield from ()
-
-    def _tell(self, line: str) -> None:
-        """Log the line, unless there was one just now: strangers do not fill the disk."""
-        with self._lock:
-            self._untold += 1
-            now = time.monotonic()
-            if now - self._told_at < _QUIET:
-                return
-            more = f" (and {self._untold - 1} more)" if self._untold > 1 else ""
-            self._told_at, self._untold = now, 0
-        say(line + more)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,13 +19,15 @@ from psfleet.shard.shard import Shard
 from psfleet.testing.chaos import say_what_is_held
 from psfleet.testing.faults import Crashes
 from psfleet.wire.channel import server_options
-from psfleet.wire.security import Access
+from psfleet.wire.security import Access, is_tcp
 from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_server import listening
 from psfleet_server.beats import Beats
 from psfleet_server.coordinator import Coordinator
+from psfleet_server.door import Door
 from psfleet_server.gate import gates
 from psfleet_server.host import Host
+from psfleet_server.intake import Intake
 from psfleet_server.keeper import Keeper, open_log
 from psfleet_server.lead import Lead
 from psfleet_server.log import Log
@@ -44,6 +48,7 @@ from psfleet_server.wishes import Wishes
 
 __all__ = ["Server", "serve"]
 
+_INCOMING = 256  # messages that may be on their way at once
 _LINGER = 3.0  # seconds for workers that have left to hear that they have
 _GRACE = 2.0  # seconds that calls in flight get to end
 
@@ -92,6 +97,9 @@ class Server:
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         # A standby that follows holds one.
         threads = environment.workers + 2 + environment.replicas
+        self._door = Door(environment.limits) if is_tcp(self.endpoint) else None
+        if self._door is not None:
+            threads += _INCOMING  # which calls hold whose message is on its way
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self.standby: Standby | None = None
         self._server: grpc.Server | None = None
@@ -122,7 +130,7 @@ class Server:
         server = grpc.server(
             self._pool,
             options=server_options(self.environment.limits),
-            interceptors=gates(self._access, self.endpoint),
+            interceptors=self._interceptors(),
         )
         keeps_log = self.environment.keeps_log or self.standby is not None
         if keeps_log:
@@ -144,6 +152,8 @@ class Server:
             raise
         if self._log is not None:
             self._log.waits = False
+        if self._door is not None:
+            self._door.start(self.endpoint)
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -158,6 +168,14 @@ class Server:
         self._server = server
         self._join_fleet()  # not before: see above
         return self
+
+    def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
+        """What stands before the handlers: over TCP whoever has no token is sent away first."""
+        found = gates(self._access, self.endpoint)
+        if self._door is not None:
+            incoming = self.environment.limits.incoming
+            found.append(Intake(incoming, _INCOMING, self._door.proved))
+        return found
 
     def _begin(self) -> None:
         """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
@@ -248,6 +266,8 @@ class Server:
         if self.standby is not None:
             self.standby.close()
         self._server.stop(_GRACE).wait()
+        if self._door is not None:
+            self._door.stop()
         self._deadlines.stop()
         self.host.lanes.stop()
         self.host.parts.stop()
@@ -265,6 +285,8 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         ConfigError: The environment is not a server's, or its endpoint cannot be had.
         CheckpointError: `load_path` is not a checkpoint.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor
     with Pulse(environment.pulse) as pulse:
         _serve(Server(environment, load_path, pulse))
 

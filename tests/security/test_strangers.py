@@ -1,0 +1,114 @@
+"""Strangers who open connections without end keep no member out, wherever they come from."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from psfleet.environment import Environment
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read, Runtime, load_runtime
+from psfleet.tables.spec import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet_server.strangers import Stranger, network_of, surplus
+
+_IN = 10.0
+"""Seconds within which a member must be in, however many strangers knock. It takes tenths of one."""
+_MANY = 4200  # connections; a server has room for 4096
+_HELLO = "16030100"  # how a TLS record begins
+_TABLE = TableSpec("t", "sparse", (4,), make_rule("sgd", {}))
+
+
+@contextlib.contextmanager
+def strangers(endpoint: str, sources: str, word: str = "") -> Iterator[None]:
+    """A process that keeps _MANY connections to the server open, and refills them."""
+    host, _, port = endpoint.rpartition(":")
+    command = [sys.executable, "-m", "tests.security.flood", host, port, sources, str(_MANY), word]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            assert process.stdout.readline() == b"full\n"
+            yield
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def joined(environment: Environment) -> Runtime:
+    """A worker that comes in, in time."""
+    began = time.monotonic()
+    runtime = load_runtime("cluster", environment, "async")
+    runtime.create(_TABLE)
+    taken = time.monotonic() - began
+    assert taken < _IN, f"a member came in after {taken:.1f} s"
+    return runtime
+
+
+def step(runtime: Runtime) -> None:
+    """A push that is acknowledged, and a pull."""
+    ids = np.arange(8)
+    runtime.push([Gradient(_TABLE.key, np.ones((8, 4), np.float32), ids, 0.1)])
+    runtime.flush(_IN)
+    runtime.pull([Read(_TABLE.key, ids)])
+
+
+@pytest.mark.parametrize(
+    ("sources", "word"),
+    [
+        pytest.param("127.0.0.2", "", id="another address"),
+        pytest.param("127.0.0.1", "", id="the address of the members"),
+        pytest.param("127.0.0.1", _HELLO, id="the same, and they begin to speak"),
+        pytest.param(",".join(f"127.0.1.{n}" for n in range(1, 201)), _HELLO, id="200 addresses"),
+    ],
+)
+def test_members_come_in_beside_strangers(sources: str, word: str) -> None:
+    """4,200 connections without a certificate, refilled: a new worker comes in, one that is in goes on."""
+    with LocalFleet(1, 5, "tcp") as fleet:
+        workers = [joined(fleet.environment(0))]
+        step(workers[0])
+        with strangers(fleet.endpoints[0], sources, word):
+            for seat in range(1, 5):
+                workers.append(joined(fleet.environment(seat)))
+                for worker in workers:
+                    step(worker)
+        assert "connections that have not proved themselves" in fleet.log(0)
+        for worker in workers:
+            worker.close()
+
+
+def some(address: str, count: int, *, silent: bool = False, since: float = 0.0) -> list[Stranger]:
+    """Strangers from one address, the oldest first."""
+    return [Stranger(n, address, since + n, silent) for n in range(count)]
+
+
+def test_an_address_has_its_bound() -> None:
+    """Those beyond it go: the silent first, then the oldest; another address loses nothing."""
+    busy = some("a", 6) + some("a", 4, silent=True, since=100)
+    going = surplus(busy + some("b", 3), 5, 100)
+    assert [(one.address, one.silent, one.since) for one in going] == [
+        *(("a", True, 100.0 + n) for n in range(4)),
+        ("a", False, 0.0),
+    ]
+
+
+def test_many_addresses_share_what_there_is() -> None:
+    """As many of each are kept; when not even one of each has room, the oldest go."""
+    crowd = some("a", 40) + some("b", 40) + some("c", 2)
+    going = surplus(crowd, 64, 42)
+    assert [sum(one.address == name for one in going) for name in "abc"] == [20, 20, 0]
+    each = [Stranger(n, f"host {n}", float(n), False) for n in range(10)]
+    assert surplus(each, 64, 7) == each[:3]
+    assert surplus(each, 64, 10) == []
+
+
+def test_what_one_address_is() -> None:
+    """An IPv6 host has a /64 for itself."""
+    assert network_of("10.0.0.1") == "10.0.0.1"
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2%eth0") == "2001:db8::/64"
+    assert network_of("2001:db8:0:1::1") != network_of("2001:db8::1")
