@@ -16,7 +16,7 @@ from psfleet.shard.layout import dense_range
 from psfleet.tables.budget import Budget
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.spec import LARGEST, TableSpec
 
 __all__ = ["Table", "Tables"]
 
@@ -120,6 +120,11 @@ class Tables(dict[int, Table]):
         """Refuse a gradient that does not fit its table."""
         table = self.find(gradient.table)
         name, shape = table.spec.name, gradient.values.shape
+        if not abs(gradient.learning_rate) <= LARGEST:
+            raise UsageError(
+                f"table {name!r}: the learning rate of a push is {gradient.learning_rate!r}; "
+                "it must be a finite float32"
+            )
         if isinstance(table, DenseTable):
             if gradient.ids is not None:
                 check_elements(table.spec, gradient.values, gradient.ids, table.count)

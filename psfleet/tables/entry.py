@@ -7,6 +7,7 @@ Everything here is a definition. psfleet.tables.sparse does what it says, as a f
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
@@ -141,13 +142,16 @@ class ShowClickEntry(_Part):
                 raise ConfigError(
                     f"an input of ShowClickEntry is {name!r}; it must have a name without : and +"
                 )
+        for name in ("nonclk_coeff", "click_coeff", "delete_threshold"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ConfigError(f"the {name} of an entry is {value!r}; it must be finite")
         if not 0 < self.decay_rate <= 1:
             raise ConfigError(
                 f"the decay_rate of an entry is {self.decay_rate}; it must be above 0 and at most 1"
             )
-        if self.delete_after_unseen < 1:
+        if not 1 <= self.delete_after_unseen < 2**31:
             raise ConfigError(
-                f"delete_after_unseen of an entry is {self.delete_after_unseen}; it must be at least 1"
+                f"delete_after_unseen of an entry is {self.delete_after_unseen}; use 1 to 2**31 - 1"
             )
 
     @property

@@ -1,7 +1,6 @@
 """The definition of a table: everything that must be equal wherever a part of it lives."""
 
 import hashlib
-import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
@@ -12,6 +11,7 @@ from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 
 __all__ = [
     "BLOCK",
+    "LARGEST",
     "MAX_AXES",
     "MAX_DIM",
     "MAX_NAME",
@@ -26,6 +26,7 @@ _Kind = Literal["dense", "sparse"]
 MAX_DIM = 1024
 MAX_NAME = 512  # bytes of a table's name
 MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
+LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
 BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 
@@ -55,10 +56,10 @@ class Initializer:
             raise ConfigError(
                 f"initializer {self.kind!r} is unknown; use uniform, normal, truncated or constant"
             )
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+        if not (abs(self.low) <= LARGEST and abs(self.high) <= LARGEST):
             raise ConfigError(
                 f"initializer {self.kind!r} has the values {self.low!r} and {self.high!r}; "
-                "they must be finite"
+                "they must be finite float32"
             )
         if self.kind in ("normal", "truncated") and self.high < 0:
             raise ConfigError(
@@ -72,6 +73,13 @@ class Decay:
 
     l1: float = 0.0
     l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("l1", self.l1), ("l2", self.l2)):
+            if not abs(value) <= LARGEST:
+                raise ConfigError(
+                    f"the decay {name} of a table is {value!r}; it must be a finite float32"
+                )
 
 
 @dataclass(frozen=True)

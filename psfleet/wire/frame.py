@@ -18,9 +18,11 @@ from psfleet.errors import FrameError
 from psfleet.wire.fields import ALIGNMENT, BYTES, extent, field, opened, tag
 from psfleet.wire.v1.frame_pb2 import Header
 
-__all__ = ["ALIGNMENT", "MAX_MESSAGE", "decode", "encode", "reserve"]
+__all__ = ["ALIGNMENT", "MAX_HEADER", "MAX_MESSAGE", "decode", "encode", "reserve"]
 
 MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
+MAX_HEADER = 2**20
+"""Bytes of a header: enough for thousands of tables, and read in a tenth of a second whatever it holds."""
 
 Part = bytes | memoryview | NDArray[Any]
 
@@ -31,6 +33,7 @@ _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _BYTES_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
+_MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
 
 
 def encode(header: Header, parts: Sequence[Part] = ()) -> bytes:
@@ -67,16 +70,20 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
     Unknown fields are skipped and fields may come in any order, as protobuf demands.
 
     Raises:
-        FrameError: The bytes are not a whole Frame.
+        FrameError: The bytes are not a whole Frame, or its header is longer than MAX_HEADER.
     """
     view = memoryview(message)
     head = b""
     payload = view[:0]
-    at = 0
+    at = fields = 0
     while at < len(view):
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
         number, kind, at = tag(view, at)
         start, at = extent(view, at, kind)
         if number == _HEADER and kind == BYTES:
+            _check_header(len(head) + at - start)
             head += bytes(view[start:at])  # protobuf: a field given twice is merged
         elif number == _PAYLOAD and kind == BYTES:
             payload = view[start:at]
@@ -93,4 +100,14 @@ def _head(header: Header, length: int) -> bytes:
             f"a message of {length} bytes is longer than the limit of {MAX_MESSAGE}; "
             "use more servers or smaller batches"
         )
-    return opened(field(_HEADER, header.SerializeToString()), _PAYLOAD, length, _PADDING)
+    written = header.SerializeToString()
+    _check_header(len(written))
+    return opened(field(_HEADER, written), _PAYLOAD, length, _PADDING)
+
+
+def _check_header(length: int) -> None:
+    if length > MAX_HEADER:
+        raise FrameError(
+            f"the frame's header has {length} bytes, the limit is {MAX_HEADER}; "
+            "name fewer tables in one call"
+        )

@@ -1,5 +1,6 @@
 """What must not be accepted from the wire: one sentence each, and no parameter changes."""
 
+import math
 import re
 import struct
 from typing import Any, cast
@@ -222,7 +223,7 @@ def test_pulls_that_lie(victim: Victim) -> None:
 def table(**fields: Any) -> bytes:
     """A request for a table that differs from a good one in these fields."""
     value = fields.pop("value", b"")
-    good = {
+    good: dict[str, Any] = {
         "name": "new",
         "kind": "sparse",
         "shape": (3,),
@@ -257,6 +258,58 @@ def test_tables_that_cannot_be(victim: Victim) -> None:
         (b"\xff\xff", "a request of 2 bytes is no CreateTableRequest"),
     ]:
         victim.refuses("Shard/CreateTable", message, text)
+
+
+SHOWN = {
+    "nonclk_coeff": 0.1,
+    "click_coeff": 1.0,
+    "decay_rate": 0.9,
+    "delete_threshold": 0.8,
+    "delete_after_unseen": 30,
+}
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none(victim: Victim, wrong: float) -> None:
+    """Every number of a definition and of a push is finite; each is refused by its name."""
+    rule: Any = {"rule": "momentum", "hyperparameters": {}}
+    for fields, text in [
+        ({"l1": wrong}, "the decay l1 of a table is"),
+        ({"l2": wrong}, "the decay l2 of a table is"),
+        ({"low": wrong}, "initializer 'constant' has the values"),
+        ({"initializer": "uniform", "high": wrong}, "initializer 'uniform' has the values"),
+        (rule | {"hyperparameters": {"momentum": wrong}}, "momentum"),
+        (rule | {"hyperparameters": {"use_nesterov": wrong}}, "use_nesterov"),
+        ({"entry": "probability", "entry_values": {"probability": wrong}}, "probability"),
+        ({"entry": "ttl", "entry_values": {"steps": 0, "seconds": wrong}}, "seconds"),
+        ({"entry": "ttl", "entry_values": {"steps": wrong, "seconds": 1}}, "steps"),
+        *(
+            ({"entry": "show_click:s:c", "entry_values": SHOWN | {name: wrong}}, name)
+            for name in SHOWN
+        ),
+    ]:
+        victim.refuses("Shard/CreateTable", table(**fields), text)
+    victim.refuses("Shard/Push", rated(victim, wrong), "the learning rate of a push is")
+
+
+def test_numbers_that_are_too_large(victim: Victim) -> None:
+    """What is infinite as a float32, in which servers compute, or does not fit into a count."""
+    many = SHOWN | {"delete_after_unseen": 1e300}
+    for fields, text in [
+        ({"l1": 1e39}, "l1 of a table is 1e.39; it must be a finite float32"),
+        ({"l2": -1e39}, "l2 of a table is -1e.39; it must be a finite float32"),
+        ({"low": 1e39}, "they must be finite float32"),
+        ({"entry": "show_click:s:c", "entry_values": many}, "delete_after_unseen"),
+    ]:
+        victim.refuses("Shard/CreateTable", table(**fields), text)
+    victim.refuses("Shard/Push", rated(victim, 1e39), "it must be a finite float32")
+
+
+def rated(victim: Victim, rate: float) -> bytes:
+    """A push with this learning rate."""
+    header = Header(incarnation=victim.life, sequence=2)
+    header.segments.add(table=victim.whole, content=CONTENT_VALUES, count=4, learning_rate=rate)
+    return bytes(Frame(header=header, payload=bytes(16)).SerializeToString())
 
 
 def test_states_that_lie(victim: Victim) -> None:
