@@ -23,10 +23,11 @@ def main() -> None:
                 rng.integers(-(2**63), 2**63, (BATCH, FIELDS)) >> 53
             )  # 1,024 ids, any int64 will do
             label = (ids.sum(axis=1) > 0).astype(np.float32)
-            p = 1 / (1 + np.exp(-weights.pull(ids).sum(axis=(1, 2)) - bias.pull()))
+            now = ps.pull({weights: ids, bias: None})  # both in one call
+            p = 1 / (1 + np.exp(-now[weights].sum(axis=(1, 2)) - now[bias]))
             error = ((p - label) / BATCH).astype(np.float32)
-            weights.push(ids.ravel(), np.repeat(error, FIELDS)[:, None])  # repeated ids are summed
-            bias.push([error.sum()])
+            slopes = np.repeat(error, FIELDS)[:, None]  # gradients of repeated ids are summed
+            ps.push({weights: (ids.ravel(), slopes), bias: [error.sum()]})
             loss += 0.1 * (-np.log(np.where(label == 1, p, 1 - p)).mean() - loss)
             if step % 50 == 0 and ps.worker_index == 0:
                 print(f"step {step}   loss {loss:.3f}", flush=True)

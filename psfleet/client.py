@@ -4,12 +4,13 @@ with psfleet.connect() as ps:
     users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
     rows = users.pull(ids)
     users.push(ids, grads).wait()
+    ps.pull({users: ids, items: others})  # several tables in one call; push and pull_ahead likewise
 """
 
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,7 @@ from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start, starting
 from psfleet.modes.changing import change, check_mode, check_wire
 from psfleet.modes.changing import connect as connect_cluster
+from psfleet.multitable import PlainTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.lr.base import LRScheduler
 from psfleet.optimizer.outside import check_outside
@@ -37,6 +39,7 @@ from psfleet.tables.spec import Initializer, TableSpec
 __all__ = ["Client", "DenseTable", "RowsAhead", "SparseTable", "connect"]
 
 Floats = NDArray[np.float32]
+T = TypeVar("T", bound=PlainTable)
 
 
 class RowsAhead:
@@ -50,13 +53,8 @@ class RowsAhead:
         return self._awaited.wait()[0]
 
 
-class SparseTable:
+class SparseTable(PlainTable):
     """Rows by id. Made by `Client.sparse_table`."""
-
-    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
-        self._runtime = runtime
-        self.spec = spec
-        self.optimizer = optimizer
 
     def pull(self, ids: ArrayLike) -> Floats:
         """Current rows: float32 [*ids.shape, dim].
@@ -65,8 +63,7 @@ class SparseTable:
             ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
                 gets its deterministic first value and no row is made for it.
         """
-        checked = as_ids(ids, f"table {self.spec.name!r}")
-        return self._runtime.pull([Read(self.spec.key, checked)])[0]
+        return self._runtime.pull([self._read(ids)])[0]
 
     def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
         """Begin to pull the rows of a batch to come, while this one is worked on.
@@ -76,8 +73,7 @@ class SparseTable:
         before you look at the rows that were asked for last: the servers are at work meanwhile. In the
         other modes and embedded it is a plain pull, made at once.
         """
-        checked = as_ids(ids, f"table {self.spec.name!r}")
-        return RowsAhead(pull_ahead(self._runtime, [Read(self.spec.key, checked)]))
+        return RowsAhead(pull_ahead(self._runtime, [self._read(ids)]))
 
     def push(
         self,
@@ -101,6 +97,27 @@ class SparseTable:
         Raises:
             IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
         """
+        return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
+
+    def _read(self, asked: Any) -> Read:
+        return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
+
+    def _gradient(self, given: Any) -> Gradient:
+        """The arguments of `push` as a tuple."""
+        if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+            raise ShapeError(
+                f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "
+                f"(ids, grads, shows, clicks), not {_described(given)}"
+            )
+        return self._rows_gradient(*given)
+
+    def _rows_gradient(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Gradient:
         checked = as_ids(ids, f"table {self.spec.name!r}")
         values = _as_gradient(grads, self.spec)
         shape = checked.shape
@@ -108,8 +125,7 @@ class SparseTable:
             checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
         if shows is not None or clicks is not None:
             values = self._with_scores(values, shape, shows, clicks)
-        gradient = Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
-        return self._runtime.push([gradient])
+        return Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
 
     def _with_scores(
         self,
@@ -140,23 +156,28 @@ class SparseTable:
             ) from None
 
 
-class DenseTable:
+class DenseTable(PlainTable):
     """One array. Made by `Client.dense_table`."""
-
-    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
-        self._runtime = runtime
-        self.spec = spec
-        self.optimizer = optimizer
 
     def pull(self) -> Floats:
         """The current value: float32 of the table's shape."""
-        return self._runtime.pull([Read(self.spec.key)])[0]
+        return self._runtime.pull([self._read(None)])[0]
 
     def push(self, grad: ArrayLike) -> Ticket:
         """Send a gradient of the table's shape; see SparseTable.push."""
-        values = _as_gradient(grad, self.spec)
-        gradient = Gradient(self.spec.key, values, None, self.optimizer.get_lr())
-        return self._runtime.push([gradient])
+        return self._runtime.push([self._gradient(grad)])
+
+    def _read(self, asked: Any) -> Read:
+        if asked is not None:
+            raise ShapeError(
+                f"table {self.spec.name!r} is dense and is pulled whole; "
+                f"give None for it, not {_described(asked)}"
+            )
+        return Read(self.spec.key)
+
+    def _gradient(self, given: Any) -> Gradient:
+        values = _as_gradient(given, self.spec)
+        return Gradient(self.spec.key, values, None, self.optimizer.get_lr())
 
 
 _CLOSED = (
@@ -266,6 +287,53 @@ class Client:
         """
         load(self.runtime, folder_of(folder, "load"))
 
+    def pull(self, asked: Mapping[T, ArrayLike | None]) -> dict[T, Floats]:
+        """Current values of several tables, with one call to each server.
+
+            rows = ps.pull({users: ids, items: others, bias: None})
+            rows[users], rows[bias]
+
+        Args:
+            asked: For each table its ids, as for `SparseTable.pull`; None for a dense table.
+
+        Returns:
+            The values by table, in the order of `asked`: sparse float32 [*ids.shape, dim], dense float32
+            of the table's shape.
+
+        Raises:
+            UsageError: A key is no table of this client, or its value cannot be what is asked of it.
+        """
+        reads = reads_of(self.runtime, asked)
+        return by_table(list(asked), self.runtime.pull(reads))
+
+    def pull_ahead(self, asked: Mapping[T, ArrayLike | None]) -> TablesAhead[T]:
+        """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
+        reads = reads_of(self.runtime, asked)
+        return TablesAhead(list(asked), pull_ahead(self.runtime, reads))
+
+    def push(self, given: Mapping[T, Any]) -> Ticket:
+        """Send one step's gradients of several tables, with one call to each server.
+
+            ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
+
+        Each table is updated once, with its own optimizer and rate. In sync mode the call is this
+        worker's part of one round, however many tables it names; a table that only some workers
+        name gets the mean of their gradients. With an empty mapping the worker takes part in the
+        round and changes nothing.
+
+        Args:
+            given: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
+                (ids, grads, shows, clicks). For each dense table its gradient.
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            UsageError: A key is no table of this client, or its value cannot be what is sent to it.
+                Nothing was sent, to no table.
+        """
+        return self.runtime.push(gradients_of(self.runtime, given))
+
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push so far is applied."""
         self.runtime.flush(timeout)
@@ -331,6 +399,14 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
     return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
 
 
+def _described(value: Any) -> str:
+    """What was given, short enough for a message."""
+    what = type(value).__name__
+    if isinstance(value, tuple | list):
+        return f"a {what} of {len(value)}"
+    return f"{value!r:.60} ({what})"
+
+
 def connect(
     environment: Environment | None = None,
     mode: Mode | None = None,
@@ -346,7 +422,8 @@ def connect(
     Args:
         environment: Instead of the process's own; the client then has a seat for itself.
         mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
-            sync mode each push of every worker makes a round. None: that of `fleet.init()`, else async.
+            sync mode each push of every worker makes a round; push the tables of a step together. None: that
+            of `fleet.init()`, else async.
         tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
         insecure: Use TCP in the clear, without credentials.
         wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.

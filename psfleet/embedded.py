@@ -16,7 +16,7 @@ from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
 from psfleet.nonfinite import Watch
 from psfleet.packing import Packer, repacked, value_format
-from psfleet.routing import check_gradient, check_ids, check_spec_value
+from psfleet.routing import check_gradients, check_ids, check_spec_value
 from psfleet.runtime import Closed, Gradient, Read, TableState
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
@@ -109,7 +109,7 @@ class EmbeddedRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _Done:
         """See Runtime.push."""
-        merged = [self._merged(gradient) for gradient in gradients]
+        merged = self._merged(gradients)
         self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
         parts = tuple(self._packer.sent(self._pushes + 1, merged))
         self._tick()
@@ -124,16 +124,14 @@ class EmbeddedRuntime:
             self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
             self._ticked = now
 
-    def _merged(self, gradient: Gradient) -> tuple[TableSpec, Gradient]:
-        """The gradient with each id once, as amp rounds it."""
-        spec = self._shard.tables.find(gradient.table).spec
-        values, ids = check_gradient(spec, gradient)
-        if ids is not None and spec.kind == "sparse":
-            unique = dedup(ids, 1)
-            ids, values = unique.unique[0], unique.merge(values)[0]
-        if gradient.precision != "float32":
-            values = rounded(values, gradient.precision, gradient.scale)
-        return spec, dataclasses.replace(gradient, values=values, ids=ids)
+    def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
+        """The gradients with each id once, as amp rounds them."""
+        specs = [self._shard.tables.find(gradient.table).spec for gradient in gradients]
+        checked = check_gradients(specs, gradients)
+        return [
+            (spec, _merged(spec, gradient, values, ids))
+            for spec, gradient, (values, ids) in zip(specs, gradients, checked, strict=True)
+        ]
 
     def flush(self, timeout: float | None = None) -> None:
         """Return at once: pushes are applied when they return."""
@@ -254,3 +252,14 @@ class EmbeddedRuntime:
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
             number = instruction.number
         return number
+
+
+def _merged(
+    spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
+) -> Gradient:
+    if ids is not None and spec.kind == "sparse":
+        unique = dedup(ids, 1)
+        ids, values = unique.unique[0], unique.merge(values)[0]
+    if gradient.precision != "float32":
+        values = rounded(values, gradient.precision, gradient.scale)
+    return dataclasses.replace(gradient, values=values, ids=ids)

@@ -1,15 +1,23 @@
 """What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, IdError, ShapeError
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
 from psfleet.runtime import Gradient
 from psfleet.tables.spec import TableSpec
 
-__all__ = ["as_ids", "check_elements", "check_gradient", "check_ids", "check_spec_value"]
+__all__ = [
+    "as_ids",
+    "check_elements",
+    "check_gradient",
+    "check_gradients",
+    "check_ids",
+    "check_spec_value",
+]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -51,6 +59,26 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
     if ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
     return as_ids(ids, f"table {spec.name!r}")
+
+
+def check_gradients(
+    specs: Sequence[TableSpec], gradients: Sequence[Gradient]
+) -> list[tuple[Floats, Ids | None]]:
+    """The parts of one push, each as `check_gradient` returns it.
+
+    Args:
+        specs: Of the gradients' tables.
+        gradients: At most one per table.
+
+    Raises:
+        UsageError: A table is named twice, or a gradient does not fit its table.
+    """
+    named: set[int] = set()
+    for spec in specs:
+        if spec.key in named:
+            raise UsageError(f"a push names table {spec.name!r} twice; sum its gradients first")
+        named.add(spec.key)
+    return [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
 
 
 def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import DeadlineExceeded, PsfleetError
+from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
+from psfleet.routing import check_gradients
 from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
 from psfleet.strategy import Consistency
 from psfleet.tables.spec import TableSpec
@@ -96,6 +97,12 @@ class MergingRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _Step:
         """See Runtime.push. Waits while the queue is full."""
+        # Checked before it waits: an error of what has been taken is final.
+        known = self._fleet.specs()
+        for gradient in gradients:
+            if gradient.table not in known:
+                raise UnknownTable(f"table {gradient.table:#x} is unknown; create it first")
+        check_gradients([known[gradient.table] for gradient in gradients], gradients)
         step = _Step([_owned(gradient) for gradient in gradients], samples, loss, self)
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:

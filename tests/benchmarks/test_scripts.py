@@ -73,6 +73,13 @@ def test_startup(tmp_path: Path) -> None:
     assert row["CPU s of the job"] > 0
 
 
+def test_multitable(tmp_path: Path) -> None:
+    """Three modes, each with one call for all tables and with a call for each."""
+    rows = run("multitable.py", "--steps", "2", folder=tmp_path)["rows"]
+    assert [row["contender"].split(", ")[1] for row in rows] == ["one call", "a call for each"] * 3
+    assert all(row["CPU us / step"] > 0 for row in rows)
+
+
 def test_kernels(tmp_path: Path) -> None:
     """Dense rules, the sparse table and dedup each get lines; all took time."""
     sizes = ("--size", "4096", "--rule-size", "64000", "--rows", "8192")

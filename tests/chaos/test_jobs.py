@@ -7,24 +7,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = str(Path(__file__).with_name("scripts") / "trainer.py")
+SCRIPTS = Path(__file__).with_name("scripts")
 pytestmark = pytest.mark.timeout(300)  # two jobs, whose servers come back again and again
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 
 
 def chaos(
-    folder: Path, seed: int, mode: str, epochs: int, *options: str
+    folder: Path, seed: int, script: Sequence[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
     """Exit code, the report and the messages of a job of two servers and two workers."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--chaos", str(seed), "--no-progress", "--job", "job", "--log-dir", str(folder)]
     done = subprocess.run(
-        [*command, *options, SCRIPT, mode, str(epochs)],
+        [*command, *options, str(SCRIPTS / script[0]), *script[1:]],
         capture_output=True,
         text=True,
         timeout=280,
@@ -43,7 +44,7 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 def test_sync(tmp_path: Path, seed: int) -> None:
     """Servers and workers are killed and paused, answers lost: the bits are those without faults."""
     options = ("--durability", "log", "--restart-workers", "1", "--chaos-pace", "3")
-    code, report, errors = chaos(tmp_path, seed, "sync", 1, *options)
+    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "1"], *options)
     assert verdicts(report) == {
         "1": "kept",
         "2": "kept",
@@ -61,7 +62,7 @@ def test_sync(tmp_path: Path, seed: int) -> None:
 def test_standbys(tmp_path: Path, seed: int) -> None:
     """Servers and standbys are killed, paused and hang, and there is no log: no bit changes."""
     options = ("--replicas", "1", "--hung-after", "2s", "--chaos-pace", "2")
-    code, report, errors = chaos(tmp_path, seed, "sync", 4, *options)
+    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "4"], *options)
     found = verdicts(report)
     assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
     assert "BROKEN" not in found.values()
@@ -72,8 +73,20 @@ def test_standbys(tmp_path: Path, seed: int) -> None:
 def test_async(tmp_path: Path, seed: int) -> None:
     """While snapshots are taken: every acknowledged push is counted once on every server."""
     options = ("--durability", "log", "--snapshot-every", "1s", "--chaos-pace", "3")
-    code, report, errors = chaos(tmp_path, seed, "async", 3, *options)
+    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "async", "3"], *options)
     found = verdicts(report)
     assert (found["2"], found["3"], found["7"]) == ("kept", "kept", "kept"), errors
     assert "BROKEN" not in found.values()
     assert code == 0
+
+
+@pytest.mark.parametrize("seed", range(4, 5 + MORE))
+def test_plain_tables(tmp_path: Path, seed: int) -> None:
+    """A plain client whose pushes name three tables: servers are killed, and no bit changes."""
+    options = ("--durability", "log", "--chaos-pace", "3")
+    code, report, errors = chaos(tmp_path, seed, ["tables.py", "sync"], *options)
+    found = verdicts(report)
+    assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
+    assert "BROKEN" not in found.values()
+    assert code == 0
+    assert report["faults"]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import PsfleetError, UsageError
+from psfleet.errors import PsfleetError
 from psfleet.nonfinite import Watch
 from psfleet.packing import Packer
-from psfleet.routing import check_gradient
+from psfleet.routing import check_gradients
 from psfleet.runtime import Awaited, Gradient, Pulled, Read
 from psfleet.strategy import Wire
 from psfleet.tables.spec import TableSpec
@@ -164,9 +164,6 @@ class Stream:
 
         position: How far the worker is with its data: leases used up, and samples of the next one.
         """
-        tables = [gradient.table for gradient in gradients]
-        if len(set(tables)) != len(tables):
-            raise UsageError("a push names a table twice; sum its gradients first")
         if self._open:
             self.flush()
         if self._overtaken:
@@ -194,7 +191,7 @@ class Stream:
     def _laden(self, gradients: Sequence[Gradient], **fields: Any) -> list[Parcel]:
         """A parcel for each server with its part of the gradients."""
         specs = [self._spec_of(gradient.table) for gradient in gradients]
-        checked = [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
+        checked = check_gradients(specs, gradients)
         named = ((spec.name, values) for spec, (values, _) in zip(specs, checked, strict=True))
         self.watch.look(fields["sequence"], fields["loss"], named)
         parcels = self._parcels(**fields)
