@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         program_guard,
     )
     from psfleet.program.variable import Variable, to_variable
+    from psfleet.session import reset
 
 __all__ = [
     "Client",
@@ -49,6 +50,7 @@ __all__ = [
     "metrics",
     "optimizer",
     "program_guard",
+    "reset",
     "to_variable",
 ]
 
@@ -67,6 +69,7 @@ _HOMES = {
     "default_main_program": "psfleet.program.program",
     "default_startup_program": "psfleet.program.program",
     "program_guard": "psfleet.program.program",
+    "reset": "psfleet.session",
     "to_variable": "psfleet.program.variable",
 }
 

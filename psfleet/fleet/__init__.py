@@ -23,6 +23,7 @@ __all__ = [
     "barrier_worker",
     "dataset",
     "distributed_optimizer",
+    "forget",
     "init",
     "init_server",
     "init_worker",
@@ -69,6 +70,7 @@ init_worker = _fleet.init_worker
 init_server = _fleet.init_server
 run_server = _fleet.run_server
 stop_worker = _fleet.stop_worker
+forget = _fleet.forget
 barrier_worker = _fleet.barrier_worker
 adopt = _fleet.adopt
 distributed_optimizer = _fleet.distributed_optimizer

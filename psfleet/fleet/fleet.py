@@ -184,6 +184,17 @@ class Fleet:
         if before is not None:
             before.close()
 
+    def forget(self) -> None:
+        """Leave the fleet, and know as little of it as before `init`; see psfleet.reset."""
+        try:
+            self.stop_worker()
+        finally:
+            runtimes.provide(None)
+            links.settle(links.Place())
+            self._environment, self._place = Environment(), links.Place()
+            self._strategy = self._load_path = None
+            self._loops = self._new_loops()
+
     def _leave(self) -> None:
         # A script that failed must not be taken for one that has finished: its seat stays taken,
         # and the launcher or the deadline of the others reports the failure.

@@ -97,7 +97,8 @@ def make_parameter(
         if kind != (shape, sparse, distributed, entry):
             raise ShapeError(
                 f"parameter {name!r} exists with shape {known.shape}; here it would "
-                f"be {shape}, or of another kind: give it another name"
+                f"be {shape}, or of another kind: give it another name, build under a new startup "
+                "program (program_guard), or forget the model with psfleet.reset()"
             )
         return known
     chosen = said.initializer if said.initializer is not None else start

@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["generate", "guard"]
+__all__ = ["generate", "guard", "renew"]
 
 _counts: Counter[str] = Counter()
 
@@ -14,6 +14,11 @@ def generate(key: str) -> str:
     number = _counts[key]
     _counts[key] += 1
     return f"{key}_{number}"
+
+
+def renew() -> None:
+    """Count from 0."""
+    _counts.clear()
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ __all__ = [
     "eager_guard",
     "in_eager_mode",
     "program_guard",
+    "renew",
 ]
 
 _numbers = itertools.count()
@@ -70,7 +71,8 @@ class Program:
         if self.variables.get(variable.name) not in (None, variable):
             raise UsageError(
                 f"the program has a variable {variable.name!r} already; give this one "
-                "another name, or build in a new program (program_guard)"
+                "another name, build in a new program (program_guard), or, to run a cell of a "
+                "notebook again, begin it with psfleet.reset()"
             )
         self.variables[variable.name] = variable
         if variable.record is not None:
@@ -179,6 +181,12 @@ def default_main_program() -> Program:
 def default_startup_program() -> Program:
     """The program that parameters are made in."""
     return _startup
+
+
+def renew() -> None:
+    """Begin with empty default programs."""
+    global _main, _startup
+    _main, _startup = Program(), Program()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A real fleet on this machine, for tests: server processes, and runtimes for their workers."""
+"""A real fleet on this machine, for tests and notebooks: server processes, and runtimes for workers."""
 
 import contextlib
 import json
@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from psfleet.environment import Environment
-from psfleet.errors import ServerUnavailable
+from psfleet.errors import ServerUnavailable, UsageError
 from psfleet.modes.changing import connect
 from psfleet.runtime import Runtime
 from psfleet.strategy import Settings
@@ -32,6 +33,9 @@ class LocalFleet:
 
         with LocalFleet(servers=2, workers=1) as fleet:
             runtime = fleet.connect(0, "sync")
+
+    Where a block does not fit, as in the cells of a notebook, `start` and `close` do the same; a
+    fleet that nobody holds any more, or that is there when the process ends, closes itself.
 
     Args:
         servers: How many servers.
@@ -89,9 +93,22 @@ class LocalFleet:
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path()
+        self._end: Callable[[], object] | None = None
 
     def __enter__(self) -> "LocalFleet":
+        return self.start()
+
+    def start(self) -> "LocalFleet":
+        """Start the servers and return this fleet, once all of them are ready.
+
+        Raises:
+            UsageError: It has been started.
+            ServerUnavailable: A server has ended or is not ready in time.
+        """
+        if self.processes:
+            raise UsageError("this LocalFleet has been started before; make another one")
         self._folder = Path(tempfile.mkdtemp(prefix="psfleet-"))
+        self._end = weakref.finalize(self, _end, self.processes, self._folder)
         if self.transport == "tcp" and not self.credentials:
             self.credentials = make_credentials(self._folder / "tls")
         try:
@@ -112,16 +129,12 @@ class LocalFleet:
         self.close()
 
     def close(self) -> None:
-        """End every server, by force where asking does not help, and remove the folder."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()
-            process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """End every server, by force where asking does not help, and remove the folder.
+
+        Safe to call twice.
+        """
+        if self._end is not None:
+            self._end()
 
     def environment(self, worker: int) -> Environment:
         """What the environment of that worker's process would say."""
@@ -269,3 +282,16 @@ class LocalFleet:
         folder = self._folder / f"standby.{index}.{standby}" if standby else self._folder
         folder.mkdir(exist_ok=True)
         return folder
+
+
+def _end(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> None:
+    """End the processes, and remove the folder."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
