@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import load_shard, save_fleet
 from psfleet.dealing import Range
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.interrupts import deferred
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.halves import rounded
 from psfleet.nonfinite import Watch
@@ -76,6 +77,7 @@ class EmbeddedRuntime:
         self._base: tuple[int, str] | None = None
         self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
 
+    @deferred()
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create."""
         flat = check_spec_value(spec, value)
@@ -105,6 +107,7 @@ class EmbeddedRuntime:
         form = value_format(spec, self.wire.values)
         return values if form == "float32" else repacked(values, form)
 
+    @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _Done:
@@ -156,6 +159,7 @@ class EmbeddedRuntime:
             held.step, list(map(np.ascontiguousarray, planes)), rows.ids, rows.touched, rows.scores
         )
 
+    @deferred()
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         self._packer.forget()
@@ -171,6 +175,7 @@ class EmbeddedRuntime:
             state.scores,
         )
 
+    @deferred()
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
@@ -196,6 +201,7 @@ class EmbeddedRuntime:
             self._shard.handle(EndCut(self._saves, self._saves), "save")
         return path
 
+    @deferred()
     def load(self, path: str) -> None:
         """See Runtime.load."""
         self._packer.forget()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
+from psfleet.interrupts import deferred, wait_for
 from psfleet.routing import check_gradients
 from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
 from psfleet.strategy import Consistency
@@ -93,6 +94,7 @@ class MergingRuntime:
         """See Runtime.pull. Gradients that wait are not in it yet."""
         return self._use(lambda: self._fleet.pull(reads))
 
+    @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _Step:
@@ -110,6 +112,7 @@ class MergingRuntime:
             self._changed.notify_all()
         return step
 
+    @deferred()
     def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:
         """Wait for the thread that sends; raises what it has failed with.
 
@@ -117,7 +120,7 @@ class MergingRuntime:
             DeadlineExceeded: `until` did not hold within `timeout` seconds.
         """
         with self._changed:
-            held = self._changed.wait_for(lambda: until() or self._error is not None, timeout)
+            held = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
             if self._error is not None:
                 raise self._error
             if not held:

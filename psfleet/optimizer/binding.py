@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
+from psfleet.interrupts import deferred
 from psfleet.optimizer.gradients import Elements, Grad, densify, pushed
 from psfleet.optimizer.placement import has_any_id, place
 from psfleet.optimizer.standins import Averaged, Promised
@@ -179,6 +180,7 @@ class Tables:
         for (seat, ids), array in zip(sparse, arrays[len(dense) :], strict=True):
             seat.rows.append((np.array(ids), array))
 
+    @deferred()
     def push(
         self, gradients: Sequence[tuple[Seat, Gradient]], samples: int, loss: float | None
     ) -> None:

@@ -12,6 +12,7 @@ from psfleet import runtime as runtimes
 from psfleet.coming import with_next
 from psfleet.environment import plan_file
 from psfleet.errors import UsageError
+from psfleet.interrupts import deferred
 from psfleet.optimizer.binding import invalidate, read_ahead
 from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.parameter import SparseGrad, fetch
@@ -198,6 +199,7 @@ class Executor:
         return run
 
     @staticmethod
+    @deferred()
     def _update(program: Program, found: Mapping[Variable, Any], samples: int) -> None:
         if program.for_test or _shows_averages(program):
             return

@@ -28,6 +28,7 @@ from psfleet.errors import (
     ServerUnavailable,
     UsageError,
 )
+from psfleet.interrupts import deferred, wait_for
 from psfleet.threads import ServiceThread
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.probing import closes_at_once
@@ -150,11 +151,11 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
         return all(call.ended for call in calls) or any(call.error for call in calls)
 
     if calls:
-        with calls[0].changed:
+        with deferred(), calls[0].changed:
             for call in calls:  # they wake this thread once, not each for itself
                 if not call.ended:
                     call.awaited.append(settled)
-            calls[0].changed.wait_for(settled, timeout)
+            wait_for(calls[0].changed, settled, timeout)
     for call in calls:
         if call.error is not None:
             raise call.error

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
+from psfleet.interrupts import deferred
 from psfleet.tables.spec import TableSpec
 from psfleet_worker.client import Call, wait_all
 from psfleet_worker.parcel import Parcel, Values
@@ -43,6 +44,7 @@ class PullTicket:
         self._found: list[list[Values | None]] | None = None  # of each read what each server gave
         self._joined: list[Floats] | None = None
 
+    @deferred()
     def wait(self) -> list[Floats]:
         """See Awaited.wait. Gives the places of the answers back, so it comes before they are reused."""
         if self._joined is None:
@@ -74,7 +76,7 @@ class PullTicket:
     def _answers(self) -> list[list[Values | None]]:
         try:
             answers = wait_all(list(self._calls.values()))
-        except PsfleetError:
+        except (PsfleetError, KeyboardInterrupt):
             for parcel in self._parcels:
                 parcel.lose()
             raise

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from psfleet.interrupts import deferred
 from psfleet.threads import ServiceThread
 from psfleet_worker.client import Call, Client, wait_all
 from psfleet_worker.parcel import Parcel
@@ -30,6 +31,7 @@ class PushTicket:
         self.calls: list[Call] = []
         self._pushes = pushes
 
+    @deferred()
     def wait(self, timeout: float | None = None) -> None:
         """See Ticket.wait."""
         self._pushes.send()

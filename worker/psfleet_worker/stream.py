@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
+from psfleet.interrupts import deferred
 from psfleet.nonfinite import Watch
 from psfleet.packing import Packer
 from psfleet.routing import check_gradients
@@ -70,6 +71,7 @@ class Stream:
         if self._fleet.mode == "sync":  # of a life that follows another, the round before its first
             self._open = self._fleet.sequence
 
+    @deferred()
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. One call to each server that has a part in it."""
         return self._pull(reads, None)
@@ -79,6 +81,7 @@ class Stream:
         """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
         return self._fleet.mode == "async"
 
+    @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
         """See ReadsAhead.pull_ahead."""
         if not self.reads_ahead:
@@ -153,6 +156,7 @@ class Stream:
             method, parcel.request(), cargo=parcel, seconds=self._seconds(timeout)
         )
 
+    @deferred()
     def push(
         self,
         gradients: Sequence[Gradient],
@@ -209,6 +213,7 @@ class Stream:
             not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels
         )
 
+    @deferred()
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
         self._arrive()
