@@ -22,7 +22,7 @@ from psfleet.runtime import (
     pull_ahead,
 )
 from psfleet.saying import say
-from psfleet.shard.events import Mode
+from psfleet.shard.events import Correction, Mode
 from psfleet.strategy import Consistency, Settings, Wire
 from psfleet.tables.spec import TableSpec
 
@@ -40,6 +40,9 @@ class Cluster(Runtime, Protocol):
 
     def set_mode(self, mode: Mode, staleness: int) -> None:
         """Tell the servers, together with all workers."""
+
+    def correct(self, correction: Correction) -> None:
+        """Let the servers correct the pushes to come if they are late."""
 
     def take_wish(self) -> tuple[str, dict[str, int]] | None:
         """The mode that the last barrier has told all workers to go on in; None: it has not."""
@@ -75,7 +78,14 @@ class ChangingRuntime:
         self._cluster = cluster
         self.consistency = _settled(cluster, consistency)
         self.check: Callable[[Consistency], Any] = lambda wanted: None
-        self._inner = _around(cluster, self.consistency)
+        self._enter()
+
+    def _enter(self) -> None:
+        """Work as the mode says."""
+        asked = self.consistency
+        correction = Correction(asked.staleness_damping, asked.delay_compensation)
+        self._cluster.correct(correction)
+        self._inner = _around(self._cluster, asked)
 
     def set_mode(self, consistency: Consistency) -> None:
         """Go on in another mode; all workers must come here between the same two steps.
@@ -87,7 +97,7 @@ class ChangingRuntime:
         self._cluster.set_mode(consistency.mode, _staleness(consistency))
         self._release()
         self.consistency = _settled(self._cluster, consistency)
-        self._inner = _around(self._cluster, self.consistency)
+        self._enter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)  # what only a cluster has

@@ -28,6 +28,7 @@ _OUTSIDE = {
     "budget",
     "counters",  # for displays
     "staleness",
+    "stale_gradients",  # corrects pushes before they are recorded
     "view",  # the coordinator installs one on every shard that starts
     "promised",
     "frozen",

@@ -91,6 +91,14 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """How a push that arrives late is corrected, see psfleet.shard.stale_gradients; 0: not at all."""
+
+    damping: float = 0.0
+    compensation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
 
@@ -102,6 +110,7 @@ class Push:
         clock: Ssp mode: the worker's pushes since all last met.
         cut: The last snapshot that the worker has marked, and its last push in it.
         position: Other modes than sync: how far the worker is with its data after this push.
+        correction: Async, ssp and half-async mode: how it is corrected if it is late; None: as it is.
     """
 
     worker: int
@@ -113,6 +122,7 @@ class Push:
     clock: int = 0
     cut: tuple[int, int] | None = None
     position: Position | None = None
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,7 @@ class Pull:
 
     `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
     `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
+    `keeps`: The server remembers the values, to compensate the delay of the push that comes of them.
     """
 
     worker: int
@@ -128,6 +139,7 @@ class Pull:
     reads: tuple[Read, ...]
     commit: int = 0
     clock: int = 0
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +321,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Read the tables for `call` (see Tables.read) and reply with the values."""
+    """Read the tables for `call` (see Tables.read) and reply with the values.
+
+    `keeper`: The worker whose values are remembered, see Pull.keeps; None: they are not.
+    """
 
     call: Call
     reads: tuple[Read, ...]
+    keeper: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from psfleet.shard.events import (
 from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.moments import Moments
 from psfleet.shard.rounds import Rounds
+from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import Staleness
 from psfleet.shard.tables import Tables
 from psfleet.shard.updates import add, update
@@ -85,6 +86,7 @@ class Shard:
         self.waits_for_room = False
         self.counters = Counters()
         self.staleness = Staleness()
+        self.stale_gradients = StaleGradients()
         self._replaying = False
         self._parked: dict[Call, Pull] = {}
 
@@ -165,6 +167,7 @@ class Shard:
     def _begin(self, worker: int, incarnation: int) -> None:
         self.cuts.give_up()  # the snapshot does not know of this life
         self.workers.begin(worker, incarnation)
+        self.stale_gradients.forget(worker)
         self.consistency.begin(worker)
 
     def _switch(self, event: Join) -> None:
@@ -185,6 +188,7 @@ class Shard:
             if event.worker not in self.rounds.left:
                 self._record(event)
                 self.consistency.leave(event.worker)
+                self.stale_gradients.forget(event.worker)
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
             self.consistency.rest(event.worker, event.rest)
@@ -200,11 +204,17 @@ class Shard:
         fresh = self.rounds.is_new(push) if sync else self.workers.is_new_push(push)
         if fresh:
             self._wait_for_cut(push)
+            push = self._corrected(push)
             self._make_room(push)
             self._record(push)
             self._accept(push)
         self.counters.count(push, fresh)
         return [Answer(call, "held" if sync else "applied"), *self._advance()]
+
+    def _corrected(self, push: Push) -> Push:
+        if self.mode in ("sync", "geo") or push.correction is None:
+            return push
+        return self.stale_gradients.correct(push, self.staleness.age(push.worker), self.tables)
 
     def _make_room(self, push: Push) -> None:
         held = [*self.rounds.held.values()]
@@ -269,7 +279,7 @@ class Shard:
     def _serve(self, call: Call, pull: Pull) -> Serve:
         self.staleness.pulled(pull.worker)
         self.consistency.serve(pull)
-        return Serve(call, pull.reads)
+        return Serve(call, pull.reads, pull.worker if pull.keeps else None)
 
     # -- tables --------------------------------------------------------------------------------
 

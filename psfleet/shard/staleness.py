@@ -31,9 +31,13 @@ class Staleness:
         """The worker is given values."""
         self._seen[worker] = self._of_others(worker)
 
+    def age(self, worker: int) -> int:
+        """How stale the worker's next push is if it is applied now."""
+        return self._of_others(worker) - self._seen.setdefault(worker, self._of_others(worker))
+
     def pushed(self, worker: int) -> None:
         """A new push of the worker is applied."""
-        age = self._of_others(worker) - self._seen.setdefault(worker, self._of_others(worker))
+        age = self.age(worker)
         bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self._applied += 1

@@ -8,6 +8,7 @@ from psfleet.errors import ConfigError
 __all__ = ["consistency_of"]
 
 _KNOWN = ("k_steps", "max_merge_var_num", "send_queue_size", "staleness")
+_LATE = ("staleness_damping", "delay_compensation")
 _OF_THREADS = "psfleet sends without the reference's thread pools; leave it out"
 _ELSEWHERE = {
     "independent_recv_thread": "a pull is answered when it is asked for; leave it out",
@@ -26,12 +27,22 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
     """
+    late = {name: value for name, value in configs.items() if name in _LATE}
+    return {**_mode_of(a_sync, configs), **late}
+
+
+def _mode_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
+    """The mode and its own settings."""
     for name, value in configs.items():
         if name in _ELSEWHERE:
             raise ConfigError(f"a_sync_configs {name} has no meaning here: {_ELSEWHERE[name]}")
-        if name not in _KNOWN:
-            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(_KNOWN)}")
-        if not isinstance(value, int) or isinstance(value, bool):
+        if name not in (*_KNOWN, *_LATE):
+            known = ", ".join((*_KNOWN, *_LATE))
+            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {known}")
+        if name in _LATE:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a number")
+        elif not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a whole number")
     steps, merge = configs.get("k_steps", 0), configs.get("max_merge_var_num", 1)
     if steps < -1:

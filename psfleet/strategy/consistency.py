@@ -23,6 +23,10 @@ class Consistency:
         copied_rows: geo only: rows of a sparse table that a worker keeps copies of, at most.
         max_merge: half-async only: gradients that are summed to one push, at most.
         queue_size: half-async only: gradients that may wait before the worker does.
+        staleness_damping: async, ssp and half-async: p of the learning rate / (1 + staleness)^p at which a
+            server applies a push; staleness counts the others' pushes since the worker's last pull.
+        delay_compensation: async, ssp and half-async: c of g + c * g * g * (w - w0), by which a server
+            corrects a gradient g that was taken at the weights w0 and meets the weights w.
     """
 
     mode: Mode = "sync"
@@ -31,6 +35,8 @@ class Consistency:
     copied_rows: int = 1 << 20
     max_merge: int = 8
     queue_size: int = 16
+    staleness_damping: float = 0.0
+    delay_compensation: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -38,7 +44,7 @@ class Consistency:
                 f"consistency mode is {self.mode!r}; it must be one of {', '.join(get_args(Mode))}"
             )
         for field in dataclasses.fields(self)[1:]:
-            value, least = getattr(self, field.name), 0 if field.name == "staleness" else 1
+            value, least = getattr(self, field.name), 0 if field.name in _FROM_ZERO else 1
             if not least <= value < 2**31:
                 raise ConfigError(
                     f"consistency {field.name} is {value}; it must be at least {least} "
@@ -47,17 +53,20 @@ class Consistency:
             if value != field.default and field.name not in SETTINGS_OF.get(self.mode, ()):
                 raise ConfigError(
                     f"consistency {field.name} = {value} and mode = {self.mode!r} contradict "
-                    f"each other: it is a setting of {_mode_of(field.name)}; leave one out"
+                    f"each other: it is a setting of {_modes_of(field.name)}; leave one out"
                 )
 
 
+_OF_LATE_PUSHES = ("staleness_damping", "delay_compensation")
+_FROM_ZERO = ("staleness", *_OF_LATE_PUSHES)
 SETTINGS_OF = {
-    "ssp": ("staleness",),
+    "async": _OF_LATE_PUSHES,
+    "ssp": ("staleness", *_OF_LATE_PUSHES),
     "geo": ("k_steps", "copied_rows"),
-    "half-async": ("max_merge", "queue_size"),
+    "half-async": ("max_merge", "queue_size", *_OF_LATE_PUSHES),
 }
 
 
-def _mode_of(setting: str) -> str:
-    """The mode that a setting belongs to."""
-    return next(mode for mode, settings in SETTINGS_OF.items() if setting in settings)
+def _modes_of(setting: str) -> str:
+    """The modes that a setting belongs to."""
+    return ", ".join(mode for mode, settings in SETTINGS_OF.items() if setting in settings)

@@ -25,6 +25,8 @@ class DistributedStrategy:
         {"k_steps": 100}                                geo
         {"max_merge_var_num": 8, "send_queue_size": 16} half-async
         {"staleness": 4}                                ssp, which the reference does not have
+        {"staleness_damping": 0.5}                      with any of these but geo: late gradients count less
+        {"delay_compensation": 1.0}                     likewise: they are corrected (DC-ASGD)
 
     `wire` is not a switch but a form, "bf16" or "int8", for pushes and pulls; `wire_configs` may name
     another one for either: {"pull": "bf16"}.

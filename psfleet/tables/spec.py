@@ -15,6 +15,7 @@ __all__ = [
     "MAX_AXES",
     "MAX_DIM",
     "MAX_NAME",
+    "OWN",
     "Decay",
     "Initializer",
     "TableSpec",
@@ -25,6 +26,7 @@ _Kind = Literal["dense", "sparse"]
 
 MAX_DIM = 1024
 MAX_NAME = 512  # bytes of a table's name
+OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
 MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
 LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
 BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32

@@ -19,7 +19,7 @@ import numpy as np
 from psfleet.kernels.dedup import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.tables.spec import OWN, Initializer, TableSpec
 from psfleet.testing.faults import Faults
 from psfleet.testing.notes import ChaosSettings, Notes
 from psfleet.wire import frame
@@ -33,7 +33,7 @@ __all__ = ["Audit", "Meddler", "audited", "say_what_is_held"]
 
 Send = Callable[[str, bytes, float], bytes]
 
-_TABLE = "psfleet/audit/"
+_TABLE = f"{OWN}audit/"
 _LONGEST_DELAY = 0.05  # seconds
 _ROWS_OF_LIFE = 1 << 16
 

@@ -208,10 +208,21 @@ class Host:
         reply.header = Header(outcome=OUTCOMES[answer.outcome])
         self._submit(pull, reply)
 
-    def answer(self, header: Header, reads: Sequence[Read], places: Places | None) -> bytes:
-        """The message with the current values of the reads, or with word that they are in place."""
+    def answer(
+        self,
+        header: Header,
+        reads: Sequence[Read],
+        places: Places | None,
+        keeper: int | None = None,
+    ) -> bytes:
+        """The message with the current values of the reads, or with word that they are in place.
+
+        keeper: The worker for which the values are remembered, see Pull.keeps.
+        """
         laid = lay_out(header, reads, self.shard.tables.shape_of, places)
         self.shard.tables.read_into(reads, laid.values)
+        if keeper is not None:
+            self.shard.stale_gradients.keep(keeper, reads, laid.values)
         laid.finish()
         self.bytes_out += laid.bytes
         self.settle_read()
@@ -326,7 +337,7 @@ class Host:
         try:
             header = reply.header or Header()
             header.view = self.shard.workers.view
-            message = self.answer(header, serve.reads, reply.places)
+            message = self.answer(header, serve.reads, reply.places, serve.keeper)
         except PsfleetError as error:
             reply.fail(error)
         else:

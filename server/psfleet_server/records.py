@@ -7,16 +7,18 @@ as that message; gradients and states as a frame; the rest as JSON, with arrays 
 import dataclasses
 import enum
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from psfleet.errors import LogError
+from psfleet.errors import FrameError, LogError
 from psfleet.runtime import Gradient
 from psfleet.shard.core import Core
 from psfleet.shard.events import (
     Close,
+    Correction,
     Create,
     Cut,
     Evict,
@@ -224,7 +226,23 @@ def read_push(
         header.clock,
         cut,
         read_position(header),
+        _read_correction(header),
     )
+
+
+def _read_correction(header: Header) -> Correction | None:
+    """How a call wants its push to be corrected. A record has been corrected.
+
+    Raises:
+        FrameError: By no number, or one below 0.
+    """
+    damping, compensation = header.staleness_damping, header.delay_compensation
+    if not damping and not compensation:
+        return None
+    for name, value in ("staleness_damping", damping), ("delay_compensation", compensation):
+        if not 0 <= value < math.inf:
+            raise FrameError(f"the header says {name} = {value}; it must be a number from 0 on")
+    return Correction(damping, compensation)
 
 
 def _decode_fill(body: memoryview) -> Fill:

@@ -294,7 +294,8 @@ class _Shard:
 
 
 def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
-    return Pull(header.worker, header.incarnation, reads, header.commit, header.clock)
+    keeps = header.delay_compensation > 0
+    return Pull(header.worker, header.incarnation, reads, header.commit, header.clock, keeps)
 
 
 def _places(header: Header, memory: SharedMemory | None) -> Places | None:

@@ -20,7 +20,7 @@ from psfleet.errors import (
     ProtocolError,
     ServerUnavailable,
 )
-from psfleet.shard.events import Mode
+from psfleet.shard.events import Correction, Mode
 from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
 from psfleet.wire.specs import read_mode, write_mode
@@ -63,6 +63,7 @@ class Connection:
         self.workers = environment.workers
         self.mode: Mode = mode
         self.staleness = staleness
+        self.correction = Correction()
         self.clock = 0
         self.turns = 0
         self._switches = 0

@@ -12,7 +12,7 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.nonfinite import Watch
 from psfleet.pipeline.links import Place
 from psfleet.runtime import Awaited, Gradient, Read, TableState
-from psfleet.shard.events import Mode
+from psfleet.shard.events import Correction, Mode
 from psfleet.strategy import Wire
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.chaos import Audit, Meddler
@@ -116,6 +116,10 @@ class ClusterRuntime:
         """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
         mode has been changed before this life began."""
         return self._fleet.mode, self._fleet.staleness
+
+    def correct(self, correction: Correction) -> None:
+        """Let the servers correct the pushes to come if they are late."""
+        self._fleet.correction = correction
 
     # -- training ------------------------------------------------------------------------------
 

@@ -143,6 +143,9 @@ class Stream:
     def _parcels(self, **fields: Any) -> list[Parcel]:
         """An empty parcel for each server, with a header of these fields."""
         fields.setdefault("clock", self._fleet.clock)
+        correction = self._fleet.correction
+        fields["staleness_damping"] = correction.damping
+        fields["delay_compensation"] = correction.compensation
         form = self._wire.values
         return [
             Parcel(self._fleet.header(**fields), lane.held(), form) for lane in self._fleet.lanes
