@@ -12,8 +12,8 @@ def reset() -> None:
     Afterwards this process is as if it had just imported psfleet: the default programs are empty,
     generated names count from 0, and `fleet.init()` has not been called. The tables of an embedded
     fleet are gone; save them before if you want them. A worker of a cluster flushes its pushes and
-    leaves the fleet, as with `fleet.stop_worker()`. Clients of `psfleet.connect()` and programs that
-    you have made yourself are untouched. Do not call it inside `program_guard`.
+    leaves the fleet, as with `fleet.stop_worker()`. Clients of `psfleet.connect()` share the fleet, so they
+    end too. Programs that you have made yourself are untouched. Do not call it inside `program_guard`.
     """
     program.renew()
     names.renew()

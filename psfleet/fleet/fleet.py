@@ -191,9 +191,9 @@ class Fleet:
         finally:
             runtimes.provide(None)
             links.settle(links.Place())
-            self._environment, self._place = Environment(), links.Place()
+            self._joined, self._place = None, links.Place()
             self._strategy = self._load_path = None
-            self._loops = self._new_loops()
+            self._loops = None
 
     def _leave(self) -> None:
         # A script that failed must not be taken for one that has finished: its seat stays taken,
