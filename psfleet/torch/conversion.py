@@ -132,7 +132,7 @@ def _counterparts(
     first: dict[int, TableModule] = {}
     for path, module in modules.items():
         _check_tied(model, path, module, modules)
-        made = _counterpart(path, module)
+        made = _counterpart(path or "embedding", module)
         made.share(first.setdefault(id(module.weight), made))
         pairs[id(module)] = module, made
     return pairs
@@ -165,6 +165,11 @@ def _counterpart(path: str, module: Any) -> TableModule:
                 f"{path!r} has {option}={getattr(module, option)!r}, which rows on servers "
                 "cannot follow; build it without"
             )
+    if module.weight.dtype != torch.float32:
+        raise UsageError(
+            f"{path!r} has a weight of {module.weight.dtype}, and servers hold torch.float32; convert "
+            "model.float(), and compute in 16 bits with torch.autocast"
+        )
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise ConfigError(
             f"{path!r} has hooks, which conversion would lose; register them on the converted model"

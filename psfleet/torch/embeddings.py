@@ -1,5 +1,6 @@
 """Embedding and EmbeddingBag as torch has them, with their rows on the servers."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -88,6 +89,31 @@ class TableModule(nn.Module):
             scores = scores_of(ids, shows, clicks, ends)
         return self.table.look_up(ids, keep=self.training, padding=self.padding_idx, scores=scores)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A copy has values of its own: once there is a table, torch's module with the rows of now."""
+        if not self.table.bound:
+            copied = self.__class__.__new__(self.__class__)
+            memo[id(self)] = copied
+            copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            return copied
+        if self.num_embeddings is None:
+            raise UsageError(
+                f"embedding {self.table.name!r} has no number of rows, so a copy of the model cannot "
+                "have rows of its own; use the model itself, or save it with fleet.save_persistables"
+            )
+        weight = memo.get(id(self.table))
+        if weight is None:
+            weight = memo[id(self.table)] = nn.Parameter(
+                self.weight.detach(), self.weight.requires_grad
+            )
+        plain = self._plain(weight).train(self.training)
+        memo[id(self)] = plain
+        return plain
+
+    def _plain(self, weight: nn.Parameter) -> nn.Module:
+        """Torch's own module with this weight."""
+        raise NotImplementedError
+
     # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
     # must not give it some.
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
@@ -101,9 +127,12 @@ class TableModule(nn.Module):
         destination[prefix + "weight"] = torch.from_numpy(rows)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        strict, missing = others[1], others[2]
+        strict, missing, unexpected = others[1:4]
         keys = ["weight"] if self.num_embeddings is not None else ["ids", "weight"]
         lacking = [prefix + key for key in keys if prefix + key not in state_dict]
+        if strict:
+            mine = (key for key in state_dict if key.startswith(prefix))
+            unexpected.extend(key for key in mine if key.removeprefix(prefix) not in keys)
         if lacking:
             if strict:
                 missing.extend(lacking)
@@ -154,6 +183,12 @@ class Embedding(TableModule):
             num_embeddings, embedding_dim, padding_idx, name, initializer, seed, optimizer, entry
         )
 
+    def _plain(self, weight: nn.Parameter) -> nn.Module:
+        rows, dim = weight.shape
+        plain = nn.Embedding(rows, dim, self.padding_idx, sparse=True, _weight=weight.data)
+        plain.weight = weight
+        return plain
+
     def forward(
         self, input: Tensor, shows: Tensor | None = None, clicks: Tensor | None = None
     ) -> Tensor:
@@ -199,6 +234,20 @@ class EmbeddingBag(TableModule):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")
         self.mode: Mode = mode
         self.include_last_offset = include_last_offset
+
+    def _plain(self, weight: nn.Parameter) -> nn.Module:
+        rows, dim = weight.shape
+        plain = nn.EmbeddingBag(
+            rows,
+            dim,
+            mode=self.mode,
+            sparse=True,
+            _weight=weight.data,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+        )
+        plain.weight = weight
+        return plain
 
     def forward(
         self,

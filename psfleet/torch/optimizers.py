@@ -2,8 +2,8 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ __all__ = ["DistributedOptimizer"]
 
 Pair = tuple[Dense | Sparse, Grad]
 Ids = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -74,14 +75,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         given = listed(optimizers)
         groups = [group for optimizer in given for group in optimizer.param_groups]
         kinds = [type(optimizer) for optimizer in given for _ in optimizer.param_groups]
-        plan = Plan(model, groups, kinds, name)
+        begun = {p: state for optimizer in given for p, state in _begun(optimizer.state)}
+        plan = Plan(model, groups, kinds, name, begun)
         self._prepare(model, settings)
         self.runtime = runtime or runtimes.active()
-        begun = {p: state for optimizer in given for p, state in _begun(optimizer)}
         for optimizer in given:
             _retire(optimizer)
         super().__init__(groups or [{"params": []}], _shared_defaults(given))
-        self._groups = plan.groups
+        self._plan = plan
         self._settings = settings
         merge, amp = settings.gradient_merge, settings.amp
         self._merger: GradientMerger[Dense | Sparse] | None = (
@@ -89,7 +90,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._shortener = Shortener(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan, begun)
-        self._own, self._own_rows = self._dense, self._sparse
+        self._modules: list[nn.Module] | None = None  # that this process trains; None: all
+        self._narrow()
         owners = [each.owner for each in self._sparse if isinstance(each.owner, FleetOptimizer)]
         self._owners = list({id(owner): owner for owner in owners}.values())
         self._stale = False  # the model may have older values than the fleet
@@ -107,13 +109,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _make(self, plan: Plan, begun: Mapping[Tensor, Any]) -> tuple[list[Dense], list[Sparse]]:
         """The tables, with the values and state of worker 0, unless they are trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
-        later = self.runtime.worker_index > 0 and not joins_late
-        if later:  # the first to make a dense table gives its value: let that be worker 0
-            self.runtime.barrier()
-        dense, sparse = plan.make(self.runtime)
+        dense, sparse = _in_order(self.runtime, joins_late, plan.make)
         if not joins_late:
-            if self.runtime.worker_num > 1 and not later:
-                self.runtime.barrier()
             writes = [each.rows.fill for each in sparse]
             writes += saving.begun(self.runtime, dense, sparse, begun)
             exclusively(self.runtime, lambda: _all(writes))
@@ -121,8 +118,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             each.rows.content = None
         return dense, sparse
 
+    def _wake(self, begun: Collection[Tensor] = ()) -> None:
+        """Make the tables of parameters that were frozen until now."""
+        if not self._plan.waking(begun):
+            return
+        joins_late = is_trained(self.runtime, self._plan.dense_tables(self.runtime))
+        made = _in_order(self.runtime, joins_late, self._plan.make_dense)
+        self._dense = [*self._dense, *made]
+        self._narrow()
+        self._bring(made, [])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
-        return self  # a copy of the model, which refers to it, has the same tables
+        return self  # a copy of the model refers to it
+
+    def __getstate__(self) -> Any:
+        raise UsageError(
+            "a model or optimizer whose parameters are on the servers cannot be pickled; save "
+            "model.state_dict() and opt.state_dict()"
+        )
 
     # -- training ------------------------------------------------------------------------------
 
@@ -147,6 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
+        self._wake()
         self._check_groups()
         merged = self._merged(samples)
         if merged is None:
@@ -242,6 +256,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.param_groups = groups
             self.state = defaultdict(dict)
         tables = state_dict.get("tables", {})
+        self._wake(dict(_begun(found)))
         writes = saving.prepared(self.runtime, self._dense, self._sparse, found, tables)
         self._check_groups(loaded)
         for group, new in zip(groups, loaded, strict=True):
@@ -257,10 +272,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def narrow(self, modules: Iterable[nn.Module]) -> None:
         """From now on this process trains these modules; the rest is brought when the model is used."""
-        parts = list(modules)
-        own = {id(p) for part in parts for p in part.parameters()}
-        self._own = [dense for dense in self._dense if id(dense.parameter) in own]
-        self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
+        self._modules = list(modules)
+        self._narrow()
+
+    def _narrow(self) -> None:
+        """Sort out what this process trains."""
+        self._own, self._own_rows = self._dense, self._sparse
+        if self._modules is not None:
+            own = {id(p) for part in self._modules for p in part.parameters()}
+            self._own = [dense for dense in self._dense if id(dense.parameter) in own]
+            self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
 
     # -- parts of a step -----------------------------------------------------------------------
 
@@ -305,7 +326,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             loaded: Parameter groups that are to take the place of these; None: these.
         """
-        for made in self._groups:
+        for made in self._plan.groups:
             group = made.group
             if loaded is not None:
                 place = next(i for i, own in enumerate(self.param_groups) if own is group)
@@ -333,6 +354,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.runtime.write_table(dense.spec.key, TableState(state.step, values))
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
+        held = {id(parameter) for parameter in module.parameters()}
+        for dense in self._dense:
+            if id(dense.parameter) not in held:
+                raise UsageError(
+                    f"parameter {dense.spec.name!r} of the model is another object than the one that "
+                    "was converted, so it would not be trained; load without assign=True, and "
+                    "convert again if you have replaced a module"
+                )
         self.upload()
 
 
@@ -341,9 +370,21 @@ def _all(writes: Iterable[Callable[[], None]]) -> None:
         write()
 
 
-def _begun(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Any]]:
-    """The state of parameters that the optimizer has updated."""
-    for parameter, state in optimizer.state.items():
+def _in_order(runtime: Runtime, joins_late: bool, make: Callable[[Runtime], T]) -> T:
+    """Make tables on worker 0 first: the first to make a dense table gives its value."""
+    if joins_late or runtime.worker_num == 1:
+        return make(runtime)
+    if runtime.worker_index > 0:
+        runtime.barrier()
+    made = make(runtime)
+    if runtime.worker_index == 0:
+        runtime.barrier()
+    return made
+
+
+def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
+    """The state of parameters that an optimizer has updated."""
+    for parameter, state in states.items():
         if state and float(state.get("step", 1)):  # Adagrad has state before its first step
             yield parameter, state
 

@@ -1,6 +1,6 @@
 """What a distributed optimizer is going to do, checked before any table is made."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,15 @@ class Dense:
     def gradient(self) -> NDArray[np.float32] | None:
         """What the backward passes have collected since the last zero_grad; None: nothing."""
         grad = self.parameter.grad
-        return None if grad is None else array_of(grad)
+        if grad is None:
+            return None
+        if grad.dtype != torch.float32:
+            raise UsageError(
+                f"parameter {self.spec.name!r} has become {grad.dtype}, and servers hold torch.float32; "
+                "leave out .half(), .bfloat16() and .double(), and compute in 16 bits with "
+                "torch.autocast"
+            )
+        return array_of(grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,15 @@ class Group:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Resting:
+    """A dense parameter that was frozen when the tables were made, and its optimizer's group."""
+
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    kind: type[torch.optim.Optimizer]
+
+
 class Plan:
     """Checks everything before anything is made."""
 
@@ -92,12 +109,15 @@ class Plan:
         groups: list[dict[str, Any]],
         kinds: list[type[torch.optim.Optimizer]],
         prefix: str,
+        begun: Collection[Tensor],
     ) -> None:
         self._modules = _tables_of(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
         self._prefix = prefix
         self._group_of: dict[int, tuple[dict[str, Any], Formula]] = {}
         self._parameters: list[nn.Parameter] = []
+        self._begun = {id(parameter) for parameter in begun}
+        self._resting: list[_Resting] = []
         self.groups: list[Group] = []
         for group, kind in zip(groups, kinds, strict=True):
             self._take(group, kind)
@@ -114,18 +134,52 @@ class Plan:
 
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
         own = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
-        formulas: dict[bool, Formula] = {}
         for parameter in group["params"]:
-            if id(parameter) in own or not parameter.requires_grad:
+            if id(parameter) in own:
                 continue
-            rows = isinstance(parameter, TableWeight)
-            if rows not in formulas:
-                formulas[rows] = formula_of(kind, group, rows=rows)
-                self.groups.append(Group(kind, group, rows, formulas[rows], dict(group)))
-            self._admit(parameter)
-            self._group_of[id(parameter)] = (group, formulas[rows])
-            if not rows:
-                self._parameters.append(parameter)
+            if parameter.requires_grad or id(parameter) in self._begun:
+                self._join(parameter, group, kind)
+            elif not isinstance(parameter, TableWeight):
+                self._resting.append(_Resting(parameter, group, kind))
+
+    def _join(
+        self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
+    ) -> None:
+        """Have the parameter trained with its group's options."""
+        rows = isinstance(parameter, TableWeight)
+        made = next((g for g in self.groups if g.group is group and g.rows == rows), None)
+        if made is None:
+            formula = formula_of(kind, group, rows=rows)
+            made = Group(kind, group, rows, formula, dict(group))
+            self.groups.append(made)
+        self._admit(parameter)
+        self._group_of[id(parameter)] = (group, made.formula)
+        if not rows:
+            self._parameters.append(parameter)
+
+    def waking(self, begun: Collection[Tensor] = ()) -> bool:
+        """Take up parameters that were frozen and are trained from now on; whether there are any.
+
+        Args:
+            begun: Parameters that have state, and are taken up although they are frozen.
+
+        Raises:
+            UsageError: One has sparse gradients; its rows belong into a table of rows.
+        """
+        known = {id(parameter) for parameter in begun}
+        awake = [r for r in self._resting if r.parameter.requires_grad or id(r.parameter) in known]
+        for resting in awake:
+            parameter = resting.parameter
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise UsageError(
+                    f"the embedding's weight {self._names[id(parameter)]!r} was frozen when the model "
+                    "was converted; convert it unfrozen, and freeze it afterwards"
+                )
+        self._resting = [r for r in self._resting if r not in awake]
+        self._parameters = []
+        for resting in awake:
+            self._join(resting.parameter, resting.group, resting.kind)
+        return bool(awake)
 
     def _admit(self, parameter: nn.Parameter) -> None:
         name = self._names.get(id(parameter))
@@ -137,12 +191,19 @@ class Plan:
         if id(parameter) in self._group_of:
             raise UsageError(f"parameter {name!r} is in two optimizers; give it to one")
         if parameter.dtype != torch.float32:
-            raise UsageError(f"parameter {name!r} is {parameter.dtype}; servers hold torch.float32")
+            raise UsageError(
+                f"parameter {name!r} is {parameter.dtype}, and servers hold torch.float32; convert "
+                "model.float(), and compute in 16 bits with torch.autocast"
+            )
+
+    def dense_tables(self, runtime: Runtime) -> list[str]:
+        """The names that the dense tables are going to have."""
+        return [self._dense_name(runtime, parameter) for parameter in self._parameters]
 
     def tables(self, runtime: Runtime) -> list[str]:
-        """The names that the tables are going to have."""
-        dense = [self._dense_name(runtime, parameter) for parameter in self._parameters]
-        return dense + [self._rows_name(runtime, *found) for found in self._modules.items()]
+        """The names that all tables are going to have."""
+        rows = [self._rows_name(runtime, *found) for found in self._modules.items()]
+        return self.dense_tables(runtime) + rows
 
     def _dense_name(self, runtime: Runtime, parameter: nn.Parameter) -> str:
         return _free(runtime, self._names[id(parameter)])
@@ -152,6 +213,12 @@ class Plan:
 
     def make(self, runtime: Runtime) -> tuple[list[Dense], list[Sparse]]:
         """The tables, all new to this worker."""
+        return self.make_dense(runtime), [
+            self._make_rows(runtime, path, module) for path, module in self._modules.items()
+        ]
+
+    def make_dense(self, runtime: Runtime) -> list[Dense]:
+        """The dense tables."""
         dense = []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
@@ -164,9 +231,7 @@ class Plan:
             )
             runtime.create(spec, array_of(parameter))
             dense.append(Dense(parameter, spec, group))
-        return dense, [
-            self._make_rows(runtime, path, module) for path, module in self._modules.items()
-        ]
+        return dense
 
     def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> Sparse:
         rows = module.table
@@ -210,6 +275,11 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     for optimizer in given:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise UsageError(
+                f"torch.optim.{type(optimizer).__name__} has step hooks, which would not run; register "
+                "them on the optimizer that convert() returns"
+            )
     return given
 
 

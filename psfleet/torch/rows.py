@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -89,8 +90,6 @@ class Rows:
         self._spec: TableSpec | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
-        if self._runtime is not None:
-            return self  # a copy of the model looks up the same table
         copied = Rows(
             self.name, self.count, self.dim, self.padding, self.initializer, self.seed, self.entry
         )
@@ -101,6 +100,11 @@ class Rows:
         return copied
 
     # -- the table -----------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a table."""
+        return self._runtime is not None
 
     @property
     def counts(self) -> bool:
@@ -147,6 +151,9 @@ class Rows:
         )
         runtime.create(spec)
         self.name, self._runtime, self._spec = name, runtime, spec
+        if self.count is not None:
+            whole = weakref.WeakMethod(self._whole)
+            self.weight.source = lambda: found() if (found := whole()) else None
         _living.add(self)
 
     def fill(self) -> None:
@@ -200,6 +207,9 @@ class Rows:
             return None, self.runtime.pull([self.read(ids)])[0]
         state = self.runtime.read_table(self.key)
         return state.ids, state.values[0]
+
+    def _whole(self) -> Tensor:
+        return torch.from_numpy(self.saved()[1])
 
     def saved_state(self) -> tuple[int, Ids | None, list[Floats]]:
         """The table's step, ids as in `saved`, and one array for each slot of the rule.

@@ -1,5 +1,6 @@
 """The stand-in for an embedding's weight, and the sparse gradients that it collects."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,25 @@ _ROOM = 2**31  # lookups between two steps that a table without a number of rows
 class TableWeight(nn.Parameter):
     """Has the shape of the weight whose rows are on the servers, takes no memory and reads as NaN.
 
+    `detach()` brings the rows, so that averages of a model (torch.optim.swa_utils) are of real values.
+
     It is what optimizers and `model.parameters()` see. Its `.grad` is a sparse tensor, as that of
     `nn.Embedding(sparse=True)`, so accumulating, `zero_grad` and hooks are torch's own.
     """
+
+    source: Callable[[], Tensor | None] = staticmethod(lambda: None)
+    """Brings the rows; None: there is no table of so many rows."""
 
     @staticmethod
     def __new__(cls, rows: int | None, dim: int, requires_grad: bool = True) -> "TableWeight":
         data = torch.full((1, 1), float("nan")).expand(_ROOM if rows is None else rows, dim)
         weight: TableWeight = torch.Tensor._make_subclass(cls, data, requires_grad)
         return weight
+
+    def detach(self) -> Tensor:
+        """The rows that the servers have now, float32 [rows, dim]; NaN while there is no table."""
+        found = self.source()
+        return super().detach() if found is None else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TableWeight":
         if id(self) not in memo:

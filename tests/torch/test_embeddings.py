@@ -3,6 +3,7 @@
 # torch annotates some of its methods only.
 # mypy: disable-error-code="no-untyped-call"
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -190,17 +191,35 @@ def test_refused() -> None:
 
 
 def test_stand_in_takes_no_memory(fleet: EmbeddedRuntime) -> None:
-    """The stand-in has the weight's shape, reads as NaN and is not given memory by .half() or a copy."""
-    import copy
-
+    """The stand-in has the weight's shape, reads as NaN and is not given memory by .half()."""
     emb = pst.Embedding(10**9, 64, name="large")
     pst.DistributedOptimizer(emb, torch.optim.SGD(emb.parameters(), 1.0))
-    for module in (emb, emb.half(), copy.deepcopy(emb)):
+    for module in (emb, emb.half()):
         assert module.weight.shape == (10**9, 64)
         assert module.weight.untyped_storage().nbytes() == 4
         assert bool(module.weight[5, 5].isnan())
         rows = fleet.pull([Read(emb.table.key, np.array([3]))])[0]
         assert torch.equal(module(torch.tensor([3])), torch.from_numpy(rows))
+
+
+def test_copies(fleet: EmbeddedRuntime) -> None:
+    """A copy has its own rows; where they cannot be brought it is refused."""
+    emb, _ = table()
+    with pytest.raises(UsageError, match="'table' has no number of rows, so a copy"):
+        copy.deepcopy(emb)
+    large = pst.Embedding(10**12, 64, name="large")
+    pst.DistributedOptimizer(large, torch.optim.SGD(large.parameters(), 1.0))
+    with pytest.raises(UsageError, match="'large' has 1000000000000 rows"):
+        copy.deepcopy(large)
+    bag = pst.EmbeddingBag(5, 2, "max", padding_idx=1)
+    unmade = copy.deepcopy(bag)
+    assert unmade.weight is unmade.table.weight
+    assert unmade.table is not bag.table
+    pst.DistributedOptimizer(bag, torch.optim.SGD(bag.parameters(), 1.0))
+    plain = copy.deepcopy(bag)
+    assert type(plain) is torch.nn.EmbeddingBag
+    assert torch.equal(plain.weight, bag.weight.detach())
+    assert (plain.mode, plain.padding_idx) == ("max", 1)
 
 
 def trained(own: Any, steps: int = 4) -> Any:

@@ -1,0 +1,261 @@
+"""What ordinary scripts of torch do around a model: each gives what plain torch gives, or a sentence."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import UsageError
+from psfleet.testing.leaks import nothing_left
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training import in_threads
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import psfleet.torch as pst
+from tests.torch.models import MODELS, OPTIMIZERS, batches
+
+Script = Callable[[Any, Any], list[float]]
+
+
+def all_zero(optimizers: Any, **how: bool) -> None:
+    """Clear the gradients of all."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(**how)
+
+
+def all_step(optimizers: Any) -> None:
+    """Step with all."""
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def dense_parameters(model: Any) -> list[Any]:
+    """Parameters whose gradients are dense, before and after the conversion."""
+    return [p for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+
+
+def zeroed_in_place(model: Any, optimizers: Any) -> list[float]:
+    """zero_grad(set_to_none=False)."""
+    losses = []
+    for batch in batches(20):
+        all_zero(optimizers, set_to_none=False)
+        loss = model(batch)
+        loss.backward()
+        all_step(optimizers)
+        losses.append(loss.item())
+    return losses
+
+
+def accumulated(model: Any, optimizers: Any) -> list[float]:
+    """One step for the gradients of four batches."""
+    losses = []
+    for number, batch in enumerate(batches(24)):
+        loss = model(batch) / 4
+        loss.backward()
+        losses.append(loss.item())
+        if number % 4 == 3:
+            all_step(optimizers)
+            all_zero(optimizers)
+    return losses
+
+
+def clipped(model: Any, optimizers: Any) -> list[float]:
+    """Clipping of dense gradients by norm and by value."""
+    losses = []
+    for batch in batches(20):
+        all_zero(optimizers)
+        loss = model(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(dense_parameters(model), 0.05)
+        nn.utils.clip_grad_value_(dense_parameters(model), 0.01)
+        all_step(optimizers)
+        losses.append(loss.item())
+    return losses
+
+
+def scaled(model: Any, optimizers: Any) -> list[float]:
+    """Losses scaled by a GradScaler, under autocast."""
+    scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for batch in batches(20):
+        all_zero(optimizers)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch)
+        scaler.scale(loss.float()).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+def averaged(model: Any, optimizers: Any) -> list[float]:
+    """Losses of two averages of the model, of plain means and of moving ones."""
+    averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))]
+    for batch in batches(10):
+        all_zero(optimizers)
+        model(batch).backward()
+        all_step(optimizers)
+        for average in averages:
+            average.update_parameters(model)
+    return [average(batch).item() for average in averages for batch in batches(3, 9)]
+
+
+def copied(model: Any, optimizers: Any) -> list[float]:
+    """Losses of a copy that was made before the model was trained on."""
+    accumulated(model, optimizers)
+    kept = copy.deepcopy(model)
+    accumulated(model, optimizers)
+    return [kept(batch).item() for batch in batches(3, 9)]
+
+
+SCRIPTS = [zeroed_in_place, accumulated, clipped, scaled, averaged, copied]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("name", MODELS)
+def test_as_in_torch(name: str, script: Script) -> None:
+    """Losses are plain torch's to 1e-5."""
+    torch.manual_seed(3)
+    plain = MODELS[name]()
+    twin = copy.deepcopy(plain)
+    wanted = script(plain, OPTIMIZERS["adam"](plain))
+    moved, opt = pst.convert(twin, OPTIMIZERS["adam"](twin))
+    np.testing.assert_allclose(script(moved, [opt]), wanted, rtol=1e-5)
+
+
+def net() -> Any:
+    """A dense model."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def thawing(model: Any, optimizer: Any) -> list[float]:
+    """The first layer is frozen for 6 steps, and the last one from step 9 on."""
+    dice, losses = torch.Generator().manual_seed(2), []
+    for number in range(12):
+        if number == 6:
+            model[0].requires_grad_(True)
+        if number == 9:
+            model[2].requires_grad_(False)
+        x = torch.randn(16, 4, generator=dice)
+        optimizer.zero_grad()
+        loss = (model(x)[:, 0] - x.sum(1).sin()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_layers_that_thaw() -> None:
+    """A layer that was frozen when the model was converted is trained from when it is unfrozen."""
+    plain = net()
+    plain[0].requires_grad_(False)
+    twin = copy.deepcopy(plain)
+    wanted = thawing(plain, torch.optim.Adam(plain.parameters(), 0.01))
+    moved, opt = pst.convert(twin, torch.optim.Adam(twin.parameters(), 0.01))
+    np.testing.assert_allclose(thawing(moved, opt), wanted, rtol=1e-5)
+    again = net()
+    again[0].requires_grad_(False)
+    again, resumed = pst.convert(
+        again, torch.optim.Adam(again.parameters(), 0.01), runtime=EmbeddedRuntime()
+    )
+    again.load_state_dict(moved.state_dict())
+    resumed.load_state_dict(opt.state_dict())
+    assert thawing(again, resumed) == thawing(moved, opt)
+    table = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
+    table[0].requires_grad_(False)
+    table, opt = pst.convert(table, torch.optim.SGD(table.parameters(), 0.1))
+    table[0].requires_grad_(True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(UsageError, match=r"'0\.weight' was frozen when the model was converted"):
+        opt.step()
+
+
+def test_two_workers_thaw_alike() -> None:
+    """A layer that thaws in two workers has the values of worker 0 in both."""
+    states: list[Any] = [{}, {}]
+    with nothing_left(), LocalFleet(1, 2) as fleet:
+
+        def work(worker: int) -> None:
+            runtime = fleet.connect(worker, "sync")
+            model = net()
+            model[0].requires_grad_(False)
+            if worker == 1:
+                nn.init.zeros_(model[0].weight)
+            model, opt = pst.convert(
+                model, torch.optim.Adam(model.parameters(), 0.01), runtime=runtime
+            )
+            thawing(model, opt)
+            runtime.flush()
+            states[worker] = model.state_dict()
+            runtime.close()
+
+        in_threads([lambda: work(0), lambda: work(1)])
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert states[0]["0.weight"].abs().min() > 0
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+def test_other_precisions(cast: str) -> None:
+    """Only float32 goes to the servers, before the conversion and after it."""
+    model = net()
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
+    getattr(model, cast)()
+    model(torch.ones(1, 4).to(model[0].weight.dtype)).sum().backward()
+    with pytest.raises(UsageError, match=r"'0\.weight' has become torch\.\w+, .*torch\.autocast"):
+        opt.step()
+    for part in (nn.Embedding(4, 2, sparse=True), nn.EmbeddingBag(4, 2, sparse=True), net()):
+        other = getattr(nn.Sequential(part), cast)()
+        with pytest.raises(UsageError, match=r"convert model\.float\(\), .*torch\.autocast"):
+            pst.convert(other, torch.optim.SGD(other.parameters(), 0.1))
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    """Replaced parameters, hooks of the optimizers that are converted, and pickles."""
+    model = net()
+    hooked = torch.optim.SGD(model.parameters(), 0.1)
+    hooked.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UsageError, match=r"has step hooks.*convert\(\) returns"):
+        pst.convert(model, hooked)
+    model, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
+    seen: list[int] = []
+    opt.register_step_pre_hook(lambda *_: seen.append(1))
+    opt.step()
+    assert seen == [1]
+    for whole in (model, opt):
+        with pytest.raises(UsageError, match=r"save model\.state_dict\(\) and opt\.state_dict\(\)"):
+            torch.save(whole, io.BytesIO())
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        pickle.dumps(opt)
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(UsageError, match=r"'0\.weight' .* load without assign=True"):
+        model.load_state_dict(values, assign=True)
+
+
+def test_keys_that_do_not_fit() -> None:
+    """load_state_dict(strict=True) names keys that an embedding lacks or does not know."""
+    model = MODELS["deepfm"]()
+    model, _ = pst.convert(model, OPTIMIZERS["adam"](model))
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "deep\.bias"'):
+        model.load_state_dict({**state, "deep.bias": torch.zeros(1)})
+    del state["deep.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "deep\.weight"'):
+        model.load_state_dict(state)
+    found = model.load_state_dict({**state, "other": torch.zeros(1)}, strict=False)
+    assert found.missing_keys == ["deep.weight"]
+    assert found.unexpected_keys == ["other"]

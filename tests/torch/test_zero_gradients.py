@@ -1,0 +1,153 @@
+"""Where trained weights may differ from torch's: parameters whose gradient is zero but for rounding."""
+
+# torch annotates some of its methods only.
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+
+import torch  # after the check for torch
+from torch import Tensor, nn
+
+import psfleet.torch as pst
+from tests.torch import models  # noqa: F401  # sets torch's threads
+
+_NONE = 1e-14  # a float64 gradient below it is the rounding of zero; the others are above 1e-6
+
+
+class Attention(nn.Module):
+    """A transformer encoder layer. Softmax does not see what the key bias adds to all its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(self.words(ids)).mean(1))[:, 0]
+        return out
+
+
+class Normed(nn.Module):
+    """Convolutions and a line before BatchNorm, which takes away what a bias adds."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv1d(1, 4, 3, bias=bias),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            nn.Conv1d(4, 4, 3, bias=bias),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 8, bias=bias),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)[:, 0]
+        return out
+
+
+def samples(model: nn.Module, steps: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets, the same values in each precision."""
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        if isinstance(model, Attention):
+            ids = torch.randint(0, 30, (16, 6), generator=dice)
+            yield ids, (ids[:, 0] % 2).to(dtype)
+        else:
+            x = torch.randn(16, 1, 8, generator=dice).to(dtype)
+            yield x, x.sum((1, 2)).sin()
+
+
+def parts(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
+    """Parameters, or their gradients, by name; the query, key and value parts of a bias apart."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        value = (parameter.grad if grads else parameter.data).detach().clone()
+        if name.endswith("in_proj_bias"):
+            for part, tensor in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                found[f"{name}.{part}"] = tensor
+        else:
+            found[name] = value
+    return found
+
+
+def train(model: nn.Module, optimizer: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """Losses of 60 steps, and the largest gradient of each parameter."""
+    losses: list[float] = []
+    largest: dict[str, float] = {}
+    for x, y in samples(model, 60, dtype):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        for name, grad in parts(model, grads=True).items():
+            largest[name] = max(largest.get(name, 0.0), float(grad.abs().max()))
+        optimizer.step()
+    return np.array(losses), largest
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, 0.003),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.001),
+}
+ZERO = {
+    Attention: {"layer.self_attn.in_proj_bias.key"},
+    Normed: {"net.0.bias", "net.3.bias", "net.7.bias"},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("kind", ZERO)
+def test_only_parameters_of_zero_gradient_differ(kind: type[nn.Module], name: str) -> None:
+    """Losses agree to 1e-5 and weights to 1e-5, but for those whose float64 gradient is zero.
+
+    Adam, Adagrad and RMSprop divide the rounding of such a gradient by its own size, so the parameter
+    walks at the learning rate in a direction that rounding decides, in torch too: its float32 differs
+    from its float64 there and nowhere else. With SGD these parameters agree as well.
+    """
+    torch.manual_seed(0)
+    plain = kind()
+    twin, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    wanted, _ = train(plain, KINDS[name](plain.parameters()))
+    truth, largest = train(exact, KINDS[name](exact.parameters()), torch.float64)
+    moved, opt = pst.convert(twin, KINDS[name](twin.parameters()))
+    got, _ = train(moved, opt)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    np.testing.assert_allclose(wanted, truth, rtol=1e-5)
+    assert {part for part, size in largest.items() if size < _NONE} == ZERO[kind]
+    assert min(size for part, size in largest.items() if part not in ZERO[kind]) > 1e-6
+    ours, torchs, doubles = (parts(model) for model in (moved, plain, exact))
+    for part in ours:
+        if part not in ZERO[kind] or name == "sgd":
+            torch.testing.assert_close(ours[part], torchs[part], rtol=1e-4, atol=1e-5)
+        else:
+            between = float((torchs[part] - doubles[part]).abs().max())
+            assert between > 1e-5, f"torch agrees with itself on {part}"
+
+
+def test_without_them_everything_agrees() -> None:
+    """With bias=False before BatchNorm all weights, statistics and predictions are torch's."""
+    torch.manual_seed(0)
+    plain = Normed(bias=False)
+    twin = copy.deepcopy(plain)
+    wanted, _ = train(plain, KINDS["adam"](plain.parameters()))
+    moved, opt = pst.convert(twin, KINDS["adam"](twin.parameters()))
+    np.testing.assert_allclose(train(moved, opt)[0], wanted, rtol=1e-5)
+    for value, its in zip(moved.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, its, rtol=1e-4, atol=1e-5)
+    x, _ = next(samples(plain, 1, torch.float32))
+    torch.testing.assert_close(moved.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-5)
