@@ -79,8 +79,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         plan = Plan(model, groups, kinds, name, begun)
         self._prepare(model, settings)
         self.runtime = runtime or runtimes.active()
-        for optimizer in given:
-            _retire(optimizer)
         super().__init__(groups or [{"params": []}], _shared_defaults(given))
         self._plan = plan
         self._settings = settings
@@ -90,6 +88,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._shortener = Shortener(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan, begun)
+        for optimizer in given:
+            _retire(optimizer)
         self._modules: list[nn.Module] | None = None  # that this process trains; None: all
         self._narrow()
         owners = [each.owner for each in self._sparse if isinstance(each.owner, FleetOptimizer)]

@@ -1,6 +1,6 @@
 """What a distributed optimizer is going to do, checked before any table is made."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from psfleet.tables.spec import TableSpec, key_of
 from psfleet.torch.embeddings import TableModule
 from psfleet.torch.formulas import Formula, formula_of
 from psfleet.torch.rows import Rows
+from psfleet.torch.states import slots_of
 from psfleet.torch.weights import TableWeight
 
 __all__ = ["Dense", "Group", "Optimizers", "Plan", "Sparse", "array_of", "listed"]
@@ -109,14 +110,14 @@ class Plan:
         groups: list[dict[str, Any]],
         kinds: list[type[torch.optim.Optimizer]],
         prefix: str,
-        begun: Collection[Tensor],
+        begun: Mapping[Tensor, Any],
     ) -> None:
         self._modules = _tables_of(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
         self._prefix = prefix
         self._group_of: dict[int, tuple[dict[str, Any], Formula]] = {}
         self._parameters: list[nn.Parameter] = []
-        self._begun = {id(parameter) for parameter in begun}
+        self._begun = {id(parameter): state for parameter, state in begun.items()}
         self._resting: list[_Resting] = []
         self.groups: list[Group] = []
         for group, kind in zip(groups, kinds, strict=True):
@@ -154,6 +155,9 @@ class Plan:
             self.groups.append(made)
         self._admit(parameter)
         self._group_of[id(parameter)] = (group, made.formula)
+        state = self._begun.get(id(parameter))
+        if state is not None:
+            slots_of(self._names[id(parameter)], made.formula.rule, tuple(parameter.shape), state)
         if not rows:
             self._parameters.append(parameter)
 

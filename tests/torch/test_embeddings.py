@@ -216,7 +216,7 @@ def test_copies(fleet: EmbeddedRuntime) -> None:
     assert unmade.weight is unmade.table.weight
     assert unmade.table is not bag.table
     pst.DistributedOptimizer(bag, torch.optim.SGD(bag.parameters(), 1.0))
-    plain = copy.deepcopy(bag)
+    plain: Any = copy.deepcopy(bag)
     assert type(plain) is torch.nn.EmbeddingBag
     assert torch.equal(plain.weight, bag.weight.detach())
     assert (plain.mode, plain.padding_idx) == ("max", 1)

@@ -275,6 +275,20 @@ def test_foreign_states_are_refused() -> None:
     refuse({**good, "tables": {"users": {}}}, "only the state dict has the table 'users'")
 
 
+def test_foreign_state_before_the_conversion(fleet: EmbeddedRuntime) -> None:
+    """convert() refuses state of another optimizer; no table is made and the optimizer works on."""
+    plain, model = net(), net()
+    other = optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    dense_curve(plain, [other], dense_data(2, 1))
+    mine = optim.Adam(model.parameters())
+    for parameter, state in zip(model.parameters(), other.state.values(), strict=True):
+        mine.state[parameter] = dict(state)
+    with pytest.raises(UsageError, match=r"'0\.weight' lacks 'exp_avg'; .* another optimizer"):
+        pst.convert(model, mine)
+    assert fleet.specs() == {}
+    assert len(mine.state_dict()["state"]) == 4
+
+
 def test_what_a_state_dict_cannot_hold_is_refused() -> None:
     """Tables too large for memory, counts of an entry, and gradients that wait to be merged."""
     large = nn.Embedding(10**12, 64, sparse=True, device="meta")

@@ -74,10 +74,12 @@ def parts(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
     """Parameters, or their gradients, by name; the query, key and value parts of a bias apart."""
     found = {}
     for name, parameter in model.named_parameters():
-        value = (parameter.grad if grads else parameter.data).detach().clone()
+        tensor = parameter.grad if grads else parameter.data
+        assert tensor is not None
+        value = tensor.detach().clone()
         if name.endswith("in_proj_bias"):
-            for part, tensor in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                found[f"{name}.{part}"] = tensor
+            for part, its in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                found[f"{name}.{part}"] = its
         else:
             found[name] = value
     return found
