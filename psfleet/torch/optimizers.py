@@ -1,6 +1,7 @@
 """DistributedOptimizer for torch: one push and one pull for each step."""
 
 import functools
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -97,6 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._stale = False  # the model may have older values than the fleet
         self.refresh()
         watch(self)
+        self._model = weakref.ref(model)
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(self._freshen)
         model.register_state_dict_pre_hook(self._freshen)  # type: ignore[no-untyped-call]
@@ -341,9 +343,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # -- values --------------------------------------------------------------------------------
 
-    def _freshen(self, *hook_arguments: Any) -> None:
+    def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Before the whole model computes or is saved: what others have changed is brought."""
-        if self._stale:
+        if self._stale and self._model() is module:
             self._bring(self._dense, [])
             self._stale = False
 
@@ -354,6 +356,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.runtime.write_table(dense.spec.key, TableState(state.step, values))
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
+        """After the whole model was loaded: what it has now is the fleet's."""
+        if self._model() is not module:
+            return  # a copy of it, which has the same hooks and values of its own
         held = {id(parameter) for parameter in module.parameters()}
         for dense in self._dense:
             if id(dense.parameter) not in held:

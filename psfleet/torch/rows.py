@@ -254,7 +254,7 @@ class Rows:
             np.concatenate([values[named], np.full((len(others), self.dim), first, np.float32)])
             for values, first in zip(slots, initial, strict=True)
         ]
-        [rows] = self.runtime.pull([self.read(ids)])
+        rows = np.array(self.runtime.pull([self.read(ids)])[0])
         rows[_places(ids, state.ids)] = state.values[0]
         step = state.step if step is None else step
         self.runtime.write_table(self.key, TableState(step, [rows, *whole], ids))

@@ -115,11 +115,13 @@ def averaged(model: Any, optimizers: Any) -> list[float]:
 
 
 def copied(model: Any, optimizers: Any) -> list[float]:
-    """Losses of a copy that was made before the model was trained on."""
+    """Losses of copies: of one made before the model was trained on, and of one that is loaded."""
     accumulated(model, optimizers)
-    kept = copy.deepcopy(model)
+    kept, loaded = copy.deepcopy(model), copy.deepcopy(model)
     accumulated(model, optimizers)
-    return [kept(batch).item() for batch in batches(3, 9)]
+    loaded.load_state_dict(model.state_dict())
+    accumulated(model, optimizers)
+    return [each(batch).item() for each in (kept, loaded) for batch in batches(3, 9)]
 
 
 SCRIPTS = [zeroed_in_place, accumulated, clipped, scaled, averaged, copied]
