@@ -99,7 +99,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
         watch(self)
         self._model = weakref.ref(model)
+        self._parts = weakref.WeakSet(model.modules())
+        self._changed = False  # a part of the model was loaded, and the fleet has the old values
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
+        for part in self._parts:
+            part.register_load_state_dict_post_hook(self._loaded_part)  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(self._freshen)
         model.register_state_dict_pre_hook(self._freshen)  # type: ignore[no-untyped-call]
 
@@ -163,6 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 value = closure()
         self._wake()
+        self._upload_parts()
         self._check_groups()
         merged = self._merged(samples)
         if merged is None:
@@ -201,6 +206,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Every worker must call it; the values of worker 0 count. Optimizer state stays.
         """
+        self._changed = False
         exclusively(self.runtime, self._write)
         self.refresh()
 
@@ -345,7 +351,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Before the whole model computes or is saved: what others have changed is brought."""
-        if self._stale and self._model() is module:
+        if self._model() is not module:
+            return  # a copy, which has the same hooks and values of its own
+        self._upload_parts()
+        if self._stale:
             self._bring(self._dense, [])
             self._stale = False
 
@@ -358,7 +367,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _loaded(self, module: nn.Module, keys: Any) -> None:
         """After the whole model was loaded: what it has now is the fleet's."""
         if self._model() is not module:
-            return  # a copy of it, which has the same hooks and values of its own
+            return
         held = {id(parameter) for parameter in module.parameters()}
         for dense in self._dense:
             if id(dense.parameter) not in held:
@@ -368,6 +377,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "convert again if you have replaced a module"
                 )
         self.upload()
+
+    def _loaded_part(self, module: nn.Module, keys: Any) -> None:
+        self._changed = self._changed or module in self._parts
+
+    def _upload_parts(self) -> None:
+        """Before the model is used: values that were loaded into a part of it are the fleet's."""
+        if self._changed:
+            self.upload()
 
 
 def _all(writes: Iterable[Callable[[], None]]) -> None:

@@ -187,6 +187,25 @@ def test_layers_that_thaw() -> None:
         opt.step()
 
 
+def test_a_part_that_is_loaded() -> None:
+    """load_state_dict of a part of the model, such as a trained encoder, makes its values the fleet's."""
+    plain, donor = net(), nn.Linear(4, 8)
+    twin = copy.deepcopy(plain)
+    own = torch.optim.Adam(plain.parameters(), 0.01)
+    twin, opt = pst.convert(twin, torch.optim.Adam(twin.parameters(), 0.01))
+    found = []
+    for model, optimizer in ((plain, own), (twin, opt)):
+        losses = thawing(model, optimizer)
+        model.requires_grad_(True)
+        model[0].load_state_dict(donor.state_dict())
+        found.append(losses + thawing(model, optimizer))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    kept = copy.deepcopy(twin)
+    before = twin.state_dict()["0.weight"].clone()
+    kept[0].load_state_dict(donor.state_dict())
+    assert torch.equal(twin.state_dict()["0.weight"], before)
+
+
 def test_two_workers_thaw_alike() -> None:
     """A layer that thaws in two workers has the values of worker 0 in both."""
     states: list[Any] = [{}, {}]
