@@ -177,6 +177,9 @@ def test_layers_that_thaw() -> None:
     )
     again.load_state_dict(moved.state_dict())
     resumed.load_state_dict(opt.state_dict())
+    for model in (moved, again):
+        model[0].requires_grad_(False)
+        model[2].requires_grad_(True)
     assert thawing(again, resumed) == thawing(moved, opt)
     table = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
     table[0].requires_grad_(False)
