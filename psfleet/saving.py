@@ -13,7 +13,7 @@ from psfleet.runtime import Runtime
 __all__ = ["folder_of", "has_loaded", "load", "save"]
 
 _NAMED = 5  # tables in a message
-_loads = [0]
+_loads = 0
 
 
 def folder_of(path: Any, caller: str) -> str:
@@ -52,18 +52,19 @@ def load(runtime: Runtime, path: str) -> None:
         CheckpointError: The folder is missing or damaged, or no table or parameter of the script would
             get a value from it; nothing was changed.
     """
+    global _loads
     runtime.barrier()
     if runtime.worker_index == 0:
         _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
         runtime.load(path)
     runtime.barrier()
-    _loads[0] += 1
+    _loads += 1
     invalidate()
 
 
 def has_loaded() -> bool:
     """Whether this process has loaded a checkpoint."""
-    return _loads[0] > 0
+    return _loads > 0
 
 
 def _check_useful(path: str, wanted: Collection[str]) -> None:

@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,11 +67,12 @@ class Fleet:
         self._joined = role_maker.environment if role_maker else read_environment()
         self._strategy = strategy
         self._loops = None
-        if runtimes.is_held():  # psfleet.connect() has come first
-            self._check_connected(strategy)
+        cluster = self._joined.role == "worker"
+        if runtimes.is_held() and bool(runtimes.active().server_num) == cluster:
+            self._check_connected(strategy)  # psfleet.connect() has come first
         elif (before := runtimes.use(None)) is not None:
             before.close()
-        runtimes.provide(self._connect if self._environment.role == "worker" else self._embed)
+        runtimes.provide(self._connect if cluster else self._embed)
         here = self._environment
         self._place = links.Place(
             here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
@@ -460,7 +461,7 @@ def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:
 
 
 def _check_strategy(strategy: Any) -> None:
-    if not isinstance(strategy, DistributedStrategy | None):
+    if not isinstance(strategy, DistributedStrategy | Mapping | None):
         raise ConfigError(
             f"the strategy is {strategy!r}; it must be a fleet.DistributedStrategy, such as "
             "DistributedStrategy(a_sync=True)"

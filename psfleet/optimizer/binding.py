@@ -185,8 +185,9 @@ class Tables:
         self, gradients: Sequence[tuple[Seat, Gradient]], samples: int, loss: float | None
     ) -> None:
         """Send the gradients of one step. The runtime reports what goes wrong with them."""
+        global _pushes
         self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
-        _pushes[0] += 1
+        _pushes += 1
         self._pushed = [seat for seat, _ in gradients]
         for seat in self._pushed:
             seat.forget()
@@ -329,7 +330,7 @@ class Tables:
 
 
 _known: list[Tables] = []
-_pushes = [0]  # of all tables that there were
+_pushes = 0  # of all tables that there were
 _watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
 
 
@@ -351,7 +352,7 @@ def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids
 
 def has_pushed() -> bool:
     """Whether this process has trained any parameter."""
-    return _pushes[0] > 0
+    return _pushes > 0
 
 
 def watch(watcher: Watcher) -> None:

@@ -152,6 +152,13 @@ BY_HAND = {
         "    exe.run(feed={'x': batch}, fetch_list=[loss])",
         r"UsageError: a program with parameters was run 5 times and never trained",
     ),
+    "no minimize in a loop of one's own": Mistake(
+        "x = layers.data('x', [None, 2])\nloss = layers.mean(layers.fc(x, 1))\n"
+        "for _ in range(3):\n"
+        "    psfleet.Executor().run(feed={'x': np.ones((4, 2), np.float32)}, fetch_list=[loss])",
+        r"psfleet: a program with parameters was run 3 times and never trained: no optimizer .*",
+        code=0,
+    ),
     "a number in place of batches": Mistake(
         "fleet.init()\nlist(fleet.shard(100))",
         r"UsageError: fleet\.shard got 100; it needs the batches",

@@ -45,6 +45,23 @@ def runner() -> Iterator[subprocess.Popen[str]]:
         assert process.wait(60) == 0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A worker whose servers were never started. It waits a minute for them, while other tests run."""
+    folder = tmp_path_factory.mktemp("lonely")
+    (folder / "train.py").write_text(IMPORTS + TABLE)
+    role = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": f"unix:{folder}/none"}
+    with subprocess.Popen(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        text=True,
+        stderr=subprocess.PIPE,
+        env=environment() | role,
+    ) as process:
+        yield process
+        process.kill()
+
+
 @pytest.fixture
 def run(runner: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Run a script, or `psfleet-launch` with arguments; the exit code and the lines of standard error."""
@@ -201,3 +218,12 @@ def test_a_script_under_the_launcher(tmp_path: Path, name: str) -> None:
     if "traceback:" in screen:
         log = next(line.partition("traceback: ")[2] for line in lines if "traceback:" in line)
         assert "Traceback (most recent call last)" in (tmp_path / log).read_text()
+
+
+def test_servers_that_were_never_started(lonely: subprocess.Popen[str]) -> None:
+    """After a minute the worker names the server, its endpoint and what to do."""
+    _, err = lonely.communicate(timeout=150)
+    assert lonely.returncode == 1
+    said = r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for 6\d.* seconds: .*"
+    assert re.fullmatch(said, err.splitlines()[-1]), err
+    assert err.endswith("; start the servers first, or correct PSFLEET_SERVERS\n")

@@ -105,7 +105,12 @@ class Connection:
             workers=self.workers,
             servers=[client.endpoint for client in self.clients],
         )
-        answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
+        try:
+            answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
+        except ServerUnavailable as error:
+            raise ServerUnavailable(
+                f"{error}; start the servers first, or correct PSFLEET_SERVERS"
+            ) from None
         life = coordinator_pb2.RegisterReply.FromString(answer)
         self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
         self.first = max(life.first, 1)
