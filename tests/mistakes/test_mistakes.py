@@ -224,6 +224,8 @@ def test_servers_that_were_never_started(lonely: subprocess.Popen[str]) -> None:
     """After a minute the worker names the server, its endpoint and what to do."""
     _, err = lonely.communicate(timeout=150)
     assert lonely.returncode == 1
-    said = r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for 6\d.* seconds: .*"
+    said = (
+        r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for 6\d.*"
+    )
     assert re.fullmatch(said, err.splitlines()[-1]), err
     assert err.endswith("; start the servers first, or correct PSFLEET_SERVERS\n")

@@ -1,6 +1,6 @@
 """What of a push goes to which server, and in which form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,15 @@ class _Part:
     ids: Ids | None
     form: Format
 
+    @property
+    def is_summed_in_place(self) -> bool:
+        """Whether its rows are summed where they leave, in float32."""
+        return (
+            self.ids is not None
+            and self.spec.kind == "sparse"
+            and self.form == self.gradient.precision == "float32"
+        )
+
     def segment(self, content: Content, count: int) -> Segment:
         """What says how the part for one server is to be read."""
         return Segment(
@@ -51,6 +60,7 @@ def add_gradients(
     gradients: Sequence[Gradient],
     plans: Plans,
     packer: Packer,
+    look: Callable[[Iterable[tuple[str, Floats]]], None],
 ) -> None:
     """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
 
@@ -61,6 +71,8 @@ def add_gradients(
         gradients: What else is to be known of them.
         plans: How ids are dealt.
         packer: Knows the form in which gradients travel.
+        look: Gets names of tables and values, to see whether they are finite; rows are looked at when they
+            are summed, for there are fewer then.
 
     Raises:
         UsageError: One cannot travel in that form; the packer is as before.
@@ -69,12 +81,15 @@ def add_gradients(
         _Part(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True)
     ]
+    look((part.spec.name, part.values) for part in parts if not part.is_summed_in_place)
     for part in parts:
         if part.form == "int8":
             packer.check(part.spec, part.values)
     # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
     for part in sorted(parts, key=lambda part: part.ids is None):
-        if part.form == "float32":
+        if part.is_summed_in_place:
+            look((part.spec.name, rows) for rows in _sum(parcels, part, plans))
+        elif part.form == "float32":
             _add(parcels, part, plans)
         elif part.ids is None:
             _pack_values(parcels, part, plans, packer)
@@ -106,23 +121,25 @@ def _pack_rows(
         packer.rows(part.spec, parcel.number, mine, rows, packed)
 
 
+def _sum(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> list[Floats]:
+    """Sum the rows of each id where they leave; for each server the sums."""
+    assert part.ids is not None
+    plan = plans.of(part.spec.key, part.ids)
+    sums = [
+        parcel.rows(part.spec, mine, part.gradient.learning_rate)
+        for parcel, mine in zip(parcels, plan.unique, strict=True)
+    ]
+    plan.merge_into(part.values, sums)
+    return sums
+
+
 def _add(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> None:
-    spec, values, ids, rate = part.spec, part.values, part.ids, part.gradient.learning_rate
-    if part.gradient.precision != "float32" or (ids is not None and spec.kind == "dense"):
-        for parcel, short in zip(parcels, _short(part, plans), strict=True):
-            parcel.packed(*short)
-    elif ids is None:
-        for parcel, (low, high) in zip(parcels, plans.ranges(spec), strict=True):
-            parcel.values(spec, values[low:high], rate)
-    else:
-        plan = plans.of(spec.key, ids)
-        plan.merge_into(
-            values,
-            [
-                parcel.rows(spec, mine, rate)
-                for parcel, mine in zip(parcels, plan.unique, strict=True)
-            ],
-        )
+    if part.gradient.precision == "float32" and part.ids is None:
+        for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
+            parcel.values(part.spec, part.values[low:high], part.gradient.learning_rate)
+        return
+    for parcel, short in zip(parcels, _short(part, plans), strict=True):
+        parcel.packed(*short)
 
 
 def _short(part: _Part, plans: Plans) -> Iterator[tuple[Any, ...]]:

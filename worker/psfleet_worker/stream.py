@@ -5,6 +5,7 @@ close. Every other mode: pushes leave in order, a few at a time; a pull comes af
 and takes the last one with it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -199,11 +200,10 @@ class Stream:
         """A parcel for each server with its part of the gradients."""
         specs = [self._spec_of(gradient.table) for gradient in gradients]
         checked = check_gradients(specs, gradients)
-        named = ((spec.name, values) for spec, (values, _) in zip(specs, checked, strict=True))
-        self.watch.look(fields["sequence"], fields["loss"], named)
+        look = functools.partial(self.watch.look, fields["sequence"], fields["loss"])
         parcels = self._parcels(**fields)
         try:
-            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer)
+            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer, look)
         except PsfleetError:
             for parcel in parcels:
                 parcel.close()
