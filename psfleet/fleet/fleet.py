@@ -231,15 +231,18 @@ class Fleet:
         return self.settings()
 
     def _check_connected(self, strategy: DistributedStrategy | None) -> None:
-        """Refuse a strategy that the runtime of `psfleet.connect()` does not follow."""
+        """Go on with the runtime of `psfleet.connect()`; refuse a strategy that it does not follow."""
         wanted = self._settings(strategy)
         if wanted.localsgd is not None:
             raise ConfigError(
                 "psfleet.connect() was called before fleet.init(), whose strategy has localsgd; call "
                 "fleet.init() first"
             )
-        if strategy is not None and self._environment.role:
-            check_mode(runtimes.active(), wanted.consistency.mode, "fleet.init")
+        runtime: Any = runtimes.active()
+        if strategy is not None:
+            check_mode(runtime, wanted.consistency.mode, "fleet.init")
+        elif self._environment.role:
+            self._hear({"consistency": {"mode": runtime.consistency.mode}})
 
     def _check_unconnected(self, strategy: DistributedStrategy | runtimes.Parts) -> None:
         now, wanted = self.settings(), self._settings(strategy)

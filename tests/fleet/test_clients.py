@@ -108,6 +108,9 @@ def test_two_clients_and_a_fleet_of_a_worker(first: str, monkeypatch: pytest.Mon
             table = one.sparse_table("t", 2, Adam(0.1))
             if first == "connect":
                 fleet.init()
+                assert fleet.settings().consistency.mode == "async"
+                with pytest.raises(ConfigError, match="connected in mode 'async'; pass"):
+                    fleet.distributed_optimizer(SGD(0.1), fleet.DistributedStrategy(a_sync=False))
             with psfleet.connect() as two:
                 again = two.sparse_table("t", 2, Adam(0.1))
                 again.push(IDS, GRADS).wait(60)
