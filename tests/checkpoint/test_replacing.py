@@ -1,0 +1,142 @@
+"""A checkpoint that replaces another: whole at every moment, through links, and after every crash."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import psfleet.checkpoint.drafts
+from psfleet.durable import exchange
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.errors import CheckpointError
+from psfleet.rules.sgd import SGD
+from psfleet.runtime import Read
+from psfleet.tables.spec import TableSpec
+
+TABLE = TableSpec("t", "dense", (3,), SGD())
+SAVER = """
+import sys
+import numpy as np
+import psfleet.checkpoint.drafts
+from psfleet.embedded import EmbeddedRuntime
+from psfleet.rules.sgd import SGD
+from psfleet.tables.spec import TableSpec
+
+path, value, exchanges = sys.argv[1:]
+if exchanges == "False":
+    psfleet.checkpoint.drafts.exchange = lambda one, other: False
+runtime = EmbeddedRuntime()
+runtime.create(TableSpec("t", "dense", (3,), SGD()), np.full(3, float(value), np.float32))
+runtime.save(path)
+"""
+
+
+def save(path: Path, value: float, crash: str = "", exchanges: bool = True) -> int:
+    """Write a table full of this value in a process of its own; its exit code."""
+    places = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(
+        [sys.executable, "-c", SAVER, str(path), str(value), str(exchanges)],
+        env={**os.environ, "PYTHONPATH": places, "PSFLEET_CRASH": crash},
+        check=False,
+    ).returncode
+
+
+def save_here(path: Path, value: float) -> None:
+    """The same in this process."""
+    runtime = EmbeddedRuntime()
+    runtime.create(TABLE, np.full(3, value, np.float32))
+    runtime.save(str(path))
+
+
+def loaded(path: Path) -> float:
+    """The value of the checkpoint."""
+    runtime = EmbeddedRuntime()
+    runtime.load(str(path))
+    values = set(runtime.pull([Read(TABLE.key)])[0].tolist())
+    assert len(values) == 1
+    return float(values.pop())
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("point", ["began", "unnamed", "away", "named"])
+def test_a_killed_save_leaves_a_whole_model(tmp_path: Path, point: str, exchanges: bool) -> None:
+    """Killed at any step, a load gives the old or the new model; the next save leaves nothing else there."""
+    path = tmp_path / "model"
+    save_here(path, 1.0)
+    reached = exchanges is False or point != "away"
+    code = save(path, 2.0, f"{point}:1", exchanges)
+    assert code == (-signal.SIGKILL if reached else 0)
+    assert loaded(path) == (1.0 if point != "named" and reached else 2.0)
+    save_here(path, 3.0)
+    assert loaded(path) == 3.0
+    assert [left.name for left in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("point", ["began", "unnamed", "named"])
+def test_a_killed_first_save(tmp_path: Path, point: str) -> None:
+    """Where nothing was before, there is nothing or the whole model."""
+    assert save(tmp_path / "model", 2.0, f"{point}:1") == -signal.SIGKILL
+    if point == "named":
+        assert loaded(tmp_path / "model") == 2.0
+    else:
+        with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+            loaded(tmp_path / "model")
+    save_here(tmp_path / "model", 3.0)
+    assert [left.name for left in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_an_earlier_version_moved_away_is_put_back(tmp_path: Path) -> None:
+    """A load finds the model that a process moved away and did not live to replace."""
+    save_here(tmp_path / "model", 1.0)
+    (tmp_path / "model").rename(tmp_path / ".model.4711.old")
+    assert loaded(tmp_path / "model") == 1.0
+
+
+def test_a_save_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    """The folder that a symbolic link leads to is replaced, also where that is not there yet."""
+    link, real = tmp_path / "latest", tmp_path / "elsewhere" / "model"
+    link.symlink_to(real)
+    for value in (1.0, 2.0):
+        save_here(link, value)
+        assert link.is_symlink()
+        assert loaded(real) == loaded(link) == value
+    assert [path.name for path in real.parent.iterdir()] == ["model"]
+    link.unlink()
+    link.symlink_to("latest")
+    with pytest.raises(CheckpointError, match="Too many levels of symbolic links"):
+        save_here(link, 3.0)
+
+
+def test_a_delta_beside_a_link_finds_its_base(tmp_path: Path) -> None:
+    """A delta that is saved through a link names its base from where it really lies."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    runtime = EmbeddedRuntime()
+    runtime.create(TABLE, np.ones(3, np.float32))
+    runtime.save(str(tmp_path / "base"), base=True)
+    runtime.save(str(tmp_path / "link" / "delta"), delta=True)
+    assert loaded(tmp_path / "link" / "delta") == loaded(tmp_path / "far/away/delta") == 1.0
+
+
+def test_a_save_under_way_is_not_cleared(tmp_path: Path) -> None:
+    """Two that save to one place at once do not remove each other's files."""
+    with psfleet.checkpoint.drafts.Draft(tmp_path / "model") as draft:
+        save_here(tmp_path / "model", 1.0)
+        assert Path(draft.folder).is_dir()
+    assert [left.name for left in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_exchange_is_one_step(tmp_path: Path) -> None:
+    """Two folders change places; one that is not there is an error."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("NOT TESTED: this file system has no exchange")
+    assert (tmp_path / "a" / "b").exists()
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "a", tmp_path / "c")
