@@ -184,7 +184,7 @@ def _open(where: Path, entry: ShardFile) -> _File:
     try:
         tensors: Any = safe_open(where, framework="numpy")
         state = json.loads(tensors.metadata()["state"])
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
     return _File(where, entry, tensors, state)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from psfleet.checkpoint.leftovers import place_of, put_back
 from psfleet.checkpoint.tensors import digest
-from psfleet.durable import read_small, reason, write_durably
+from psfleet.durable import read_small, reason, regular, write_durably
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.tables.entry import make_entry
@@ -144,11 +145,23 @@ def read_manifest(path: str | Path) -> Manifest:
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         raise CheckpointError(f"{str(where)!r} is damaged, or not of checkpoint format {FORMAT}")
     said.pop("sha256", None)
-    if content != _text(said):
+    try:
+        same = content == _text(said)
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
         raise CheckpointError(f"{str(where)!r} is damaged: its checksum is not its own")
     try:
         return _from_json(said)
-    except (KeyError, TypeError, ValueError, AttributeError, PsfleetError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        PsfleetError,
+    ) as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error!r}") from None
 
 
@@ -190,10 +203,15 @@ def chain(path: str | Path) -> list[tuple[Path, Manifest]]:
 
 
 def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
-    if not where.exists():
-        raise CheckpointError(f"{str(where)!r} is missing from the checkpoint")
-    length = where.stat().st_size
-    if length != expected.bytes or (read_back and digest(where) != expected.sha256):
+    try:
+        with regular(where) as file:
+            length = os.fstat(file.fileno()).st_size
+        same = length == expected.bytes and not (read_back and digest(where) != expected.sha256)
+    except FileNotFoundError:
+        raise CheckpointError(f"{str(where)!r} is missing from the checkpoint") from None
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
+    if not same:
         raise CheckpointError(
             f"{str(where)!r} is damaged: {length} bytes, its checksum is not the manifest's"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from psfleet.durable import regular
 from psfleet.errors import CheckpointError
 
 __all__ = ["TensorWriter", "digest"]
@@ -117,8 +118,8 @@ class TensorWriter:
 def digest(where: Path, between: Callable[[], None] | None = None) -> str:
     """The SHA-256 of a file in hexadecimal; `between` is called after each part of it."""
     found, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    with where.open("rb", buffering=0) as stream:
-        while size := stream.readinto(chunk):
+    with regular(where) as stream:
+        while size := stream.readinto(chunk):  # type: ignore[attr-defined]  # it is not buffered
             found.update(chunk[:size])
             if between is not None:
                 between()

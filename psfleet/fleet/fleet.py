@@ -474,6 +474,6 @@ def _check_strategy(strategy: Any) -> None:
 def _dirname(function: str, arguments: Sequence[Any]) -> str:
     """The folder among (dirname) or (executor, dirname[, program])."""
     for argument in arguments[:2]:
-        if isinstance(argument, str | os.PathLike):
+        if isinstance(argument, str | os.PathLike) and os.fspath(argument):
             return os.fspath(argument)
     raise UsageError(f"{function} needs a folder; it got {arguments!r}")

@@ -1,14 +1,18 @@
 """Inference models: a pruned program and its weights in a folder, without optimizer state.
 
-    model/program.json           the records up to the targets, as names and settings
-    model/weights.safetensors    dense parameters `<name>`; tables `<name>/ids` and `<name>/rows`
+    model/program.json                    the records up to the targets, as names and settings, and the
+                                          name of the file of their weights
+    model/weights.<sha256>.safetensors    dense parameters `value/<name>`; tables `ids/<name>`, `rows/<name>`
 
+The program names its weights, so that a model is replaced in one step: when program.json is. Format 1 had
+`weights.safetensors`, with the names `<name>`, `<name>/ids` and `<name>/rows`; it is read too.
 Nothing in it is executed on loading but the operations of psfleet.program.ops.
 """
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from psfleet import runtime as runtimes
-from psfleet.durable import replace
+from psfleet.checkpoint.tensors import digest
+from psfleet.durable import read_small, regular, replace, sync
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import CheckpointError, UsageError
 from psfleet.parameter import Parameter
@@ -31,7 +36,8 @@ from psfleet.tables.spec import Initializer, TableSpec, key_of
 
 __all__ = ["load_inference", "save_inference"]
 
-FORMAT = 1
+FORMAT = 2
+_LONGEST = 256 << 20  # bytes of program.json
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
@@ -65,17 +71,31 @@ def save_inference(
     arrays: dict[str, NDArray[Any]] = {}
     for leaf in leaves.values():
         arrays.update(_arrays(leaf))
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _write_weights(folder, arrays)
     document = {
         "format": FORMAT,
+        "weights": weights.name,
         "feeds": fed,
         "targets": [target.name for target in wanted],
         "leaves": [_leaf(leaf) for leaf in leaves.values()],
         "records": [_record(record) for record in records],
     }
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / "weights.safetensors", lambda to: save_file(arrays, to))
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
+    for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
+        if other != weights:
+            other.unlink(missing_ok=True)
+
+
+def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
+    """The file of the weights, named after its content."""
+    partial = folder / f".weights.{os.getpid()}.partial"
+    save_file(arrays, partial)
+    sync(partial)
+    weights = folder / f"weights.{digest(partial)}.safetensors"
+    partial.rename(weights)
+    return weights
 
 
 def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
@@ -88,8 +108,8 @@ def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
         CheckpointError: The folder is no inference model, or damaged.
     """
     try:
-        document = json.loads((Path(path) / "program.json").read_text())
-        arrays = load_file(Path(path) / "weights.safetensors")
+        document = json.loads(read_small(Path(path) / "program.json", _LONGEST))
+        arrays = _read_weights(Path(path), document)
         program = Program(for_test=True)
         tables = _Tables()
         for entry in document["leaves"]:
@@ -100,6 +120,27 @@ def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
     except Exception as error:  # there is no end to what a document can hold
         words = " ".join(str(error).split())
         raise CheckpointError(f"{path!r} is not a whole inference model: {words}") from None
+
+
+def _read_weights(folder: Path, document: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """The arrays, under the names of the present format."""
+    name = document.get("weights", "weights.safetensors")
+    where = folder / Path(name).name
+    if document["format"] == FORMAT and name != f"weights.{digest(where)}.safetensors":
+        raise ValueError(f"{str(where)!r} is damaged: its checksum is not that of its name")
+    with regular(where):
+        arrays = load_file(where)
+    return arrays if document["format"] == FORMAT else dict(_renamed(arrays, document["leaves"]))
+
+
+def _renamed(
+    arrays: dict[str, NDArray[Any]], leaves: list[dict[str, Any]]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Arrays of format 1."""
+    for name in (leaf["name"] for leaf in leaves):
+        for old, new in ((name, "value"), (f"{name}/ids", "ids"), (f"{name}/rows", "rows")):
+            if old in arrays:
+                yield f"{new}/{name}", arrays[old]
 
 
 class _Tables:
@@ -138,9 +179,11 @@ def _variable(program: Program, said: Variable | str) -> Variable:
 def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
     parameter = leaf.parameter
     if parameter is None:
-        return {} if leaf.value is None else {leaf.name: np.ascontiguousarray(leaf.value)}
+        return (
+            {} if leaf.value is None else {f"value/{leaf.name}": np.ascontiguousarray(leaf.value)}
+        )
     if not parameter.sparse:
-        return {leaf.name: np.ascontiguousarray(parameter.numpy())}
+        return {f"value/{leaf.name}": np.ascontiguousarray(parameter.numpy())}
     if not parameter.distributed:
         ids, rows = np.arange(parameter.shape[0], dtype=np.int64), parameter.numpy()
     elif parameter.binding is not None:
@@ -149,7 +192,7 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
         ids, rows = state.ids, state.values[0]
     else:
         ids, rows = np.zeros(0, np.int64), np.zeros((0, parameter.shape[1]), np.float32)
-    return {f"{leaf.name}/ids": ids, f"{leaf.name}/rows": np.ascontiguousarray(rows)}
+    return {f"ids/{leaf.name}": ids, f"rows/{leaf.name}": np.ascontiguousarray(rows)}
 
 
 def _leaf(leaf: Variable) -> dict[str, Any]:
@@ -187,7 +230,7 @@ def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _
     variable = Variable(name, tuple(entry["shape"]), entry["dtype"], stop_gradient=True)
     variable.is_data = entry["is_data"]
     if described is None:
-        variable.value = arrays.get(name)
+        variable.value = arrays.get(f"value/{name}")
     elif described["sparse"]:
         parameter = Parameter(
             described["name"],
@@ -197,10 +240,10 @@ def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _
             seed=described["seed"],
             initializer=Initializer(**described["initializer"]),
         )
-        tables.add(parameter, arrays[f"{name}/ids"], arrays[f"{name}/rows"])
+        tables.add(parameter, arrays[f"ids/{name}"], arrays[f"rows/{name}"])
         variable.parameter = parameter
     else:
-        variable.parameter = Parameter(described["name"], arrays[name])
+        variable.parameter = Parameter(described["name"], arrays[f"value/{name}"])
     return variable
 
 

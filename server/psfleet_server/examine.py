@@ -38,8 +38,15 @@ def verify(path: str) -> str:
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     return (
         f"{path} is whole: {len(files_of(first))} file(s), {sum(kinds.values()):,} records "
-        f"({counted or 'none'})"
-        + (f"; a torn tail of {torn:,} bytes, never acknowledged" if torn else "")
+        f"({counted or 'none'})" + (f"; {_torn(torn)}" if torn else "")
+    )
+
+
+def _torn(size: int) -> str:
+    return (
+        f"behind them the beginning of a record, {size:,} bytes, which a server that starts from the log "
+        "cuts off. A process that died while it wrote it has not acknowledged it; if the file was cut "
+        "later, it and others may have been acknowledged"
     )
 
 

@@ -7,8 +7,9 @@ Numbers are little-endian. The checksum of a record's head goes on from that of 
 (the header's for the first), so that a record that is missing, doubled or moved is noticed.
 
 A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
-that loses power perhaps zeros. Such a torn tail was never acknowledged and is cut off. Whatever else
-is not as it was written is damage, and the log is refused.
+that loses power perhaps zeros. Such a torn tail is cut off. A record that a dying process had begun was
+never acknowledged; a file that was cut later looks the same. Whatever else is not as it was written is
+damage, and the log is refused.
 
 With each snapshot begins a new file, named after its number, that goes on where the one before ends and
 says so (`after` in its header). Once the snapshot is complete, the files before are removed.
@@ -16,6 +17,7 @@ says so (`after` in its header). Once the snapshot is complete, the files before
     server.0.log -> server.0.000007.log -> server.0.000008.log
 """
 
+import io
 import json
 import os
 import re
@@ -30,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.durable import replace
+from psfleet.durable import reason, regular, replace
 from psfleet.errors import LogError, NoRoom
 from psfleet.saying import say
 from psfleet.testing.faults import Crashes
@@ -307,7 +309,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
     _, end, chain = _header(path)
     size = path.stat().st_size
     yield 0, memoryview(b""), end, chain
-    with path.open("rb") as file:
+    with regular(path) as raw, io.BufferedReader(raw) as file:  # type: ignore[type-var]
         file.seek(end)
         while size - end >= _HEAD:
             head = file.read(_HEAD)
@@ -330,14 +332,14 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, where it ends, and its checksum."""
     try:
-        with path.open("rb") as file:
+        with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)
             if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
                 raise LogError(f"{str(path)!r} is no log of a server")
             length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
             text = file.read(min(length, 1 << 20))
-    except OSError as error:
-        raise LogError(f"log {str(path)!r} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        raise LogError(f"log {str(path)!r} cannot be read: {reason(error)}") from None
     if len(text) != length or zlib.crc32(text) != crc:
         raise _damaged(path, 0)
     try:
