@@ -51,7 +51,7 @@ PATIENCE = Patience(answer=300.0, outage=300.0, start=300.0, leave=30.0)
 
 names = st.one_of(
     st.sampled_from([*INTERNAL, *NASTY]),
-    st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filter(
+    st.text(st.characters(codec="utf-8"), min_size=1).filter(
         lambda name: len(name.encode()) <= MAX_NAME
     ),
 )

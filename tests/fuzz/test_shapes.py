@@ -106,14 +106,13 @@ def test_logs_and_inference_models_of_any_shape(
         extra = ["", ""] if command == ["replay"] else []
         assert examine([*command, str(tmp_path / "server.0.log"), *extra]) == 1
         assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(PsfleetError):
-        Log(tmp_path / "server.0.log", {"job": "j"})
+    if shape != "loop":  # which is no file: a server makes one in its place
+        with pytest.raises(PsfleetError):
+            Log(tmp_path / "server.0.log", {"job": "j"})
     put(tmp_path / "program.json", shape)
     with pytest.raises(CheckpointError, match="is not a whole inference model"):
         load_inference(str(tmp_path))
-    (tmp_path / "program.json").unlink() if shape != "folder" else (
-        tmp_path / "program.json"
-    ).rmdir()
+    (tmp_path / "program.json").rename(tmp_path / "elsewhere")
     (tmp_path / "program.json").write_text('{"format": 1, "leaves": [], "records": []}')
     put(tmp_path / "weights.safetensors", shape)
     with pytest.raises(CheckpointError, match="is not a whole inference model"):
