@@ -7,6 +7,7 @@ from typing import Any
 from psfleet.errors import ShapeError
 from psfleet.fluid import nn
 from psfleet.fluid.modules import Layer, Sequential
+from psfleet.fluid.nn import BatchNorm
 from psfleet.fluid.schedules import (
     CosineDecay,
     ExponentialDecay,
@@ -27,6 +28,7 @@ from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 
 __all__ = [
+    "BatchNorm",
     "CosineDecay",
     "Dropout",
     "Embedding",

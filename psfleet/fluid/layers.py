@@ -1,4 +1,4 @@
-"""Layers as the older face has them: all of psfleet.layers, two of them with its habits."""
+"""Layers as the older face has them: all of psfleet.layers, some of them with its habits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from psfleet.layers import (
     accuracy,
     argmax,
     auc,
+    batch_norm,
     cast,
     clip,
     concat,
@@ -51,6 +52,8 @@ from psfleet.layers import (
     relu,
     reshape,
     scale,
+    sequence_first_step,
+    sequence_last_step,
     sigmoid,
     sigmoid_cross_entropy_with_logits,
     slice,
@@ -89,6 +92,7 @@ __all__ = [
     "argmax",
     "auc",
     "autoincreased_step_counter",
+    "batch_norm",
     "cast",
     "clip",
     "concat",
@@ -138,6 +142,9 @@ __all__ = [
     "relu",
     "reshape",
     "scale",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_pool",
     "sigmoid",
     "sigmoid_cross_entropy_with_logits",
     "slice",
@@ -199,3 +206,21 @@ def embedding(
         return rows
     lead = [0] * (len(input.shape) - 1)
     return apply(Reshape((*lead, int(rows.shape[-1] or 0))), rows)
+
+
+def sequence_pool(
+    input: Variable,
+    pool_type: str,
+    is_test: bool = False,
+    pad_value: float = 0.0,
+    *,
+    lengths: Any = None,
+    mask: Any = None,
+) -> Variable:
+    """One row for each padded sequence, as psfleet.layers.sequence_pool.
+
+    Args:
+        is_test: Accepted for the reference's sake.
+        lengths, mask: Where each sequence ends, which a LoDTensor knows of itself.
+    """
+    return layers.sequence_pool(input, pool_type, lengths, mask, pad_value)

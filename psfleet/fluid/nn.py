@@ -6,13 +6,19 @@ from psfleet import initializer, layers
 from psfleet.errors import IdError
 from psfleet.fluid import modules
 from psfleet.fluid.modules import Layer, Sequential
+from psfleet.layers.activations import activate
+from psfleet.layers.weighted import channel_axis, moving_average
+from psfleet.optimizer.moving import note
 from psfleet.program.ops import normalize
+from psfleet.program.ops.batch_norm import BatchNorm as BatchNormOp
 from psfleet.program.ops.embedding import DenseEmbedding
 from psfleet.program.ops.embedding import Embedding as SparseEmbedding
 from psfleet.program.ops.matmul import Affine
+from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
 
 __all__ = [
+    "BatchNorm",
     "Dropout",
     "Embedding",
     "Layer",
@@ -94,6 +100,84 @@ class Embedding(modules.Layer):
         """[...] to [..., dim]."""
         (ids,) = inputs
         return apply(self._op, ids, self.weight)
+
+
+class BatchNorm(modules.Layer):
+    """layers.batch_norm: in training by the batch, after `eval()` by the moving statistics.
+
+    `weight` and `bias` are trained; `_mean` and `_variance` are the moving statistics, which an optimizer's
+    step takes the batches of since the last step into. All four are in `state_dict`.
+
+    Args:
+        num_channels: Extent of the channels' axis.
+        act: relu, sigmoid, tanh, softmax or None.
+        param_attr, bias_attr: Of scale and shift, False for none.
+        data_layout: NCHW or NHWC.
+        momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in
+            layers.batch_norm.
+        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for the
+            reference's sake.
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        act: str | None = None,
+        is_test: bool = False,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        param_attr: Any = None,
+        bias_attr: Any = None,
+        dtype: str = "float32",
+        data_layout: str = "NCHW",
+        in_place: bool = False,
+        moving_mean_name: str | None = None,
+        moving_variance_name: str | None = None,
+        do_model_average_for_mean_and_var: bool = True,
+        use_global_stats: bool = False,
+        trainable_statistics: bool = False,
+    ) -> None:
+        super().__init__("batch_norm")
+        channel_axis(data_layout, 2)
+        self._act, self._layout, self._fixed = act, data_layout, use_global_stats
+        self._momentum, self._epsilon = momentum, epsilon
+        self.training = not is_test
+        one = initializer.Constant(1.0)
+        shape = [num_channels]
+        self.weight = (
+            None
+            if param_attr is False
+            else self.create_parameter(shape, param_attr, default_initializer=one)
+        )
+        self.bias = (
+            None if bias_attr is False else self.create_parameter(shape, bias_attr, is_bias=True)
+        )
+        self._mean, self._variance = (
+            moving_average((num_channels,), said or f"{self.full_name()}.{suffix}", start, momentum)
+            for said, suffix, start in (
+                (moving_mean_name, "mean", 0.0),
+                (moving_variance_name, "variance", 1.0),
+            )
+        )
+
+    def forward(self, *inputs: Variable, **named: Any) -> Variable:
+        """The normalised input."""
+        (x,) = inputs
+        op = BatchNormOp(
+            channel_axis(self._layout, x.ndim),
+            self._momentum,
+            self._epsilon,
+            not self.training,
+            self._fixed,
+            self.weight is not None,
+            self.bias is not None,
+        )
+        rest = [weights for weights in (self.weight, self.bias) if weights is not None]
+        out = apply(op, x, self._mean, self._variance, *rest)
+        if out.value is not None:
+            for observed in default_main_program().take_observed():
+                note(*observed)
+        return activate(out, self._act)
 
 
 class Dropout(modules.Layer):

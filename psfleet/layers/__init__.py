@@ -46,6 +46,7 @@ from psfleet.layers.reductions import (
     sum,
     sums,
 )
+from psfleet.layers.sequences import sequence_first_step, sequence_last_step, sequence_pool
 from psfleet.layers.shaping import (
     cast,
     concat,
@@ -62,13 +63,22 @@ from psfleet.layers.shaping import (
     unsqueeze,
 )
 from psfleet.layers.sources import data, fill_constant, ones, zeros
-from psfleet.layers.weighted import create_parameter, dropout, embedding, fc, layer_norm, matmul
+from psfleet.layers.weighted import (
+    batch_norm,
+    create_parameter,
+    dropout,
+    embedding,
+    fc,
+    layer_norm,
+    matmul,
+)
 
 __all__ = [
     "abs",
     "accuracy",
     "argmax",
     "auc",
+    "batch_norm",
     "cast",
     "clip",
     "concat",
@@ -109,6 +119,9 @@ __all__ = [
     "relu",
     "reshape",
     "scale",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_pool",
     "sigmoid",
     "sigmoid_cross_entropy_with_logits",
     "slice",

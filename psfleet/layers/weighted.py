@@ -7,14 +7,23 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet import initializer
-from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
 from psfleet.layers.activations import activate
 from psfleet.layers.arithmetic import scale as scaled
 from psfleet.layers.reductions import sum as summed
+from psfleet.optimizer.moving import promise
+from psfleet.parameter import Parameter
 from psfleet.program import names
-from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
+from psfleet.program.attribute import (
+    Attribute,
+    ParamAttr,
+    attribute,
+    create_parameter,
+    make_parameter,
+)
 from psfleet.program.ops import dropout as dropping
 from psfleet.program.ops.arithmetic import Add
+from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.embedding import DenseEmbedding, Embedding
 from psfleet.program.ops.matmul import Affine, MatMul
 from psfleet.program.ops.normalize import LayerNorm
@@ -23,7 +32,17 @@ from psfleet.program.shapes import axis_of, extents, size_of
 from psfleet.program.variable import Variable, apply, as_variable, leaf
 from psfleet.tables.entry import Entry, ShowClickEntry, part_of
 
-__all__ = ["create_parameter", "dropout", "embedding", "fc", "layer_norm", "matmul"]
+__all__ = [
+    "batch_norm",
+    "channel_axis",
+    "create_parameter",
+    "dropout",
+    "embedding",
+    "fc",
+    "layer_norm",
+    "matmul",
+    "moving_average",
+]
 
 
 def fc(
@@ -251,3 +270,94 @@ def layer_norm(
     has_scale = scale and attribute(param_attr) is not None
     op = LayerNorm(begin_norm_axis, epsilon, has_scale, len(weights) > has_scale)
     return activate(apply(op, input, *weights, name=label), act, label)
+
+
+def batch_norm(
+    input: Variable,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+) -> Variable:
+    """(x - mean) / sqrt(variance + epsilon) for each channel, times `name.w_0` plus `name.b_0`.
+
+    In training mean and variance are the batch's, and each update takes them into moving ones:
+    moving = momentum * moving + (1 - momentum) * batch's. Programs cloned for tests, inference models,
+    `is_test` and `use_global_stats` use the moving ones, the parameters `name.w_1` (mean, from 0) and
+    `name.w_2` (variance, biased, from 1).
+
+    The moving statistics are dense tables of the fleet, which checkpoints and inference models hold. A worker
+    normalises by its own batch and sends the batch's statistics along with its gradients. In sync mode a
+    round takes the mean over the workers, so that the bits are those of any number of servers; in the
+    other modes each push is one update of them. With merged gradients they are the mean of the merged
+    batches'. They change with the optimizer's updates only: a training program without an optimizer leaves
+    them alone. In a pipeline, whose stages see parts of batches, training with them is refused.
+
+    Args:
+        input: [batch, channels], [batch, channels, ...] or, with NHWC, [batch, ..., channels].
+        act: relu, sigmoid, tanh, softmax or None.
+        is_test: True: as in a program cloned for tests.
+        momentum: In [0, 1].
+        epsilon: At least 0.
+        param_attr: Of the scale, False for none. Default start: 1.
+        bias_attr: Of the shift, False for none. Default start: 0.
+        data_layout: NCHW or NHWC: where the channels are.
+        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake: averages of weights
+            leave the moving statistics out.
+        moving_mean_name, moving_variance_name: Names of the moving statistics.
+        use_global_stats: Normalise by the moving statistics in training too, and leave them.
+
+    Raises:
+        ConfigError: momentum, epsilon or data_layout is none of these.
+        ShapeError: The number of channels is not known.
+    """
+    label = name or names.generate("batch_norm")
+    axis = channel_axis(data_layout, input.ndim)
+    channels = input.shape[axis] if input.ndim > 1 else None
+    if channels is None:
+        raise ShapeError(
+            f"batch_norm of {input.name!r} {input.shape}: it must be [batch, channels, ...] with a "
+            "known number of channels"
+        )
+    moving = [
+        leaf(moving_average((channels,), said or f"{label}.{suffix}", start, momentum))
+        for said, suffix, start in (
+            (moving_mean_name, "w_1", 0.0),
+            (moving_variance_name, "w_2", 1.0),
+        )
+    ]
+    weights = {
+        suffix: leaf(
+            make_parameter((channels,), f"{label}.{suffix}", attr, initializer.Constant(start))
+        )
+        for said, suffix, start in ((param_attr, "w_0", 1.0), (bias_attr, "b_0", 0.0))
+        if (attr := attribute(said)) is not None
+    }
+    op = BatchNorm(
+        axis, momentum, epsilon, is_test, use_global_stats, "w_0" in weights, "b_0" in weights
+    )
+    return activate(apply(op, input, *moving, *weights.values(), name=label), act, label)
+
+
+def channel_axis(data_layout: str, rank: int) -> int:
+    """Where the channels of an input are: NCHW and NC have them second, NHWC last."""
+    if data_layout not in ("NCHW", "NHWC"):
+        raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
+    return rank - 1 if data_layout == "NHWC" else 1
+
+
+def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
+    """A parameter that no optimizer trains: a moving average of what batches show."""
+    said = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
+    parameter = make_parameter(shape, name, said, initializer.Constant(start))
+    promise(parameter, momentum)
+    return parameter

@@ -96,6 +96,8 @@ class Tables:
         self._owned: dict[tuple[int, int], Seat] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[Seat] = []
+        # What the next push brings along: by table the sum of some values, their number and rate.
+        self._along: dict[int, tuple[Seat, Floats, int, float]] = {}
         self._ahead: tuple[list[Read], Awaited] | None = None
 
     # -- Binding -------------------------------------------------------------------------------
@@ -186,11 +188,23 @@ class Tables:
     ) -> None:
         """Send the gradients of one step. The runtime reports what goes wrong with them."""
         global _pushes
+        along = [
+            (seat, Gradient(seat.key, total / np.float32(count), None, rate))
+            for seat, total, count, rate in self._along.values()
+        ]
+        self._along.clear()
+        gradients = [*gradients, *along]
         self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
         _pushes += 1
         self._pushed = [seat for seat, _ in gradients]
         for seat in self._pushed:
             seat.forget()
+
+    def send_along(self, seat: Seat, gradient: Floats, rate: float) -> None:
+        """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
+        known = self._along.get(seat.key)
+        total, count = (gradient, 1) if known is None else (known[1] + gradient, known[2] + 1)
+        self._along[seat.key] = seat, total, count, rate
 
     # -- seats ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from psfleet.errors import UsageError
 from psfleet.interrupts import deferred
 from psfleet.optimizer.binding import invalidate, read_ahead
 from psfleet.optimizer.lr.older import PerUpdate
+from psfleet.optimizer.moving import note
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.links import here
@@ -201,8 +202,12 @@ class Executor:
     @staticmethod
     @deferred()
     def _update(program: Program, found: Mapping[Variable, Any], samples: int) -> None:
+        observed = program.take_observed()
         if program.for_test or _shows_averages(program):
             return
+        if program.updates:
+            for parameter, momentum, value in observed:
+                note(parameter, momentum, value)
         for update in program.updates:
             values: list[tuple[Any, Gradient]] = [
                 (parameter, found[variable])

@@ -8,6 +8,7 @@ from psfleet.errors import UsageError
 from psfleet.parameter import Parameter
 from psfleet.program.backward import Backward
 from psfleet.program.gradient import ancestors
+from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.embedding import Embedding
 from psfleet.program.program import Program
 from psfleet.program.record import Record
@@ -92,7 +93,19 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
         *(v for record in plan.late for v in record.inputs),
     }
     plan.releases = last_uses([*plan.early, *plan.forward], plan.kept)
+    if plan.pipelined and not program.for_test:
+        _check_batches(plan.forward)
     return plan
+
+
+def _check_batches(records: Sequence[Record]) -> None:
+    """Refuse in a pipeline what looks at a whole batch, of which a stage sees parts."""
+    for record in records:
+        if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
+            raise UsageError(
+                f"{record.output.name!r} is a batch_norm that trains, and a pipeline cuts batches into "
+                "micro-batches; use layer_norm, or batch_norm with use_global_stats=True"
+            )
 
 
 def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:

@@ -53,6 +53,8 @@ class Program:
         for_test: Dropout is off and nothing is updated.
         step: Runs done so far in training.
         memory: What operations such as auc remember from one run to the next, by variable name.
+        observed: What operations such as batch_norm have seen in this run, by variable name: (parameter,
+            momentum, value) of each moving average. A run that updates takes it.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Program:
     for_test: bool = False
     step: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
+    observed: dict[str, list[tuple[Parameter, float, Any]]] = field(default_factory=dict)
     version: int = field(default_factory=lambda: next(_numbers))
 
     def add(self, variable: "Variable") -> None:
@@ -97,6 +100,12 @@ class Program:
         self.updates.append(update)
         self.touch()
         return update
+
+    def take_observed(self) -> list[tuple[Parameter, float, Any]]:
+        """What the run has observed; it is then forgotten."""
+        found = [entry for entries in self.observed.values() for entry in entries]
+        self.observed.clear()
+        return found
 
     def touch(self) -> None:
         """Forget how to run: the program has changed."""

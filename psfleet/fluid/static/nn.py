@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet import layers
+from psfleet.layers import batch_norm
 from psfleet.program.variable import Variable
 from psfleet.tables.entry import Entry
 
-__all__ = ["embedding", "fc"]
+__all__ = ["batch_norm", "embedding", "fc"]
 
 
 def fc(

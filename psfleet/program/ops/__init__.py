@@ -3,6 +3,7 @@
 from psfleet.program.ops import (
     activation,
     arithmetic,
+    batch_norm,
     dropout,
     embedding,
     loss,
@@ -11,12 +12,14 @@ from psfleet.program.ops import (
     metric,
     normalize,
     reduce,
+    sequence,
     source,
 )
 
 __all__ = [
     "activation",
     "arithmetic",
+    "batch_norm",
     "dropout",
     "embedding",
     "loss",
@@ -25,5 +28,6 @@ __all__ = [
     "metric",
     "normalize",
     "reduce",
+    "sequence",
     "source",
 ]

@@ -1,0 +1,54 @@
+"""Padded sequences: one row for each."""
+
+from typing import Any
+
+from psfleet.errors import UsageError
+from psfleet.program.ops.sequence import SequencePool
+from psfleet.program.variable import Variable, apply
+
+__all__ = ["sequence_first_step", "sequence_last_step", "sequence_pool"]
+
+
+def sequence_pool(
+    input: Variable,
+    pool_type: str,
+    lengths: Any = None,
+    mask: Any = None,
+    pad_value: float = 0.0,
+    name: str | None = None,
+) -> Variable:
+    """One row for each padded sequence: [batch, time, ...] to [batch, ...].
+
+    Steps outside a sequence count for nothing, whatever they hold. A bag of ids is such a sequence: the
+    rows of an embedding [batch, ids, dim] are pooled to [batch, dim].
+
+    Args:
+        input: Floats [batch, time, ...].
+        pool_type: sum; average (sum / n); sqrt (sum / sqrt(n)); max, of each column; last or first, the
+            step there. In any case of letters.
+        lengths: int64 [batch] or [batch, 1], each from 0 to time.
+        mask: [batch, time]: what is not 0 is part of the sequence, which may have holes. In place of
+            lengths; with neither all steps are.
+        pad_value: What a sequence without steps gives.
+
+    Raises:
+        ConfigError: There is no such pool_type.
+        ShapeError: A length is outside, or a shape does not fit.
+        UsageError: Both lengths and a mask are given.
+    """
+    if lengths is not None and mask is not None:
+        raise UsageError("sequence_pool got lengths and a mask; give one of them")
+    kind = pool_type.lower() if isinstance(pool_type, str) else pool_type
+    said = [value for value in (lengths, mask) if value is not None]
+    op = SequencePool(kind, float(pad_value), mask is not None)
+    return apply(op, input, *said, name=name)
+
+
+def sequence_first_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
+    """The first step of each padded sequence, as sequence_pool with "first"."""
+    return sequence_pool(input, "first", lengths, mask)
+
+
+def sequence_last_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
+    """The last step of each padded sequence, as sequence_pool with "last"."""
+    return sequence_pool(input, "last", lengths, mask)
