@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.annotations import Must, NonNegative, NonNegativeInt, check, checked
-from psfleet.clip import ClipGradBase
+from psfleet.clip import ClipGradBase, clip_by_own
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import graph, state
 from psfleet.optimizer.amp import Shortener
@@ -367,12 +367,11 @@ class Optimizer:
     def _clip_pairs(self, pairs: Pairs) -> Pairs:
         """The pairs as they are sent, in the same order; groups are clipped one by one."""
         if not self._lenders:
-            return pairs if self._grad_clip is None else self._grad_clip(pairs)
+            return (self._grad_clip or clip_by_own)(pairs)
         clipped: dict[str, Grad] = {p.name: g for p, g in pairs}
         for lender in dict.fromkeys((*self._lenders.values(), self)):
-            if lender._grad_clip is not None:
-                own = [(p, g) for p, g in pairs if self.lender(p) is lender]
-                clipped.update({p.name: g for p, g in lender._grad_clip(own)})
+            own = [(p, g) for p, g in pairs if self.lender(p) is lender]
+            clipped.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
         return [(p, clipped[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:

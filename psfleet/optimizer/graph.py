@@ -8,6 +8,8 @@ import numpy as np
 
 from psfleet.annotations import Must, NonNegative, check
 from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.gradients import densify
+from psfleet.optimizer.placement import has_any_id
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L1Decay, WeightDecay
 
@@ -235,17 +237,20 @@ def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | 
     """The gradient plus the regularizer's, of the same kind; a sparse one becomes dense."""
     if regularizer is None or gradient is None:
         return gradient
-    if isinstance(gradient, SparseGrad):
-        dense = np.zeros(parameter.shape, np.float32)
-        np.add.at(dense, gradient.ids, gradient.rows)
-        return dense + regularizer.gradient(parameter.numpy())
-    if isinstance(gradient, np.ndarray):
-        return gradient + regularizer.gradient(parameter.numpy())
-    if isinstance(regularizer, L1Decay):
+    if has_any_id(parameter):
         raise UsageError(
-            f"{regularizer!r}: append_regularization_ops takes arrays for L1; "
-            "apply_gradients regularizes variables by itself"
+            f"append_regularization_ops: parameter {parameter.name!r} has rows for any id, and no array of "
+            "them; apply_gradients lets the servers regularize its rows"
         )
-    from psfleet.program.variable import leaf
+    gradient = held_by(gradient)
+    if isinstance(gradient, SparseGrad):
+        gradient = densify(parameter, gradient)
+    if isinstance(gradient, np.ndarray):
+        return gradient + regularizer.gradient(np.asarray(parameter.numpy(), np.float32))
+    from psfleet.program.ops.arithmetic import Sign
+    from psfleet.program.variable import apply, leaf
 
-    return gradient + leaf(parameter) * regularizer.coeff
+    weights = leaf(parameter)
+    if isinstance(regularizer, L1Decay):
+        weights = apply(Sign(), weights)
+    return gradient + weights * regularizer.coeff

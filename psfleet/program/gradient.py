@@ -1,17 +1,19 @@
 """The backward sweep over records, the same for eager and static programs."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.parameter import SparseGrad
+from psfleet.program.ops.scatter import scatter_rows
 from psfleet.program.record import Context, Gradient, Record
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Sweep", "ancestors", "summed"]
+__all__ = ["Sweep", "ancestors", "dense_rows", "summed"]
 
 
 def ancestors(targets: "Iterable[Variable]") -> list[Record]:
@@ -35,8 +37,17 @@ def summed(first: Gradient, second: Gradient) -> Gradient:
             np.concatenate([first.rows, second.rows]),
             np.concatenate([first.counted(), second.counted()]) if counts else None,
         )
-    total: Gradient = first + second  # type: ignore[operator]  # a variable is dense or sparse
+    if isinstance(first, SparseGrad) and isinstance(second, np.ndarray):
+        first = dense_rows(first, second.shape)
+    elif isinstance(second, SparseGrad) and isinstance(first, np.ndarray):
+        second = dense_rows(second, first.shape)
+    total: Gradient = first + second  # type: ignore[operator]  # both are arrays
     return total
+
+
+def dense_rows(grad: SparseGrad, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array that a gradient by rows stands for; rows of a repeated id are summed in order."""
+    return scatter_rows(grad.ids, grad.rows, shape)
 
 
 class Sweep:
@@ -72,7 +83,11 @@ class Sweep:
         before = self.gradients.get(variable)
         if before is None:
             self.gradients[variable] = part
-        elif variable in self._own and isinstance(before, np.ndarray):
+        elif (
+            variable in self._own
+            and isinstance(before, np.ndarray)
+            and isinstance(part, np.ndarray)
+        ):
             before += part
         else:
             self.gradients[variable] = summed(before, part)

@@ -61,6 +61,7 @@ class Op:
     """
 
     differentiable: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = False  # takes sparse parameters and gradients by rows as they are
 
     def __init_subclass__(cls) -> None:
         _kinds[cls.__name__] = cls

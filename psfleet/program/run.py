@@ -9,7 +9,7 @@ from psfleet.program.gradient import Sweep
 from psfleet.program.plan import BackwardPlan, Plan
 from psfleet.program.program import Program
 from psfleet.program.record import Array, Context, Gradient, Record
-from psfleet.program.variable import Variable, compute
+from psfleet.program.variable import Variable, compute, operand
 
 __all__ = ["Run"]
 
@@ -55,7 +55,8 @@ class Run:
     def step(self, record: Record, needs: tuple[bool, ...]) -> None:
         """Compute one record."""
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
-        inputs = [self.input(variable) for variable in record.needed(any(needs))]
+        needed = record.needed(any(needs))
+        inputs = [operand(record.op, variable, self.input(variable)) for variable in needed]
         self.values[record.output] = compute(record.op, context, inputs, record.output.dtype)
         if needs:
             self.contexts[record] = context

@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.optimizer.lr.older import PerUpdate
-from psfleet.parameter import Parameter
+from psfleet.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
-from psfleet.program.gradient import Sweep, ancestors, summed
+from psfleet.program.gradient import Sweep, ancestors, dense_rows, summed
 from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
 from psfleet.program.record import Array, Context, Gradient, Op, Record, Shape
@@ -19,7 +19,16 @@ from psfleet.program.record import Array, Context, Gradient, Op, Record, Shape
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward
 
-__all__ = ["Variable", "apply", "as_variable", "compute", "leaf", "no_grad", "to_variable"]
+__all__ = [
+    "Variable",
+    "apply",
+    "as_variable",
+    "compute",
+    "leaf",
+    "no_grad",
+    "operand",
+    "to_variable",
+]
 
 _gradients_wanted = True
 
@@ -254,10 +263,32 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
     return output
 
 
-def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any]) -> Array:
+def operand(op: Op, variable: Variable, value: Any) -> Any:
+    """What an operation gets of an input: its value, whole where the operation does not work by rows.
+
+    Args:
+        value: A sparse parameter, a gradient or an array.
+
+    Raises:
+        UsageError: There is no whole: the parameter has rows for any id.
+    """
+    if op.by_rows or not isinstance(value, Parameter | SparseGrad):
+        return value
+    if any(extent is None or extent < 0 for extent in variable.shape):
+        raise UsageError(
+            f"{type(op).__name__} needs all rows of {variable.name!r}, which has rows for any id; compute "
+            "with what layers.embedding looks up"
+        )
+    if isinstance(value, Parameter):
+        return np.asarray(value.numpy(), np.float32)
+    return dense_rows(value, tuple(int(extent or 0) for extent in variable.shape))
+
+
+def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any]) -> Any:
     """Run an operation's forward; what NumPy refuses becomes one sentence."""
     try:
-        return np.asarray(op.forward(context, *inputs), dtype=dtype)
+        found: Any = op.forward(context, *inputs)
+        return found if isinstance(found, SparseGrad) else np.asarray(found, dtype=dtype)
     except ShapeError:
         raise
     except ValueError as error:
@@ -277,7 +308,9 @@ def _compute_now(record: Record) -> None:
     needs = tuple(not v.stop_gradient and not output.stop_gradient for v in record.inputs)
     context = Context(default_main_program(), record, needs)
     values = [
-        v.parameter if v.parameter is not None and v.parameter.sparse else v.numpy()
+        operand(record.op, v, v.parameter)
+        if v.parameter is not None and v.parameter.sparse
+        else v.numpy()
         for v in record.inputs
     ]
     output.value = compute(record.op, context, values, output.dtype)

@@ -26,6 +26,7 @@ __all__ = [
     "Pow",
     "Power",
     "Scale",
+    "Sign",
     "Sqrt",
     "Square",
     "Sub",
@@ -272,6 +273,15 @@ class Abs(Unary):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         return (gradient * np.sign(context.saved[0]),)
+
+
+class Sign(Unary):
+    """-1, 0 or 1; its gradient is 0."""
+
+    differentiable = False
+
+    def forward(self, context: Context, x: Array) -> Array:
+        return np.sign(x)
 
 
 @dataclass(frozen=True)

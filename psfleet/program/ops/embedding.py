@@ -96,6 +96,8 @@ class Embedding(_Embedding):
     them along.
     """
 
+    by_rows = True
+
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
         return inputs[:2]
 
