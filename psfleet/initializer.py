@@ -183,10 +183,14 @@ def starting(
 
 def _check(owner: str, name: str, kind: Any, value: Any) -> None:
     """Refuse what is not of a field's type: bool, int, float, or a float that may be left out."""
+    fits: bool
     if kind is bool:
         fits, wanted = isinstance(value, bool | np.bool_), "True or False"
     elif kind is int:
-        fits, wanted = isinstance(value, int | np.integer) and value >= 0, "a whole number from 0"
+        fits, wanted = (
+            isinstance(value, int | np.integer) and bool(value >= 0),
+            "a whole number from 0",
+        )
     else:
         fits, wanted = isinstance(value, int | float | np.number), "a number"
         fits = (fits and math.isfinite(value)) or (value is None and kind is not float)

@@ -17,7 +17,7 @@ from psfleet.tables.spec import Decay
 __all__ = ["note", "promise"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Average:
     """Updates a table as average = momentum * average + (1 - momentum) * value.
 

@@ -172,8 +172,8 @@ def test_eager_layer(width: str) -> None:
                 fluid.layers.mean(fluid.layers.square(layer(to_variable(batch)))).backward()
             opt.step()
             opt.clear_grad()
-        mean = variance = None
-        expected_mean, expected_variance = np.zeros(3), np.ones(3)
+        expected_mean: Any = np.zeros(3)
+        expected_variance: Any = np.ones(3)
         for pair in BATCHES.reshape(3, 2, 8, 3).astype(np.float64):
             expected_mean = 0.7 * expected_mean + 0.3 * pair.mean(axis=1).mean(axis=0)
             expected_variance = 0.7 * expected_variance + 0.3 * pair.var(axis=1).mean(axis=0)
@@ -223,7 +223,8 @@ def test_two_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     digests = {d for servers in (1, 2) for d in run_two_workers(tmp_path / "train.py", servers)}
     assert len(digests) == 1
-    mean, variance = np.zeros(3), np.ones(3)
+    mean: Any = np.zeros(3)
+    variance: Any = np.ones(3)
     for pair in BATCHES.reshape(3, 2, 8, 3).astype(np.float64):
         mean = 0.7 * mean + 0.3 * pair.mean(axis=1).mean(axis=0)
         variance = 0.7 * variance + 0.3 * pair.var(axis=1).mean(axis=0)
