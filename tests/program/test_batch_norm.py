@@ -264,7 +264,7 @@ def test_inputs_that_do_not_fit() -> None:
 def test_pipelines_refuse_it() -> None:
     """Micro-batches have other statistics than the batch: a pipeline says so."""
     out, loss = model()
-    optimizer.PipelineOptimizer(optimizer.SGD(0.1), [[out]], sync_steps=2).minimize(loss)
+    optimizer.PipelineOptimizer(optimizer.SGD(0.1), [[out], [loss]]).minimize(loss)
     with pytest.raises(PsfleetError, match="a pipeline cuts batches into micro-batches"):
         Executor().run(feed={"x": BATCHES[0]}, fetch_list=[loss])
 
