@@ -18,22 +18,28 @@ __all__ = ["check", "deferred", "wait_for"]
 _LOOK = 0.1  # seconds between two looks for an interrupt in a wait
 
 _heard = False
+_deferring = False  # a block of the main thread is under way
 _handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Within, an interrupt of the main thread waits for the end of the block, or for `check`."""
-    global _handler
+    global _deferring, _handler
+    if _deferring or not _in_main_thread():
+        yield
+        return
     before = signal.getsignal(signal.SIGINT)
-    if not _in_main_thread() or before is _note or not callable(before):
+    if not callable(before):  # it is ignored, ends the process, or is not Python's
         yield
         return
     _handler = before
     signal.signal(signal.SIGINT, _note)
     try:
+        _deferring = True
         yield
     finally:
+        _deferring = False
         signal.signal(signal.SIGINT, before)
         check()
 
