@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -93,7 +93,7 @@ class LocalFleet:
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path()
-        self._end: Callable[[], object] | None = None
+        self._end: weakref.finalize[..., LocalFleet] | None = None
 
     def __enter__(self) -> "LocalFleet":
         return self.start()
@@ -133,8 +133,15 @@ class LocalFleet:
 
         Safe to call twice.
         """
-        if self._end is not None:
-            self._end()
+        if self._end is None or not self._end.alive:
+            return
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        self._end()
 
     def environment(self, worker: int) -> Environment:
         """What the environment of that worker's process would say."""
@@ -285,13 +292,9 @@ class LocalFleet:
 
 
 def _end(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> None:
-    """End the processes, and remove the folder."""
+    """End the processes by force, and remove the folder: quick enough for a process that is to end."""
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
         process.kill()
+    for process in processes:
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)

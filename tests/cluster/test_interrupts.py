@@ -67,14 +67,17 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
             ps.pull({users: ids, total: None})
             ps.push({users: (ids, grads), total: -np.ones(90)})
 
+        def train() -> None:
+            while True:
+                step()
+
         step()
         interrupter = Interrupter(7)
         with interrupter.running():
             for _ in range(TIMES):
                 interrupter.ask()
                 with pytest.raises(KeyboardInterrupt):
-                    while True:
-                        step()
+                    train()
         step()
         ps.flush()
         steps = [{t["name"]: t["step"] for t in server["tables"]} for server in ps.stats()]

@@ -47,10 +47,14 @@ def processes_with(text: str) -> list[str]:
 
 def executed(cells: list[str], **options: Any) -> list[str]:
     """What each cell printed, or its error."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    make: Any = nbformat.v4  # it publishes no types
+    notebook = make.new_notebook(cells=[make.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=150, kernel_name="python3", **options).execute()
     return [
-        "".join(out.get("text", "") or f"{out.get('ename')}: {out.get('evalue')}" for out in cell.outputs)
+        "".join(
+            out.get("text", "") or f"{out.get('ename')}: {out.get('evalue')}"
+            for out in cell.outputs
+        )
         for cell in notebook.cells
     ]
 
@@ -68,7 +72,9 @@ def test_the_example_and_its_cells_again() -> None:
     assert again != cells["model"]
     begin = [cells["imports"], cells["data"]]
     train = [cells["model"], cells["train"]]
-    said = executed([*begin, *train, *train, again, cells["train"], cells["fleet"], cells["tables"]])
+    said = executed(
+        [*begin, *train, *train, again, cells["train"], cells["fleet"], cells["tables"]]
+    )
     first, second, other, servers, tables = said[3], said[5], said[7], said[8], said[9]
     assert first.startswith("loss 0.")
     assert second == first

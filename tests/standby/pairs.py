@@ -63,7 +63,7 @@ class Pairs(LocalFleet):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.processes = [*self._members.values()]
+        self.processes[:] = self._members.values()
         self.close()
         for process in self.processes:
             _close_orders(process)
