@@ -1,0 +1,57 @@
+"""The Python of the pages for newcomers runs as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str) -> list[str]:
+    """The page's blocks of Python, in order."""
+    return BLOCK.findall((ROOT / "docs" / page).read_text())
+
+
+def run(program: str, folder: Path) -> str:
+    """What a fresh process prints that runs the program in the folder."""
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_prediction(tmp_path: Path) -> None:
+    """The page's training writes a model, with which its second block predicts in another process."""
+    training, prediction = blocks("prediction.md")
+    run(training, tmp_path)
+    assert run(prediction, tmp_path) == "(1, 1)\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_notebooks(number: int, tmp_path: Path) -> None:
+    """The page's model can be built twice, and on servers."""
+    model, in_a_block, in_cells = blocks("notebooks.md")
+    servers = [
+        in_a_block.replace("...", "pass"),
+        "from psfleet.testing.local_fleet import LocalFleet\n" + in_cells,
+    ]
+    build = model.partition("fleet.init()\n")[2]
+    run(
+        f"{model}\n{model}\n{servers[number - 1]}\n{build}"
+        if number == 2
+        else model * 2 + servers[0],
+        tmp_path,
+    )
