@@ -12,6 +12,10 @@ from psfleet.wishing import DONE, WISH
 
 __all__ = ["claimed", "is_claimed"]
 
+_PRIVATE = (
+    0o700  # logs and snapshots are the user's, who may open them to others when the job is over
+)
+
 
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[Path]:
@@ -27,7 +31,8 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
     folder = parent / name
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=_PRIVATE, exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             if not _lock(descriptor):
@@ -35,6 +40,7 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
                     f"a job is running in log folder {str(folder)!r}; choose another --job or "
                     "--log-dir, or wait for its end"
                 )
+            os.fchmod(descriptor, _PRIVATE)  # that of an earlier job may have been open to others
             _clear(folder)
         except OSError as error:
             raise ConfigError(

@@ -33,15 +33,38 @@ __all__ = [
 Role = Literal["server", "worker"]
 
 _OWN = (
+    "PSFLEET_ROLE",
+    "PSFLEET_RANK",
+    "PSFLEET_SERVERS",
+    "PSFLEET_WORKERS",
+    "PSFLEET_WORKER_ENDPOINTS",
+    "PSFLEET_STAGE",
+    "PSFLEET_STAGES",
+    "PSFLEET_COPY",
+    "PSFLEET_STAGE_COPIES",
+    "PSFLEET_STAGE_ENDPOINTS",
+    "PSFLEET_DURABILITY",
+    "PSFLEET_LOG_FOLDER",
+    "PSFLEET_SNAPSHOTS",
+    "PSFLEET_SNAPSHOT_EVERY",
+    "PSFLEET_RESUME",
+    "PSFLEET_REPLICAS",
+    "PSFLEET_STANDBY",
+    "PSFLEET_PULSE",
+    "PSFLEET_JOB",
+    "PSFLEET_DEAD_AFTER",
+    "PSFLEET_MEMORY",
     "PSFLEET_READY_FILE",
     "PSFLEET_JOINED_FILE",
     "PSFLEET_LEFT_FILE",
-    "PSFLEET_STANDBY",
-    "PSFLEET_PULSE",
     "PSFLEET_TLS",
     "PSFLEET_INSECURE",
 )
-"""Variables that a job sets for its members or not at all."""
+"""Variables that a job sets for its members or not at all, whatever the launcher's environment says.
+
+The others of psfleet/environment.py are for users: PSFLEET_STRATEGY, PSFLEET_LANE, PSFLEET_LIMITS and
+PSFLEET_PLAN.
+"""
 
 _HUNG_AT_LAST = 30
 """Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""

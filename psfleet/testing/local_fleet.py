@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable, UsageError
 from psfleet.modes.changing import connect
 from psfleet.runtime import Runtime
+from psfleet.sockets import make_private_folder
 from psfleet.strategy import Settings
 from psfleet.wire.certificates import make_credentials
 
@@ -107,7 +107,7 @@ class LocalFleet:
         """
         if self.processes:
             raise UsageError("this LocalFleet has been started before; make another one")
-        self._folder = Path(tempfile.mkdtemp(prefix="psfleet-"))
+        self._folder = make_private_folder()
         self._end = weakref.finalize(self, _end, self.processes, self._folder)
         if self.transport == "tcp" and not self.credentials:
             self.credentials = make_credentials(self._folder / "tls")

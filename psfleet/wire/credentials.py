@@ -10,6 +10,8 @@ to a host: only the job's launcher makes them, so whoever has one is a server of
 runs. A worker's certificate is not good for a server, so a worker cannot pose as one.
 """
 
+import os
+import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +24,7 @@ SERVER_NAME = "psfleet-server"
 FILES = ("ca.pem", "cert.pem", "key.pem", "token")
 _LONGEST = 1 << 16  # bytes of one of these files
 _FEWEST = 16  # characters of a token
-_OTHERS = 0o007
+_OTHERS, _GROUP, _GROUP_CHANGES = 0o007, 0o070, 0o030
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Credentials:
         """The credentials in a folder.
 
         Raises:
-            ConfigError: A file is missing, empty, or can be read by every user.
+            ConfigError: A file is missing or empty, or others than its owner can get at a secret.
         """
         credentials = cls(Path(folder))
         for name in FILES:
@@ -71,7 +73,7 @@ class Credentials:
     def _content(self, name: str) -> bytes:
         path = self.folder / name
         try:
-            mode = path.stat().st_mode
+            status = path.stat()
             with path.open("rb") as file:
                 content = file.read(_LONGEST)
         except OSError as error:
@@ -79,11 +81,24 @@ class Credentials:
                 f"credential {str(path)!r} cannot be read ({error.strerror}); PSFLEET_TLS must name a "
                 "folder that the launcher or `psfleet certs` has made"
             ) from None
-        if name in ("key.pem", "token") and mode & _OTHERS:
-            raise ConfigError(
-                f"{str(path)!r} has mode {mode & 0o777:o}: every user can get at it; chmod 600 it, and "
-                "make new credentials if somebody may have read it"
-            )
+        if name in ("key.pem", "token"):
+            _refuse_if_open(path, status)
         if not content.strip():
             raise ConfigError(f"credential {str(path)!r} is empty; make new ones: psfleet certs")
         return content
+
+
+def _refuse_if_open(path: Path, status: os.stat_result) -> None:
+    """Refuse a secret that others than its owner can get at.
+
+    The group may read it if the file is not this user's: so a secret is mounted for a process that is
+    not root, as Kubernetes does with fsGroup (ssh draws the same line).
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    closed = _GROUP if status.st_uid == os.geteuid() else _GROUP_CHANGES
+    who = "every user" if mode & _OTHERS else "its group" if mode & closed else ""
+    if who:
+        raise ConfigError(
+            f"{str(path)!r} has mode {mode:o}: {who} can get at it; chmod 600 it, and "
+            "make new credentials if somebody may have read it"
+        )

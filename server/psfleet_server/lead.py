@@ -434,6 +434,7 @@ class Lead:
     def _own_path(self, number: int) -> Path:
         if self._folder is None:
             raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for nobody but the job's user
         for left in self._folder.glob(".snapshot-*.partial"):  # of a process that died
             shutil.rmtree(left, ignore_errors=True)
         return self._folder / own_name(number)

@@ -11,11 +11,10 @@ from pathlib import Path
 import grpc
 
 from psfleet.errors import ConfigError
+from psfleet.sockets import LONGEST_PATH
 from psfleet.wire.security import Access
 
 __all__ = ["bind", "release"]
-
-_LONGEST_PATH = 107  # bytes of a unix socket's path
 
 
 def bind(server: grpc.Server, endpoint: str, access: Access) -> str:
@@ -48,10 +47,10 @@ def release(endpoint: str) -> None:
 def _claim_socket(endpoint: str) -> None:
     """Remove a dead server's socket; refuse a living one's."""
     path = endpoint.removeprefix("unix:")
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    if len(os.fsencode(path)) > LONGEST_PATH:
         raise ConfigError(
             f"the socket path {path!r} has {len(os.fsencode(path))} bytes; "
-            f"the limit is {_LONGEST_PATH}, choose a shorter folder"
+            f"the limit is {LONGEST_PATH}, choose a shorter folder"
         )
     if not os.path.isdir(os.path.dirname(path)):
         raise ConfigError(f"cannot listen on {endpoint!r}: its folder does not exist")

@@ -210,7 +210,7 @@ class Log:
         text = json.dumps(dict(header)).encode()
         content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
         try:
-            replace(path, lambda to: to.write_bytes(content))
+            replace(path, lambda to: _write_private(to, content))
         except OSError as error:
             what = f"log {str(path)!r} cannot be made"
             raise self._disk.failed(what, error, len(content)) from None
@@ -349,6 +349,12 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(said, dict) or not isinstance(said.get("after", {}), dict):
         raise _damaged(path, 0)
     return said, len(start) + length, crc
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read: everything that the server holds will be in it."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)
 
 
 def flat(part: Part) -> memoryview:

@@ -1,10 +1,12 @@
 """What a job's processes are told, without starting any."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from psfleet import environment
 from psfleet_launch.plan import (
     Job,
     Member,
@@ -84,6 +86,20 @@ def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
     assert worker["PSFLEET_STRATEGY"] == base["PSFLEET_STRATEGY"]
     assert worker["PSFLEET_SERVERS"] == "a,b"
     assert "PSFLEET_READY_FILE" not in worker
+
+
+def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> None:
+    """What a member is told follows from the request alone, except for the variables of users."""
+    names = re.findall(r"^\| (PSFLEET_\w+) ", environment.__doc__ or "", re.MULTILINE)
+    users = {"PSFLEET_STRATEGY", "PSFLEET_LANE", "PSFLEET_LIMITS", "PSFLEET_PLAN"}
+    assert len(names) > 25
+    assert users < set(names)
+    job = job_of(Request(script), tmp_path)
+    for member in (Member("worker", 0), Member("server", 0)):
+        plain = child_environment(job, member, ["a"], {})
+        told = child_environment(job, member, ["a"], dict.fromkeys(names, "inherited"))
+        assert {name for name in names if told.get(name) == "inherited"} == users
+        assert {name: told[name] for name in told if name not in users} == plain
 
 
 def test_a_job_is_named_after_its_script(script: str) -> None:

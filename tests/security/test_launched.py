@@ -1,6 +1,7 @@
 """What the launcher does without a flag, what must be said aloud, and credentials made by hand."""
 
 import dataclasses
+import os
 import re
 import stat
 import subprocess
@@ -127,6 +128,8 @@ def test_certificates_by_hand(tmp_path: Path) -> None:
     [
         (lambda at: (at / "token").unlink(), "token' cannot be read"),
         (lambda at: (at / "key.pem").chmod(0o604), "has mode 604: every user can get at it"),
+        (lambda at: (at / "key.pem").chmod(0o640), "has mode 640: its group can get at it"),
+        (lambda at: (at / "token").chmod(0o620), "has mode 620: its group can get at it"),
         (lambda at: (at / "ca.pem").write_text(""), "is empty"),
         (lambda at: (at / "token").write_text("short"), "holds no token of at least 16"),
     ],
@@ -136,6 +139,19 @@ def test_credentials_that_cannot_be_used(tmp_path: Path, change: object, text: s
     place = make_credentials(tmp_path)["worker"]
     change(place)  # type: ignore[operator]
     with pytest.raises(ConfigError, match=re.escape(text)):
+        Credentials.read(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_secret_that_is_mounted_for_a_group(tmp_path: Path) -> None:
+    """A secret of another user is read through its group, as in Kubernetes; its group may not change it."""
+    place = make_credentials(tmp_path)["worker"]
+    for name in ("key.pem", "token"):
+        (place / name).chmod(0o440)
+        os.chown(place / name, 65534, os.getegid())
+    Credentials.read(place)
+    (place / "token").chmod(0o460)
+    with pytest.raises(ConfigError, match="its group can get at it"):
         Credentials.read(place)
 
 

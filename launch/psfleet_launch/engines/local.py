@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from psfleet.sockets import make_private_folder
 from psfleet_launch import guard, snapshots
 from psfleet_launch.chaos import Trouble
 from psfleet_launch.engines.spawn import open_log, send, spawn
@@ -49,20 +49,16 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.02
 """Seconds between looks for ready files; everything else wakes the loop by itself."""
 _REFRESH = 0.25
-_LONGEST_SOCKET_PATH = 107
 
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A fresh folder of mode 0700, its name short enough for unix sockets; removed at the end."""
-    name = tempfile.mkdtemp(prefix="psfleet-")
-    if len(name) + len("/server.00000") > _LONGEST_SOCKET_PATH:
-        os.rmdir(name)
-        name = tempfile.mkdtemp(prefix="psfleet-", dir="/tmp")
+    """See make_private_folder; removed at the end."""
+    folder = make_private_folder()
     try:
-        yield Path(name)
+        yield folder
     finally:
-        shutil.rmtree(name, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class LocalEngine:
@@ -387,7 +383,7 @@ class LocalEngine:
     def _log(self, member: Member) -> IO[bytes]:
         if member not in self._logs:  # a standby's
             if self._job.request.durability in ("log", "log+fsync"):
-                self._job.log_folder(member).mkdir(exist_ok=True)
+                self._job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
             self._logs[member] = open_log(self._job.log(member))
         return self._logs[member]
 

@@ -17,18 +17,23 @@ _LIBC = ctypes.CDLL(None)
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """The file, empty and unbuffered.
+    """The file, empty and unbuffered; for its owner only, since scripts print what they like.
 
     Raises:
         ConfigError: It cannot be written.
     """
     try:
-        return path.open("wb", buffering=0)
+        path.unlink(missing_ok=True)  # an earlier one may have been open to others
+        return open(path, "wb", buffering=0, opener=_private)  # the caller closes it
     except OSError as error:
         raise ConfigError(
             f"log file {str(path)!r} cannot be written ({error.strerror}); "
             "choose another folder with --log-dir"
         ) from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def spawn(
