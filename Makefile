@@ -10,11 +10,12 @@ JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs clean
+.PHONY: help train test test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
 	@echo "make test           all tests (ARGS=... for pytest)"
+	@echo "make test-oldest    some of the tests with the oldest releases of what psfleet needs, in $(OLDEST)"
 	@echo "make check          ruff, mypy, generated stubs"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
 	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
@@ -30,6 +31,16 @@ train: $(VENV)/.has-examples
 
 test: $(VENV)/.has-test
 	$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+OLDEST ?= .venv-oldest
+OLDEST_TESTS ?= tests/wire tests/rules tests/tables tests/cluster/test_runtime.py tests/checkpoint \
+    tests/security/test_access.py tests/launch/test_job.py
+test-oldest: $(OLDEST)/.has-oldest
+	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile $(OLDEST_TESTS) $(ARGS)
+
+$(OLDEST)/.has-oldest: pyproject.toml tools/install tools/oldest.txt
+	PIP_CONSTRAINT=tools/oldest.txt tools/install $(OLDEST) test
+	@touch $@
 
 check: $(VENV)/.has-dev
 	$(VENV)/bin/ruff check
@@ -90,7 +101,7 @@ docs: $(VENV)/.has-test
 	$(VENV)/bin/python tools/check_docs.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache psfleet-logs
+	rm -rf $(VENV) $(OLDEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache psfleet-logs
 
 # What is installed is remembered by an empty file, so that the second time costs nothing.
 $(VENV)/.has-%: pyproject.toml tools/install

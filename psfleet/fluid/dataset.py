@@ -7,6 +7,8 @@ then the values. With x of shape [-1, 1] and y of shape [-1, 2]:
 """
 
 import random
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,9 @@ __all__ = ["DatasetFactory", "FileDataset", "InMemoryDataset"]
 
 Sample = list[Array]
 
+_QUOTED = re.compile(r"'[^']*'")  # what no shell would change
+_SHELL_SIGNS = frozenset("|&;<>()$`\\*?[]{}~#!\n")
+
 
 class FileDataset:
     """Batches read from files while training runs: FileInstantDataset and QueueDataset."""
@@ -33,6 +38,7 @@ class FileDataset:
         self._batch_size = 1
         self._files: list[str] = []
         self._command = "cat"
+        self._arguments: str | list[str] = [self._command]
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
         """The data variables, in the order of a line's slots."""
@@ -57,8 +63,15 @@ class FileDataset:
         self._files = [str(name) for name in filelist]
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """A shell command that each file is piped through; what it prints is read."""
-        self._command = pipe_command
+        """A command that each file is piped through; what it prints is read.
+
+        It runs with the rights of this process. It is a program and its arguments, unless it has signs of the
+        shell (a pipe, a variable, a pattern, ...): then a shell runs it, as in the reference.
+
+        Raises:
+            ConfigError: It is empty, or has an opening quote only.
+        """
+        self._command, self._arguments = pipe_command, _arguments(pipe_command)
 
     def set_thread(self, thread_num: int) -> None:
         """Accepted for the reference's sake: one thread reads."""
@@ -95,17 +108,7 @@ class FileDataset:
             with open(name, errors="replace") as lines:  # what is no text is no number
                 yield lines
             return
-        with (
-            open(name, "rb") as source,
-            subprocess.Popen(
-                self._command,
-                shell=True,
-                stdin=source,
-                stdout=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            ) as pipe,
-        ):
+        with open(name, "rb") as source, self._pipe(source) as pipe:
             assert pipe.stdout is not None
             yield pipe.stdout
         if pipe.returncode:
@@ -113,6 +116,21 @@ class FileDataset:
                 f"pipe command {self._command!r} failed on {name!r} with exit code "
                 f"{pipe.returncode}"
             )
+
+    def _pipe(self, source: IO[bytes]) -> "subprocess.Popen[str]":
+        try:
+            return subprocess.Popen(
+                self._arguments,
+                shell=isinstance(self._arguments, str),
+                stdin=source,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise UsageError(
+                f"pipe command {self._command!r} cannot run ({error.strerror}); name a program"
+            ) from None
 
     def _parse(self, words: list[str], where: str) -> Sample:
         sample, at = [], 0
@@ -183,6 +201,21 @@ class DatasetFactory:
             f"dataset {datafeed_class!r} is unknown; use FileInstantDataset, "
             "QueueDataset or InMemoryDataset"
         )
+
+
+def _arguments(command: str) -> str | list[str]:
+    """The program and its arguments; the text as it is where only a shell can read it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"pipe command {command!r} cannot be read: {error}") from None
+    if not words:
+        raise ConfigError(
+            f"pipe command is {command!r}; name a program, or cat for the files as they are"
+        )
+    signs = _SHELL_SIGNS.intersection(_QUOTED.sub("", command))
+    sets_a_variable = "=" in words[0]
+    return command if signs or sets_a_variable else words
 
 
 def _values(variable: Variable, words: list[str], where: str) -> Array:

@@ -1,5 +1,7 @@
 """Feeding samples and files."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 import psfleet.fluid as fluid
-from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.errors import ConfigError, IdError, PsfleetError, ShapeError, UsageError
 
 
 def test_a_feeder_makes_batches_of_samples() -> None:
@@ -59,9 +61,47 @@ def test_files_are_read_in_batches(slots: tuple[Any, Path]) -> None:
     )
     dataset.set_pipe_command("head -n 1")
     assert len(list(dataset)) == 1
-    dataset.set_pipe_command("exit 3")
-    with pytest.raises(UsageError, match=r"pipe command 'exit 3' failed on .* with exit code 3"):
+    dataset.set_pipe_command("sh -c 'exit 3'")
+    with pytest.raises(UsageError, match=r"pipe command .*exit 3.* failed on .* with exit code 3"):
         list(dataset)
+
+
+def test_a_pipe_command_is_a_program(slots: tuple[Any, Path], tmp_path: Path) -> None:
+    """No shell stands between it and this process, unless its text has signs of the shell."""
+    dataset, _ = slots
+    script = tmp_path / "parent of me.py"
+    script.write_text("import os; print(1, os.getppid(), 2, 0, 0)")
+    for command, is_direct in [
+        (f"{sys.executable} '{script}'", True),
+        (f"{sys.executable} -c 'import os; print(1, os.getppid(), 2, 0, 0)'", True),
+        (f"cat | {sys.executable} '{script}' && true", False),
+        (f"NAME=1 {sys.executable} '{script}' ; true", False),
+    ]:
+        dataset.set_pipe_command(command)
+        dataset.load_into_memory()
+        (batch,) = list(dataset)
+        assert (int(batch["x"][0, 0]) == os.getpid()) == is_direct, command
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("", "name a program"),
+        ("grep 'x", "No closing quotation"),
+        ("no-such-program", "No such file"),
+    ],
+)
+def test_pipe_commands_that_cannot_be(slots: tuple[Any, Path], command: str, error: str) -> None:
+    """One sentence that quotes the command."""
+    dataset, _ = slots
+
+    def read() -> None:
+        dataset.set_pipe_command(command)
+        dataset.load_into_memory()
+
+    with pytest.raises(PsfleetError, match=error) as caught:
+        read()
+    assert repr(command) in str(caught.value)
 
 
 def test_samples_in_memory_can_be_shuffled(slots: tuple[Any, Path]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,22 @@ from psfleet.wire.channel import open_channel
 from psfleet.wire.fields import field
 from psfleet.wire.security import Access
 from psfleet.wire.status import error_of
+from psfleet.wire.v1.frame_pb2 import Header
 
 _SOON = 30.0  # seconds
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A call, and what its message would come from."""
+
+    call: Any
+    never: "queue.SimpleQueue[bytes]"
+
+    def give_up(self) -> None:
+        """End it."""
+        self.never.put(b"")
+        self.call.cancel()
 
 
 class Caller:
@@ -41,14 +56,13 @@ class Caller:
             self.call(method, message, **options)
         return error_of(caught.value, "server 0")
 
-    def stall(self, method: str, done: "queue.SimpleQueue[Any]") -> Any:
+    def stall(self, method: str, done: "queue.SimpleQueue[Any]") -> "Stalled":
         """A call whose message does not come; `done` gets it when it ends."""
         stub = self._channel.stream_unary(f"/psfleet.v1.{method}", None, None)
         never: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         call = stub.future(iter(never.get, b""), metadata=self._access.metadata, timeout=10 * _SOON)
         call.add_done_callback(done.put)
-        call.let_go = lambda: never.put(b"")
-        return call
+        return Stalled(call, never)
 
     def peak(self) -> int:
         """The most memory that the server has ever had, in bytes."""
@@ -97,7 +111,7 @@ def test_a_frame_of_many_fields(caller: Caller) -> None:
 
 def test_a_large_header_is_not_sent() -> None:
     """A client says so itself, before the bytes travel."""
-    header = frame.Header()
+    header = Header()
     for table in range(60_000):
         header.segments.add(table=table, count=1 << 40)
     with pytest.raises(FrameError, match="name fewer tables in one call"):
@@ -128,8 +142,7 @@ def test_calls_that_stall_keep_nobody_out(fleet: LocalFleet, caller: Caller, met
         for _ in range(20):
             other.call("Shard/Status", b"")
     for call in stalled:
-        call.let_go()
-        call.cancel()
+        call.give_up()
 
 
 def test_many_connections_share_what_is_on_its_way(fleet: LocalFleet) -> None:
@@ -145,5 +158,4 @@ def test_many_connections_share_what_is_on_its_way(fleet: LocalFleet) -> None:
         codes = {call.code() for call in ended}
         assert codes <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}
         for call in stalled:
-            call.let_go()
-            call.cancel()
+            call.give_up()

@@ -295,12 +295,13 @@ def test_numbers_that_are_none(victim: Victim, wrong: float) -> None:
 def test_numbers_that_are_too_large(victim: Victim) -> None:
     """What is infinite as a float32, in which servers compute, or does not fit into a count."""
     many = SHOWN | {"delete_after_unseen": 1e300}
-    for fields, text in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"l1": 1e39}, "l1 of a table is 1e.39; it must be a finite float32"),
         ({"l2": -1e39}, "l2 of a table is -1e.39; it must be a finite float32"),
         ({"low": 1e39}, "they must be finite float32"),
         ({"entry": "show_click:s:c", "entry_values": many}, "delete_after_unseen"),
-    ]:
+    ]
+    for fields, text in wrong:
         victim.refuses("Shard/CreateTable", table(**fields), text)
     victim.refuses("Shard/Push", rated(victim, 1e39), "it must be a finite float32")
 

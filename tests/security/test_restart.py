@@ -1,0 +1,39 @@
+"""A server that starts again over TLS is found again."""
+
+import time
+
+import numpy as np
+
+from psfleet.rules import make_rule
+from psfleet.runtime import Gradient, Read
+from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+
+_SOON = 15.0  # seconds; it takes tenths of one
+_TABLE = TableSpec(
+    "t", "sparse", (2,), make_rule("sgd", {}), initializer=Initializer("constant", 0, 0)
+)
+
+
+def test_workers_find_a_server_again_over_tls() -> None:
+    """Killed three times under a worker that goes on calling: each time soon, and no push is lost."""
+    ids, ones = np.arange(3), np.ones((3, 2), np.float32)
+    with LocalFleet(1, 1, "tcp", durability="log") as fleet, fleet.reviving():
+        runtime = fleet.connect(0, "async")
+        runtime.create(_TABLE)
+        for kill in range(3):
+            runtime.push([Gradient(_TABLE.key, ones, ids, 1.0)])
+            runtime.flush()
+            before = fleet.ready_file(0)
+            before.unlink()
+            fleet.kill(0)
+            while not before.exists():
+                assert fleet.restarts <= kill + 1
+                time.sleep(0.01)
+            ready = time.monotonic()
+            runtime.push([Gradient(_TABLE.key, ones, ids, 1.0)])
+            runtime.flush(_SOON)
+            assert time.monotonic() - ready < _SOON
+        (rows,) = runtime.pull([Read(_TABLE.key, ids)])
+        assert rows.tolist() == [[-6.0, -6.0]] * 3
+        runtime.close()

