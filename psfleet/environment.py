@@ -36,6 +36,9 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_ON_NAN | | a loss or gradient that is no finite number: say (once), stop or ignore |
 | PSFLEET_PLAN | | the first training step writes here what the strategy means for it, and ends the script |
 
+A launched job gets all of these from the launcher. It passes on only PSFLEET_STRATEGY, PSFLEET_LANE,
+PSFLEET_LIMITS and PSFLEET_PLAN from its own environment.
+
 An endpoint is `unix:/absolute/path` or `host:port`; port 0 lets a server choose a free one.
 """
 
