@@ -5,6 +5,7 @@ of a bug), soon and for little memory; and a call that gets an error has changed
 """
 
 import contextlib
+import math
 import os
 import random
 import struct
@@ -451,6 +452,8 @@ def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> An
         raise Broken(f"{method} with {request[:300]!r} took {taken:.1f} s")
     if code is None:
         tally.parked += not answers
+        if method == "Shard/CreateTable":
+            _check_numbers(Pb.CreateTableRequest.FromString(request).spec)
         return None
     tally.refused += 1
     if "see its log" in text or "\n" in text or code is grpc.StatusCode.INTERNAL:
@@ -458,6 +461,14 @@ def attack(ground: Ground, dice: random.Random, tally: Tally, before: Any) -> An
     if before is not None and ground.state() != before:
         raise Broken(f"{method} with {request!r} was refused ({text}) and changed the state")
     return before
+
+
+def _check_numbers(spec: Any) -> None:
+    """A definition that was taken holds no number that is none."""
+    numbers = [*spec.hyperparameters.values(), *spec.entry_values.values()]
+    numbers += [spec.l1, spec.l2, spec.low, spec.high]
+    if not all(map(math.isfinite, numbers)):
+        raise Broken(f"a table with the numbers {numbers} was made")
 
 
 def fuzz(count: int, seed: int, folder: Path, per_ground: int = 1500) -> Tally:
