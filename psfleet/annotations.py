@@ -287,7 +287,7 @@ def _narrowed(kind: _Kind, limit: Any) -> _Kind:
     def take(value: Any) -> Any:
         taken = kind.take(value)
         if not (taken in limit if isinstance(limit, Range) else limit.hold(taken)):
-            raise ValueError
+            raise TypeError if kind is _PLAIN[Any] else ValueError
         return taken
 
     if isinstance(limit, Range):

@@ -334,19 +334,14 @@ class Optimizer:
             loss: The step's loss, for the progress display.
         """
         if self.merger is not None:
-            merged = self.merger.take(pairs, samples)
+            merged = self.merger.take(self._checked(pairs), samples)
             if merged is None:
                 return
             pairs, samples = merged
         self._update(pairs, samples, loss)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
-        strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
-        if strangers:
-            raise UsageError(
-                f"{self._name}: params_grads has {strangers[0]!r}, which is no parameter"
-            )
-        checked = [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
+        checked = self._checked(pairs)
         doubled = len(checked) - len({p.name for p, _ in checked})
         if doubled:
             raise UsageError(
@@ -363,6 +358,15 @@ class Optimizer:
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
+
+    def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
+        """The gradients of trainable parameters, as arrays in shapes that fit."""
+        strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
+        if strangers:
+            raise UsageError(
+                f"{self._name}: params_grads has {strangers[0]!r}, which is no parameter"
+            )
+        return [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
 
     def _clip_pairs(self, pairs: Pairs) -> Pairs:
         """The pairs as they are sent, in the same order; groups are clipped one by one."""

@@ -93,7 +93,7 @@ def test_rate_of_a_program() -> None:
         x = layers.data("x", [None, 1])
         loss = layers.mean(layers.fc(x, 1, name="line", bias_attr=False))
         done = layers.cast(fluid.layers.learning_rate_scheduler._decay_step_counter(), "float32")
-        opt = optimizer.SGD(1.0 / (done + 1.0))  # type: ignore[arg-type]
+        opt = optimizer.SGD(1.0 / (done + 1.0))
         opt.minimize(loss)
         weights, feed = [], {"x": np.ones((1, 1), np.float32)}
         for _ in range(3):

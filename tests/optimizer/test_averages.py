@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from psfleet import layers
+from psfleet.clip import ClipGradByNorm
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
 from psfleet.parameter import Parameter
 from psfleet.program.attribute import ParamAttr
 from psfleet.program.executor import Executor
 from psfleet.program.ops.source import StepCounter
-from psfleet.program.program import Program, default_startup_program, program_guard
+from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
 from psfleet.program.variable import apply
 from tests.recordings import arrays, hyper
 
@@ -174,3 +175,66 @@ def test_parameters_that_are_not_averaged() -> None:
     made = layers.create_parameter([2], attr=ParamAttr("m", do_model_average=False))
     assert not default_startup_program().parameters["m"].do_model_average
     assert made.shape == (2,)
+
+
+def test_model_average_as_an_optimizer_in_a_program() -> None:
+    """minimize() with the documented arguments takes in the weights after each run, and trains nothing."""
+    with program_guard(Program(), Program()):
+        out = layers.fc(layers.data("x", [None, 2]), 1, bias_attr=False, name="line")
+        loss = layers.mean(out)
+        average = ModelAverage(1.0, 10, 10)
+        clip = ClipGradByNorm(0.1)
+        ops, pairs = average.minimize(loss, None, no_grad_set=None, grad_clip=clip)
+        assert ops == []
+        assert [p.name for p, _ in pairs] == ["line.w_0"]
+        average.apply_optimize(loss, None, average.backward(loss, parameter_list=["line.w_0"]))
+        SGD(0.1).minimize(loss)
+        exe, seen = Executor(), []
+        for _ in range(3):
+            exe.run(feed={"x": np.ones((2, 2))})
+            seen.append(pairs[0][0].numpy().copy())
+        assert average.num_updates == 3
+        with average.apply(exe):
+            np.testing.assert_allclose(pairs[0][0].numpy(), np.mean(seen, axis=0), rtol=1e-6)
+
+
+def test_model_average_as_an_optimizer_of_arrays() -> None:
+    """apply_gradients takes in the weights; clear_grad and set_dict are those of optimizers."""
+    w, plain = Parameter("w", np.ones(2)), Parameter("plain", np.ones(2))
+    opt, first, second = SGD(0.5), ModelAverage(1.0, 10, 10), ModelAverage(1.0, 10, 10)
+    for _ in range(3):
+        opt.apply_gradients([(w, np.ones(2))])
+        assert first.apply_gradients([(w, np.ones(2))]) == []
+    second.set_dict(first.state_dict())
+    with second.apply():
+        np.testing.assert_array_equal(w.numpy(), [0, 0])  # the mean of 0.5, 0 and -0.5
+    w.grad = np.ones(2, np.float32)
+    first.clear_grad()
+    assert w.grad.tolist() == [0, 0]
+    first.clear_grad(False)
+    assert w.grad is None
+    called = []
+    with eager_guard():
+        loss = layers.mean(layers.square(plain))
+        pairs = ModelAverage(1.0).backward(loss, callbacks=[lambda p, g: called.append(p)])
+    assert [p for p, _ in pairs] == called == [plain]
+    np.testing.assert_array_equal(pairs[0][1], [1, 1])
+
+
+STATES: list[tuple[dict[str, Any], str]] = [
+    ({"w.moment": np.ones(2)}, "has 'w.moment'; was it made by another"),
+    ({"updates": 1}, "decay is None"),
+    ({"w.ema": "x", "updates": 1, "decay": 0.5}, "the state w.ema is 'x'"),
+    ({"w.ema": np.ones(2), "updates": -1, "decay": 0.5}, "updates is -1"),
+]
+
+
+@pytest.mark.parametrize(("state", "text"), STATES)
+def test_wrong_states(state: dict[str, Any], text: str) -> None:
+    """A state of something else is refused and changes nothing."""
+    ema = ExponentialMovingAverage(0.5)
+    with pytest.raises(UsageError, match=text):
+        ema.set_dict(state)
+    assert ema.state_dict() == {"updates": 0, "decay": 0.5}
+    with pytest.raises(UsageError, match="num_updates is None"):
+        ModelAverage(0.5).set_dict({})

@@ -422,14 +422,14 @@ def test_a_run_starts_from_the_fleet_s_value() -> None:
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: SGD(-0.1), "learning_rate is -0.1"),
     (lambda: SGD(float("nan")), "learning_rate is nan"),
-    (lambda: SGD("fast"), "learning_rate is 'fast'"),  # type: ignore[arg-type]
+    (lambda: SGD("fast"), "learning_rate is 'fast'"),
     (lambda: SGD(0.1, parameters=[]), r"parameters is \[\]"),
     (lambda: SGD(0.1, parameters=[3]), "parameters has 3"),
     (lambda: SGD(0.1, parameters=Parameter("w", [1.0])), "must be a list"),  # type: ignore[arg-type]
     (lambda: SGD(0.1, weight_decay=-1.0), "weight_decay is -1.0"),
     (lambda: SGD(0.1, grad_clip=1.0), "grad_clip is 1.0"),  # type: ignore[arg-type]
     (lambda: SGD(0.1, weight_decay=0.1, regularization=0.1), "repeats weight_decay"),
-    (lambda: Momentum(0.1, 1.0), "momentum is 1.0"),
+    (lambda: Momentum(0.1, 1.5), "momentum is 1.5"),
     (lambda: Adam(0.1, beta1=1.0), "beta1 is 1.0"),
     (lambda: Adam(0.1, beta2=-0.5), "beta2 is -0.5"),
     (lambda: Adam(0.1, epsilon=-1.0), "epsilon is -1.0"),

@@ -86,6 +86,7 @@ def test_the_documents_example() -> None:
     """Eager layers in groups: step(), clear_grad(), a schedule, the state of all of them."""
     with dygraph.guard(), names.guard():
         first, second = nn.Linear(10, 10), nn.Linear(10, 10)
+        assert second.bias is not None
         out = second(first(to_tensor(np.ones((2, 10), np.float32))))
         adam = optimizer.Adam(
             learning_rate=optimizer.lr.StepDecay(0.1, 1, 0.5),

@@ -74,6 +74,29 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "start_cpu_core_id": 0,
     },
     "RecomputeOptimizer": {"optimizer": REQUIRED},
+    "DistributedOptimizer": {"optimizer": REQUIRED, "strategy": None},
+}
+NEWER: dict[str, Any] = {"parameters": None, "weight_decay": None, "grad_clip": None, "name": None}
+APPLY: dict[str, Any] = {"executor": REQUIRED, "need_restore": True}
+OWN_METHODS: dict[str, dict[str, Any]] = {  # beside those of the base class
+    "DistributedOptimizer.minimize": {
+        "losses": REQUIRED,
+        "scopes": None,
+        "startup_programs": None,
+        "parameter_list": None,
+        "no_grad_set": None,
+    },
+    "ExponentialMovingAverage.update": {},
+    "ExponentialMovingAverage.apply": APPLY,
+    "ExponentialMovingAverage.restore": {"executor": REQUIRED},
+    "ModelAverage.apply": APPLY,
+    "ModelAverage.restore": {"executor": REQUIRED},
+    "ASGD.append_regularization_ops": {"parameters_and_grads": REQUIRED, "regularization": None},
+    "ASGD.clear_grad": {"set_to_zero": True},
+    "RecomputeOptimizer.load": {"stat_dict": REQUIRED},
+    "RecomputeOptimizer._set_checkpoints": {"checkpoints": REQUIRED},
+    "SGD.current_step_lr": {},
+    "SGD.get_opti_var_name_list": {},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "minimize": {
@@ -160,6 +183,37 @@ def test_wrappers(name: str) -> None:
     """So have averages and wrappers the documented arguments."""
     found = dict(inspect.signature(getattr(fluid.optimizer, name)).parameters)
     check(name, found, WRAPPERS[name])
+
+
+@pytest.mark.parametrize("name", OWN_METHODS)
+def test_own_methods(name: str) -> None:
+    """The methods that only some of them have."""
+    owner, method = name.split(".")
+    found = inspect.signature(getattr(getattr(fluid.optimizer, owner), method)).parameters
+    check(name, dict(list(found.items())[1:]), OWN_METHODS[name])
+
+
+@pytest.mark.parametrize("owner", ["DistributedOptimizer", "ModelAverage"])
+def test_methods_of_wrappers(owner: str) -> None:
+    """What the page of a wrapper lists of the base class's methods."""
+    listed = ["backward", "apply_gradients"]
+    if owner == "ModelAverage":
+        listed += ["apply_optimize", "minimize", "set_dict", "state_dict", "clear_grad"]
+    for name in listed:
+        method = getattr(getattr(fluid.optimizer, owner), name)
+        found = dict(list(inspect.signature(method).parameters.items())[1:])
+        documented = METHODS[name]
+        if name == "minimize":  # the two faces of the API name `parameters` differently
+            assert "parameter_list" in found
+            documented = {k: v for k, v in documented.items() if k != "parameter_list"}
+        check(f"{owner}.{name}", found, documented)
+
+
+def test_newer_pages() -> None:
+    """The base class and ASGD have the newer documents' arguments, in their order."""
+    check("Optimizer", dict(inspect.signature(Optimizer).parameters), {**NEEDED, **NEWER})
+    asgd = {**RATE, "batch_num": 1, **NEWER}
+    check("ASGD", dict(inspect.signature(fluid.optimizer.ASGD).parameters), asgd)
 
 
 @pytest.mark.parametrize("owner", [*SIGNATURES, "RecomputeOptimizer", "PipelineOptimizer"])

@@ -212,6 +212,16 @@ def recomputing() -> Any:
     return made
 
 
+def minimizing(make: Callable[[], Any], argument: str) -> Callable[[Any], Any]:
+    """A call of `minimize` with one argument."""
+    return lambda value: make().minimize(line(), **{argument: value})
+
+
+def calling(make: Callable[[], Any], method: str) -> Callable[[Any], Any]:
+    """A call of a method with one argument."""
+    return lambda value: getattr(make(), method)(value)
+
+
 def calls() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
     """Calls of methods with one wrong value: a name, the call and what the value may not be."""
     kinds: list[tuple[str, Callable[[], Any]]] = [
@@ -226,13 +236,9 @@ def calls() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
             ("parameter_list", "names"),
             ("no_grad_set", "names"),
         ):
-            yield (
-                f"{name}.minimize {argument}",
-                lambda v, m=make, a=argument: m().minimize(line(), **{a: v}),
-                kind,
-            )
-        yield f"{name}.set_lr", lambda v, m=make: m().set_lr(v), "not negative"
-        yield f"{name}.set_lr_scheduler", lambda v, m=make: m().set_lr_scheduler(v), "clip"
+            yield f"{name}.minimize {argument}", minimizing(make, argument), kind
+        yield f"{name}.set_lr", calling(make, "set_lr"), "not negative"
+        yield f"{name}.set_lr_scheduler", calling(make, "set_lr_scheduler"), "clip"
     yield "clear_grad", lambda v: optimizer.SGD(0.1).clear_grad(v), "switch"
     yield (
         "ModelAverage.minimize",
