@@ -225,7 +225,7 @@ def _kind(annotation: Any) -> _Kind:
         return _Kind("a dict", _only(lambda value: isinstance(value, Mapping)))
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return _list(inner[0], as_list=issubclass(origin, Sequence))
-    if isinstance(annotation, type):
+    if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
         article = "an" if annotation.__name__[0] in "AEIOL" else "a"
         return _Kind(
             f"{article} {annotation.__name__}", _only(lambda value: isinstance(value, annotation))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.annotations import Positive, checked
 from psfleet.errors import ConfigError, UsageError
 from psfleet.kernels.dedup import dedup
 from psfleet.parameter import Parameter, SparseGrad
@@ -104,12 +105,12 @@ class ClipGradBase:
 class ClipGradByValue(ClipGradBase):
     """Every component into [min, max]; min is -max unless given."""
 
+    @checked
     def __init__(self, max: float, min: float | None = None) -> None:
-        low: float = (-max if _is_finite(max) else max) if min is None else min
-        if not (_is_finite(max) and _is_finite(low) and low <= max):
+        low = -max if min is None else min
+        if low > max:
             raise ConfigError(
-                f"{type(self).__name__}: min is {low!r} and max is {max!r}, "
-                "they must be finite numbers in order"
+                f"{type(self).__name__}: min is {low!r} and max is {max!r}, they must be in order"
             )
         self.max = float(max)
         self.min = float(low)
@@ -127,8 +128,9 @@ class ClipGradByValue(ClipGradBase):
 class ClipGradByNorm(ClipGradBase):
     """Each gradient scaled down to an L2 norm of at most clip_norm."""
 
-    def __init__(self, clip_norm: float) -> None:
-        self.clip_norm = _check_norm(type(self).__name__, clip_norm)
+    @checked
+    def __init__(self, clip_norm: Positive) -> None:
+        self.clip_norm = float(clip_norm)
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
         from psfleet.program.ops.clipping import GradientSquare, ScaleGradient
@@ -145,10 +147,11 @@ class ClipGradByNorm(ClipGradBase):
 class ClipGradByGlobalNorm(ClipGradBase):
     """All gradients scaled by one factor to a common norm of at most clip_norm."""
 
+    @checked
     def __init__(
-        self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False
+        self, clip_norm: Positive, group_name: str = "default_group", auto_skip_clip: bool = False
     ) -> None:
-        self.clip_norm = _check_norm(type(self).__name__, clip_norm)
+        self.clip_norm = float(clip_norm)
         self.group_name = group_name
         self.auto_skip_clip = auto_skip_clip
 
@@ -236,16 +239,6 @@ def _held(gradient: Any) -> Any:
     """The array of a variable that has a value."""
     value = getattr(gradient, "value", None)
     return value if isinstance(value, np.ndarray) else gradient
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
-
-
-def _check_norm(owner: str, value: float) -> float:
-    if not _is_finite(value) or value <= 0:
-        raise ConfigError(f"{owner}: clip_norm is {value!r}, it must be a finite number above 0")
-    return float(value)
 
 
 def squared_norm(values: Floats) -> float:

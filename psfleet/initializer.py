@@ -4,15 +4,14 @@ Each is a small value whose `resolve(shape)` gives the `psfleet.tables.spec.Init
 use: the same bits on every server and worker.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from psfleet.annotations import NonNegative, NonNegativeInt, check_fields
 from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.tables.spec import Initializer
 
@@ -46,8 +45,7 @@ class Start:
     """
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(type(self).__name__, field.name, field.type, getattr(self, field.name))
+        check_fields(type(self).__name__, self)
 
     @property
     def own_seed(self) -> int:
@@ -76,7 +74,7 @@ class Uniform(Start):
 
     low: float = -1.0
     high: float = 1.0
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         if self.low > self.high:
@@ -89,8 +87,8 @@ class Normal(Start):
     """Normal with mean `loc` and standard deviation `scale`."""
 
     loc: float = 0.0
-    scale: float = 1.0
-    seed: int = 0
+    scale: NonNegative = 1.0
+    seed: NonNegativeInt = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         return Initializer("normal", float(self.loc), float(self.scale))
@@ -101,8 +99,8 @@ class TruncatedNormal(Start):
     """As Normal, but drawn again while further than two deviations from the mean."""
 
     loc: float = 0.0
-    scale: float = 1.0
-    seed: int = 0
+    scale: NonNegative = 1.0
+    seed: NonNegativeInt = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         return Initializer("truncated", float(self.loc), float(self.scale))
@@ -113,9 +111,9 @@ class Xavier(Start):
     """Variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010); fans of the shape if None."""
 
     uniform: bool = True
-    fan_in: float | None = None
-    fan_out: float | None = None
-    seed: int = 0
+    fan_in: NonNegative | None = None
+    fan_out: NonNegative | None = None
+    seed: NonNegativeInt = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
@@ -128,8 +126,8 @@ class MSRA(Start):
     """Variance 2 / fan_in (He et al., 2015); the fan from the shape if not given."""
 
     uniform: bool = True
-    fan_in: float | None = None
-    seed: int = 0
+    fan_in: NonNegative | None = None
+    seed: NonNegativeInt = 0
 
     def resolve(self, shape: Sequence[int | None]) -> Initializer:
         fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
@@ -179,23 +177,6 @@ def starting(
         raise type(error)(f"{owner}: {error}") from None
     own = said.own_seed if isinstance(said, Start) else 0
     return found, own or seed
-
-
-def _check(owner: str, name: str, kind: Any, value: Any) -> None:
-    """Refuse what is not of a field's type: bool, int, float, or a float that may be left out."""
-    fits: bool
-    if kind is bool:
-        fits, wanted = isinstance(value, bool | np.bool_), "True or False"
-    elif kind is int:
-        fits, wanted = (
-            isinstance(value, int | np.integer) and bool(value >= 0),
-            "a whole number from 0",
-        )
-    else:
-        fits, wanted = isinstance(value, int | float | np.number), "a number"
-        fits = (fits and math.isfinite(value)) or (value is None and kind is not float)
-    if not fits:
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be {wanted}")
 
 
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:

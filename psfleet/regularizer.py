@@ -1,12 +1,11 @@
 """Weight decay that the servers add to the gradient, after the worker's clipping."""
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError
+from psfleet.annotations import NonNegative, check, checked
 from psfleet.tables.spec import Decay
 
 __all__ = [
@@ -29,9 +28,11 @@ class WeightDecay:
         coeff: Strength, at least 0. `regularization_coeff` is its older name.
     """
 
-    def __init__(self, coeff: float = 0.0, *, regularization_coeff: float | None = None) -> None:
-        value = coeff if regularization_coeff is None else regularization_coeff
-        self.coeff = _checked(f"{type(self).__name__}: coeff", value)
+    @checked
+    def __init__(
+        self, coeff: NonNegative = 0.0, *, regularization_coeff: NonNegative | None = None
+    ) -> None:
+        self.coeff = float(coeff if regularization_coeff is None else regularization_coeff)
 
     @property
     def decay(self) -> Decay:
@@ -76,14 +77,7 @@ def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
     """A regularizer from what a script may give: one, a number (L2) or None."""
     if value is None or isinstance(value, WeightDecay):
         return value
-    return L2Decay(_checked(f"{owner}: weight_decay", value))
-
-
-def _checked(what: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or float(value) < 0:
-        raise ConfigError(f"{what} is {value!r}, it must be a finite number of at least 0")
-    return float(value)
+    return L2Decay(check(owner, "weight_decay", value, NonNegative))
 
 
 def as_decay(regularizer: WeightDecay | None) -> Decay:

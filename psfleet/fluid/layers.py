@@ -98,6 +98,7 @@ __all__ = [
     "concat",
     "cos_sim",
     "cosine_decay",
+    "create_global_var",
     "create_parameter",
     "cross_entropy",
     "data",
@@ -186,6 +187,22 @@ def data(
     open_ended = any(extent is None or extent < 0 for extent in shape)
     whole = [None, *shape] if append_batch_size and not open_ended else list(shape)
     return layers.data(name, whole, dtype, lod_level, stop_gradient)
+
+
+def create_global_var(
+    shape: Sequence[int],
+    value: float,
+    dtype: str,
+    persistable: bool = False,
+    force_cpu: bool = False,
+    name: str | None = None,
+) -> Variable:
+    """A variable of one value, such as a learning rate.
+
+    Args:
+        persistable, force_cpu, name: Accepted for the reference's sake.
+    """
+    return layers.fill_constant(shape, dtype, value)
 
 
 def embedding(

@@ -36,6 +36,9 @@ class _Average:
     def decay(self, parameter: Parameter | None = None) -> Decay:
         return Decay(l2=1.0)
 
+    def lender(self, parameter: Parameter) -> "_Average":
+        return self
+
 
 @cache
 def _average(momentum: float) -> _Average:

@@ -14,6 +14,7 @@ from psfleet.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
+from psfleet.regularizer import WeightDecay
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer
 
@@ -35,9 +36,9 @@ class ParamAttr:
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
-    initializer: Any = None
+    initializer: Initializer | initializers.Start | None = None
     learning_rate: NonNegative = 1.0
-    regularizer: Any = None
+    regularizer: WeightDecay | NonNegative | None = None
     trainable: bool = True
     do_model_average: bool = True
     need_clip: bool = True

@@ -34,6 +34,7 @@ from psfleet.wire import process
 __all__ = ["CPUPlace", "CUDAPlace", "Executor"]
 
 T = TypeVar("T")
+Fetch = Variable | PerUpdate | str
 _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
@@ -74,7 +75,7 @@ class Executor:
         self,
         program: Program | None = None,
         feed: Mapping[str, Any] | None = None,
-        fetch_list: Sequence[Variable | str] | Variable | str | None = None,
+        fetch_list: Sequence[Fetch] | Fetch | None = None,
         feed_var_name: str = "feed",
         fetch_var_name: str = "fetch",
         scope: Any = None,
@@ -87,7 +88,8 @@ class Executor:
         Args:
             program: The default main program if None. A startup program has nothing to do.
             feed: Arrays by the names of the program's data.
-            fetch_list: Variables or names of what to return: results, parameters, gradients.
+            fetch_list: Variables or names of what to return: results, parameters, gradients; or
+                schedules that count updates, for the rate of this one.
             return_numpy: False gives concrete variables instead of arrays.
             feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for the
                 reference's sake.
@@ -140,7 +142,7 @@ class Executor:
         self,
         program: Program | None,
         feed: Mapping[str, Any] | None,
-        fetch_list: Sequence[Variable | str] | Variable | str | None,
+        fetch_list: Sequence[Fetch] | Fetch | None,
         following: Mapping[str, Any] | None,
         return_numpy: bool = True,
     ) -> list[Any]:
@@ -344,7 +346,7 @@ def _settle_process() -> None:
     process.prepare()
 
 
-def _entries(fetch_list: Sequence[Variable | str] | Variable | str | None) -> list[Variable | str]:
+def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
     if fetch_list is None:
         return []
     return [fetch_list] if isinstance(fetch_list, Variable | PerUpdate | str) else list(fetch_list)

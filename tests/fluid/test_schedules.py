@@ -10,7 +10,7 @@ import pytest
 from psfleet import fluid
 from psfleet.errors import UsageError
 from psfleet.fluid import dygraph
-from psfleet.optimizer.lr import LRScheduler
+from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.parameter import Parameter
 from psfleet.program.program import Program, program_guard
 
@@ -98,7 +98,7 @@ def test_arithmetic_of_decays() -> None:
         x = fluid.layers.data("x", [1])
         loss = fluid.layers.mean(fluid.layers.fc(x, 1, bias_attr=False))
         rate = arithmetic(fluid.layers.exponential_decay(1.0, 1, 0.5))
-        assert isinstance(rate, LRScheduler)
+        assert isinstance(rate, PerUpdate)
         opt = fluid.optimizer.SGD(rate)
         opt.minimize(loss)
         (w,) = fluid.default_main_program().all_parameters()
@@ -143,8 +143,24 @@ def test_current_step_lr() -> None:
     plain = fluid.optimizer.LookAhead(fluid.optimizer.SGD(0.5))
     assert plain.current_step_lr() == 0.5
     plain.apply_gradients([(w, [1.0])])
-    plain.set_lr(np.float32(0.25))
+    plain.set_lr(np.float64(0.25))
     assert plain.current_step_lr() == 0.25
+
+
+def test_global_variables() -> None:
+    """`create_global_var` is a rate of eager mode and of programs."""
+    with dygraph.guard():
+        opt = fluid.optimizer.SGD(0.5)
+        opt.set_lr(fluid.layers.create_global_var([1], 0.75, "float32"))  # type: ignore[arg-type]
+        assert opt.current_step_lr() == 0.75
+    with program_guard(Program(), Program()):
+        x = fluid.layers.data("x", [1])
+        loss = fluid.layers.mean(fluid.layers.fc(x, 1, bias_attr=False))
+        rate = fluid.layers.create_global_var([1], 0.25, "float32", persistable=True, name="rate")
+        opt = fluid.optimizer.SGD(rate)
+        opt.minimize(loss)
+        (shown,) = fluid.Executor().run(feed={"x": [[1.0]]}, fetch_list=[rate])
+        assert (shown.tolist(), opt.get_lr()) == ([0.25], 0.25)
 
 
 def test_epochs() -> None:

@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "clip": (
         lambda: optimizer.ClipGradByValue("1"),  # type: ignore[arg-type]
-        "max is '1', they must be finite numbers in order",
+        "max is '1', it must be a finite number",
     ),
     "factor on the rate": (
         lambda: fluid.ParamAttr(learning_rate=-1.0),
