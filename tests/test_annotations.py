@@ -102,14 +102,14 @@ def full(rate: NonNegative, verbose: bool = False, **more: Unpack[More]) -> Any:
 
 def test_calls() -> None:
     """Arguments by place, by name and of an annotated `**more` are checked; defaults are not."""
-    assert full(np.array(2.0), size=4.0) == (2.0, False, {"size": 4})  # type: ignore[arg-type,typeddict-item]
+    assert full(np.array(2.0), size=4.0) == (2.0, False, {"size": 4})  # type: ignore[arg-type]
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: full(-1), "full: rate is -1"),
         (lambda: full(1, verbose="no"), "full: verbose is 'no', it must be True or False"),  # type: ignore[arg-type]
         (lambda: full(1, size=0), "full: size is 0"),
         (lambda: full(1, sizes=0), "full has no argument 'sizes'; it has rate, verbose, size"),  # type: ignore[call-arg]
         (lambda: full(), "full: missing a required argument: 'rate'"),  # type: ignore[call-arg]
-        (lambda: full(1, False, 3), "full: too many positional arguments"),  # type: ignore[call-arg,misc]
+        (lambda: full(1, False, 3), "full: too many positional arguments"),  # type: ignore[call-arg]
     ]
     for call, text in wrong:
         with pytest.raises(ConfigError, match=text):

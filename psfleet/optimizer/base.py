@@ -221,10 +221,10 @@ class Optimizer:
         Returns:
             (optimize_ops, params_grads).
         """
-        if grad_clip is not None:
-            self.clip_by(grad_clip)
         chosen = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
         pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self.clip_by(grad_clip)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     @checked

@@ -119,10 +119,10 @@ class PipelineOptimizer(Optimizer):
         Raises:
             UsageError: A cut is empty, not part of the loss, or behind a later one.
         """
-        if grad_clip is not None:
-            self._inner.clip_by(grad_clip)
         chosen = parameters if parameter_list is None else parameter_list
         pairs = self._inner.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self._inner.clip_by(grad_clip)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -75,10 +75,10 @@ class RecomputeOptimizer(Optimizer):
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Differentiate with recomputing, and update in each run. Arguments as in Optimizer."""
-        if grad_clip is not None:
-            self._inner.clip_by(grad_clip)
         chosen = parameters if parameter_list is None else parameter_list
         pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self._inner.clip_by(grad_clip)
         return self._inner.apply_optimize(loss, startup_program, pairs), pairs
 
     def __getattribute__(self, name: str) -> Any:

@@ -49,9 +49,15 @@ def test_refused_cuts(sentence: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"queue_size": "2"}, "queue_size is '2', it must be a whole number of at least 1"),
-        ({"concurrency_list": [1, 0, 1]}, "concurrency_list is 0, it must be a whole number"),
-        ({"concurrency_list": [1, "2", 1]}, "concurrency_list is '2', it must be a whole number"),
+        ({"queue_size": "2"}, "queue_size is '2', it must be a whole number above 0"),
+        (
+            {"concurrency_list": [1, 0, 1]},
+            "concurrency_list is .1, 0, 1., it must be a list, each a whole number above 0",
+        ),
+        (
+            {"concurrency_list": [1, "2", 1]},
+            "concurrency_list is .1, '2', 1., it must be a list, each a whole",
+        ),
     ],
 )
 def test_refused_numbers(settings: Any, sentence: str) -> None:

@@ -18,6 +18,7 @@ from psfleet.program.program import (
     program_guard,
 )
 from psfleet.program.variable import Variable, to_variable
+from psfleet.regularizer import L2Decay
 from psfleet.tables.spec import Initializer
 
 
@@ -173,12 +174,13 @@ def test_names_are_the_same_in_every_process() -> None:
 
 def test_a_parameter_attribute_reaches_the_parameter() -> None:
     """Name, rate, regularizer, clip, start."""
-    said = ParamAttr("w", initializer.Constant(3.0), 0.5, "decay", False, need_clip=False)
+    decay = L2Decay(0.5)
+    said = ParamAttr("w", initializer.Constant(3.0), 0.5, decay, False, need_clip=False)
     layers.fc(x(None, 2), 2, param_attr=said, bias_attr="b")
     weights = default_startup_program().parameters["w"]
     assert (weights.learning_rate, weights.regularizer, weights.trainable, weights.need_clip) == (
         0.5,
-        "decay",
+        decay,
         False,
         False,
     )
