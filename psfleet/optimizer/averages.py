@@ -301,8 +301,9 @@ class ModelAverage(WeightAverage):
         Returns:
             No operations.
         """
-        pairs = graph.pairs(self._name, params_grads)
-        if not self._follow(self.step, graph.symbolic(pairs)):
+        if graph.symbolic(graph.pairs(self._name, params_grads)):
+            self._follow(self.step, planned=True)
+        else:
             self.step()
         return []
 

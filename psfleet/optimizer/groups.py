@@ -9,7 +9,7 @@ from psfleet.errors import ConfigError, WrongType
 
 __all__ = ["Group", "groups_of"]
 
-_SAME = ({"regularization", "weight_decay"},)  # names of one argument
+_DECAY = frozenset({"regularization", "weight_decay"})  # two names of one argument
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,15 @@ class Group:
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Of an optimizer for this group, from those of the whole one."""
         replaced = {"parameters", *self.settings}
-        for names in _SAME:
-            if names & replaced:
-                replaced |= names
+        if _DECAY & replaced:
+            replaced |= _DECAY
         kept = {name: value for name, value in given.items() if name not in replaced}
         return kept | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
         """Let the whole optimizer treat the group's parameters as the lender would."""
         lender.factor = self.factor
-        listed = {id(item): item for item in self.parameters}
-        whole.lend(lender, list(listed.values()))
+        whole.lend(lender, self.parameters)
 
 
 def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> list[Group]:
