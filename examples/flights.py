@@ -53,6 +53,7 @@ class Model:
     """Wide: one weight for each id. Deep: embeddings and numbers through one hidden layer."""
 
     def __init__(self, settings: Settings, name: str = "flights") -> None:
+        self.name = name
         self.program = ps.Program(random_seed=settings.seed)
         with ps.program_guard(self.program):
             ids = layers.data("ids", [None, len(FIELDS)], dtype="int64")
@@ -93,7 +94,10 @@ def train(
 ) -> list[float]:
     """Train on these flights, shared with the other workers; the loss of each own step."""
     steps = -(-settings.epochs * steps_of(rows, settings) // fleet.worker_num())
-    rate = optimizer.lr.PolynomialDecay(settings.rate, steps, end_lr=settings.rate / 20)
+    decay = optimizer.lr.PolynomialDecay(settings.rate, steps, end_lr=settings.rate / 20)
+    rate = fleet.remember(
+        f"rate of {model.name}", decay
+    )  # a worker that starts again goes on with it
     with ps.program_guard(model.program):
         fleet.distributed_optimizer(optimizer.Adam(rate)).minimize(model.loss)
     losses: list[float] = []

@@ -45,7 +45,7 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
 
     Args:
         path: Of the PNG.
-        losses: Of this worker's steps, in order.
+        losses: Of this worker's steps, in order; of a worker that has started again those since.
         late, found: What happened and its predicted probability, as many values each.
     """
     try:
@@ -57,10 +57,11 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    width = max(1, len(losses) // 20)
-    means = np.convolve(losses, np.ones(width) / width, "valid")
-    left.plot(losses, color="tab:blue", alpha=0.2, linewidth=0.5)
-    left.plot(np.arange(len(means)) + width - 1, means, color="tab:blue")
+    if losses:
+        width = max(1, len(losses) // 20)
+        means = np.convolve(losses, np.ones(width) / width, "valid")
+        left.plot(losses, color="tab:blue", alpha=0.2, linewidth=0.5)
+        left.plot(np.arange(len(means)) + width - 1, means, color="tab:blue")
     left.set(title="Training loss of worker 0", xlabel="step", ylabel="log loss")
     said, happened = calibration(late, found)
     right.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")

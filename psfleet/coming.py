@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Coming", "Peeked", "with_next"]
+__all__ = ["Coming", "Counted", "Peeked", "Renewed", "with_next"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Coming(Generic[T]):
         self._items = items
         self._peek = peek
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> "Coming[T]":
         return self
 
     def __next__(self) -> T:
@@ -31,6 +31,48 @@ class Coming(Generic[T]):
     def peek(self) -> T | None:
         """The next item; None: it is not known, or there is none."""
         return self._peek()
+
+
+class Renewed(Coming[T]):
+    """The same of a source that can be read more than once: each `for` loop begins anew.
+
+    Args:
+        begin: Begins to read the source.
+    """
+
+    def __init__(self, begin: Callable[[], Coming[T]]) -> None:
+        self._begin = begin
+        self._now: Coming[T] | None = None
+
+    def __iter__(self) -> Coming[T]:
+        self._now = self._begin()
+        return self._now
+
+    def __next__(self) -> T:
+        return next(self._now or iter(self))
+
+    def peek(self) -> T | None:
+        """The next item; None: it is not known, or there is none."""
+        return (self._now or iter(self)).peek()
+
+
+class Counted(Renewed[T]):
+    """And of which it is known how many items there are.
+
+    Args:
+        begin: Begins to read the source.
+        count: How many items a loop has.
+    """
+
+    def __init__(self, begin: Callable[[], Coming[T]], count: Callable[[], int]) -> None:
+        super().__init__(begin)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count()
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class Peeked(Generic[T]):
@@ -60,6 +102,7 @@ def with_next(items: Iterable[T], wanted: Callable[[], bool]) -> Iterator[tuple[
         items: What knows what comes next is asked; of anything else an item is taken ahead.
         wanted: Whether to look ahead now; if not, None stands for the next item.
     """
-    source = items if isinstance(items, Coming) else Peeked(iter(items))
+    found = iter(items)
+    source = found if isinstance(found, Coming) else Peeked(found)
     for item in source:
         yield item, source.peek() if wanted() else None

@@ -18,7 +18,7 @@ from psfleet.kernels.halves import rounded
 from psfleet.nonfinite import Watch
 from psfleet.packing import Packer, repacked, value_format
 from psfleet.routing import check_gradients, check_ids, check_spec_value
-from psfleet.runtime import Closed, Gradient, Read, TableState
+from psfleet.runtime import Closed, Done, Gradient, Read, TableState
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
 from psfleet.shard.shard import Shard
@@ -31,13 +31,6 @@ __all__ = ["EmbeddedRuntime"]
 
 Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
-
-
-class _Done:
-    """The ticket of a push that is applied when it returns."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
 
 
 class EmbeddedRuntime:
@@ -110,7 +103,7 @@ class EmbeddedRuntime:
     @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> _Done:
+    ) -> Done:
         """See Runtime.push."""
         merged = self._merged(gradients)
         self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
@@ -119,7 +112,7 @@ class EmbeddedRuntime:
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
-        return _Done()
+        return Done()
 
     def _tick(self) -> None:
         every, now = self._shard.tables.tick_every, self._clock()

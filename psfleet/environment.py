@@ -26,6 +26,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_PULSE | | file descriptor on which a server says a few times per second that it runs |
 | PSFLEET_JOB | | the job's name: a log of another job is refused |
 | PSFLEET_DEAD_AFTER | | seconds of silence after which the fleet goes on without a worker; 0: it waits |
+| PSFLEET_RESTARTS | | how often a worker that dies is started again; 0: never, as far as is known |
 | PSFLEET_MEMORY | | what a server may take at most, as in 8G or 512M; empty: what there is |
 | PSFLEET_READY_FILE | | a server writes its endpoint and pid here when it is ready |
 | PSFLEET_JOINED_FILE | | a worker makes this file when it has joined the fleet |
@@ -93,6 +94,7 @@ class Environment:
     snapshot_every: str = ""
     resume: str = ""
     dead_after: float = 0.0
+    restarts: int = 0
     replicas: int = 0
     standby: int = 0
     pulse: int = 0
@@ -240,6 +242,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         resume=variables.get("PSFLEET_RESUME", ""),
         memory=memory_of(variables.get("PSFLEET_MEMORY", "")),
         dead_after=_seconds(variables, "PSFLEET_DEAD_AFTER"),
+        restarts=_number(variables, "PSFLEET_RESTARTS", "", 0),
         replicas=_number(variables, "PSFLEET_REPLICAS", "", 0),
         standby=_number(variables, "PSFLEET_STANDBY", "", 0),
         pulse=_number(variables, "PSFLEET_PULSE", "", 0),

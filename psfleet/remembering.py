@@ -5,6 +5,7 @@ snapshot asks for those that belong to its cut.
 """
 
 import json
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -27,21 +28,66 @@ class Place:
     """How far the script has come in the loops over its data.
 
     Attributes:
-        loop: How many loops are behind it.
-        item: How many items of the present loop are.
+        loop: How many loops are behind it, or have been begun before the present one.
+        inside: It is in a loop.
+        item: How many items of that loop are behind it.
+        broken: Of loops that it has left before their end, how many items it had taken from them.
+        meetings: Of loops in which it has met all workers: how many meetings, and how many changes of the
+            mode among them.
     """
 
     def __init__(self) -> None:
         self.loop = 0
+        self.inside = False
         self.item = 0
+        self.broken: dict[int, int] = {}
+        self.meetings: dict[int, tuple[int, int]] = {}
 
-    def state_dict(self) -> dict[str, int]:
-        """Both, for a snapshot."""
-        return {"loop": self.loop, "item": self.item}
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        state: dict[str, Any] = {"loop": self.loop, "item": self.item, "inside": self.inside}
+        if self.broken:
+            state["broken"] = {str(loop): items for loop, items in self.broken.items()}
+        if self.meetings:
+            state["meetings"] = {str(loop): list(met) for loop, met in self.meetings.items()}
+        return state
 
-    def set_state_dict(self, state: dict[str, int]) -> None:
-        """The opposite."""
-        self.loop, self.item = state["loop"], state["item"]
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        """The opposite; what is missing is as at the beginning."""
+        self.loop, self.item = state.get("loop", 0), state.get("item", 0)
+        self.inside = state.get("inside", False)
+        self.broken = {int(loop): items for loop, items in state.get("broken", {}).items()}
+        self.meetings = {
+            int(loop): (met[0], met[1]) for loop, met in state.get("meetings", {}).items()
+        }
+
+    def enter(self, loop: int) -> None:
+        """A loop begins."""
+        self.loop, self.inside, self.item = loop, True, 0
+
+    def at(self, loop: int, item: int) -> None:
+        """So many items of the loop are behind the script, if it is the present one."""
+        if self.is_in(loop):
+            self.item = item
+
+    def leave(self, loop: int) -> None:
+        """It is over."""
+        self.loop, self.inside, self.item = loop + 1, False, 0
+
+    def is_in(self, loop: int) -> bool:
+        """Whether the script is in this loop."""
+        return self.inside and self.loop == loop
+
+    def reached(self, other: "Place") -> bool:
+        """Whether the script is at that place, or further."""
+        here, there = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
+        return here >= there
+
+    def behind(self, loop: int) -> tuple[int, int | None]:
+        """How many items of a loop are behind the script, and after how many it has left the loop early."""
+        if self.is_in(loop):
+            return self.item, None
+        return (sys.maxsize if loop < self.loop else 0), self.broken.get(loop)
 
 
 class Remembered:
@@ -73,14 +119,19 @@ class Remembered:
             raise UsageError(f"the state of {name!r} cannot be kept as JSON: {error}") from None
         self._things[name] = thing
 
-    def capture(self, step: int) -> None:
-        """The script is between step `step` and the next one."""
-        if not self._things:
-            return
-        states = {name: _state(name, thing) for name, thing in self._things.items()}
+    def capture(self, step: int) -> str:
+        """The script is between step `step` and the next one; JSON of all states."""
+        states = json.dumps({name: _state(name, thing) for name, thing in self._things.items()})
         with self._changed:
-            self._states.append((step, json.dumps(states).encode()))
+            self._states.append((step, states.encode()))
             self._changed.notify_all()
+        return states
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Give all things back their states, but for the place: the script comes to that by itself."""
+        for name, thing in self._things.items():
+            if name in states and name != PLACE:
+                _set_state(name, thing, states[name])
 
     def state_at(self, step: int) -> bytes:
         """JSON of all states after that step; of one before it if the script does not get there.
@@ -123,8 +174,9 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
     if len(places) == workers:
         loop = min(place["loop"] for place in places.values())
         within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
+        inside = [at["inside"] for at in places.values() if at["loop"] == loop]
         coming = (item + (seat - item) % workers for seat, item in within.items())
-        found[PLACE] = {"loop": loop, "item": min(coming)}
+        found[PLACE] = {"loop": loop, "item": min(coming), "inside": any(inside)}
     return found
 
 

@@ -21,6 +21,7 @@ from psfleet.tables.spec import TableSpec
 __all__ = [
     "Awaited",
     "Closed",
+    "Done",
     "Format",
     "Gradient",
     "Parts",
@@ -38,6 +39,7 @@ __all__ = [
     "is_trained",
     "let_go",
     "load_runtime",
+    "passes",
     "provide",
     "pull_ahead",
     "use",
@@ -122,6 +124,13 @@ class Ticket(Protocol):
         Raises:
             DeadlineExceeded: Not acknowledged within `timeout` seconds (None: the runtime's own).
         """
+
+
+class Done:
+    """The ticket of a push for which nobody has to wait."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
 
 
 class Awaited(Protocol):
@@ -318,6 +327,11 @@ def _alone() -> Runtime:
 def is_active() -> bool:
     """Whether a runtime has been made and not been let go."""
     return _active is not None
+
+
+def passes(runtime: Runtime) -> bool:
+    """Whether an earlier life of this worker was at the next meeting: what comes before it is done."""
+    return bool(getattr(runtime, "passes", False))
 
 
 def provide(make: Callable[[Parts], Runtime] | None) -> None:

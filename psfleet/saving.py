@@ -8,7 +8,7 @@ from psfleet.checkpoint import read_specs
 from psfleet.errors import CheckpointError, ConfigError, UsageError
 from psfleet.optimizer.binding import invalidate
 from psfleet.parameter import living_names
-from psfleet.runtime import Runtime
+from psfleet.runtime import Runtime, passes
 
 __all__ = ["folder_of", "has_loaded", "load", "save"]
 
@@ -54,7 +54,7 @@ def load(runtime: Runtime, path: str) -> None:
     """
     global _loads
     runtime.barrier()
-    if runtime.worker_index == 0:
+    if runtime.worker_index == 0 and not passes(runtime):
         _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
         runtime.load(path)
     runtime.barrier()

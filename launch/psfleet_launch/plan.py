@@ -59,6 +59,7 @@ _OWN = (
     "PSFLEET_LEFT_FILE",
     "PSFLEET_TLS",
     "PSFLEET_INSECURE",
+    "PSFLEET_RESTARTS",
 )
 """Variables that a job sets for its members or not at all, whatever the launcher's environment says.
 
@@ -356,6 +357,8 @@ def child_environment(
     }
     if job.request.dead_after:
         settled["PSFLEET_DEAD_AFTER"] = str(job.request.dead_after)
+    if job.request.worker_restarts and member.role == "worker":
+        settled["PSFLEET_RESTARTS"] = str(job.request.worker_restarts)
     if job.request.snapshot_every:
         settled["PSFLEET_SNAPSHOT_EVERY"] = job.request.snapshot_every
     if resume:

@@ -93,7 +93,14 @@ class Fleet:
         if self._loops is None:
             here = self._environment
             snapshots = bool(here.snapshot_every or here.resume or here.durability == "snapshot")
-            self._loops = Loops(here.rank, here.workers, snapshots, self.barrier_worker)
+            self._loops = Loops(
+                here.rank,
+                here.workers,
+                self.barrier_worker,
+                runtime=runtimes.active if here.role == "worker" else None,
+                snapshots=snapshots,
+                restarts=bool(here.restarts or here.dead_after),
+            )
         return self._loops
 
     def _connect(self, asked: runtimes.Parts) -> runtimes.Runtime:
@@ -285,7 +292,7 @@ class Fleet:
         self,
         source: int | Sequence[Any] | NDArray[Any],
         batch_size: int,
-        epochs: int = 1,
+        epochs: int | None = 1,
         shuffle_seed: int | None = None,
     ) -> Iterator[Any]:
         """Batches for this worker, handed out by the fleet: no sample is lost with a worker that dies.
@@ -305,27 +312,44 @@ class Fleet:
             source: How many samples there are: batches are int64 indices. An array: batches are its
                 rows. Another sequence, say of file names: lists of its elements.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
-            epochs: How often all samples are used.
+            epochs: How often all samples are used; None: until the script leaves the loop.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
         """
         merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
         return self._own_loops().stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
 
-    def shard(self, batches: Iterable[T]) -> Iterator[T]:
+    def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
 
+            for batch in fleet.shard(batches()):
+                ...  # one step
+
         When they are used up it waits for the other workers, so that workers with unequal numbers of
-        batches end the loop together.
+        batches end the loop together. All workers must read the same batches in the same order: a source
+        that shuffles needs the same seed on all of them.
+
+        A worker that is started again runs its script from the beginning; the loop then reads the source
+        from its start and goes on after the last batch whose step counts, see docs/membership.md. Loops
+        that are behind it are passed over.
+
+        Args:
+            batches: A list, a DataLoader, a generator, ... One that can be read more than once can be
+                used in more than one loop, and what is returned has a length if it has one.
+            repeatable: The source gives the same batches when the script runs again. False: it reads a
+                socket, a queue, ...; a worker that is started again goes on with what comes then. A file
+                that cannot seek is known for one.
         """
-        return self._own_loops().shard(batches)
+        return self._own_loops().shard(batches, repeatable)
 
     # -- snapshots -----------------------------------------------------------------------------
 
     def remember(self, name: str, thing: R) -> R:
-        """Keep the state of `thing` in snapshots, and give it back what it was if one is gone on from.
+        """Let `thing` go on where it was, in a worker that starts again and in a job that is resumed.
 
-        Call it before the first step, with the same names in every run.
+        Its state goes with every push and into snapshots. The script runs from its start; where it comes
+        to the place in its loops at which it was, `thing` gets back the state that it had there. Call it
+        before the first step, with the same names in every run.
 
         Args:
             name: Unique in the script.
@@ -335,8 +359,7 @@ class Fleet:
         Returns:
             `thing`.
         """
-        self._own_loops().remember(name, thing)
-        return thing
+        return self._own_loops().remember(name, thing)
 
     def step_done(self) -> None:
         """Say that a step is over: what is remembered is taken as it is now.
@@ -429,7 +452,7 @@ class Fleet:
             raise ConfigError(f"unseen of shrink is {unseen}; use a whole number from 1 on")
         runtimes.active().barrier()
         gone = 0
-        if self.is_first_worker():
+        if self.is_first_worker() and not runtimes.passes(runtimes.active()):
             key = 0 if table is None else key_of(table)
             gone = runtimes.active().shrink(key, threshold, unseen)
         runtimes.active().barrier()

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.modes.copies import Copies, DenseCopy, SparseCopy
-from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.runtime import Done, Gradient, Read, Runtime, TableState
 from psfleet.strategy import Consistency
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec
@@ -33,13 +33,6 @@ __all__ = ["GeoRuntime"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-
-
-class _Done:
-    """The ticket of a push that has reached the copies."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
 
 
 class GeoRuntime:
@@ -130,7 +123,7 @@ class GeoRuntime:
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> _Done:
+    ) -> Done:
         """See Runtime.push. Updates the copies; every k-th exchanges."""
         self._local.push([_untravelled(gradient) for gradient in gradients])
         for gradient in gradients:
@@ -140,7 +133,7 @@ class GeoRuntime:
         self._steps += 1
         if self._steps >= self._settings.k_steps:
             self._exchange(1.0 / self.worker_num)
-        return _Done()
+        return Done()
 
     # -- exchanging ----------------------------------------------------------------------------
 

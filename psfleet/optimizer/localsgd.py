@@ -8,20 +8,13 @@ from numpy.typing import NDArray
 
 from psfleet.dealing import Range
 from psfleet.embedded import EmbeddedRuntime
-from psfleet.runtime import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime import Done, Gradient, Read, Runtime, TableState, Ticket
 from psfleet.strategy import LocalSGD
 from psfleet.tables.spec import TableSpec
 
 __all__ = ["LocalRuntime"]
 
 Floats = NDArray[np.float32]
-
-
-class _Done:
-    """The ticket of a push that has reached all that it goes to."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
 
 
 class LocalRuntime:
@@ -98,7 +91,7 @@ class LocalRuntime:
         near = [_whole(gradient) for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
         self._samples += samples
-        ticket: Ticket = _Done()
+        ticket: Ticket = Done()
         if near:
             self._local.push(near)
             self._since += 1

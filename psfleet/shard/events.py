@@ -4,7 +4,7 @@ A `call` is whatever the shell uses to name an open request; the shard only hand
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -111,6 +111,7 @@ class Push:
         cut: The last snapshot that the worker has marked, and its last push in it.
         position: Other modes than sync: how far the worker is with its data after this push.
         correction: Async, ssp and half-async mode: how it is corrected if it is late; None: as it is.
+        progress: Other modes than sync: how far its script is, for its later lives; empty: not said.
     """
 
     worker: int
@@ -123,6 +124,7 @@ class Push:
     cut: tuple[int, int] | None = None
     position: Position | None = None
     correction: Correction | None = None
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Pull:
     `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
     `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
     `keeps`: The server remembers the values, to compensate the delay of the push that comes of them.
+    `progress` (sync mode): with a commit, how far the worker's script is, for its later lives.
     """
 
     worker: int
@@ -140,6 +143,7 @@ class Pull:
     commit: int = 0
     clock: int = 0
     keeps: bool = False
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +293,15 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Sync mode: the round closes with the pushes that these seats have held for it."""
+    """Sync mode: the round closes with the pushes that these seats have held for it.
+
+    Attributes:
+        progress: By seat how far its script was when it committed the push, if it has said so.
+    """
 
     round: int
     members: tuple[int, ...]
+    progress: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,13 +66,15 @@ class Rounds:
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
-    def commit(self, worker: int, number: int) -> None:
-        """The worker knows that all servers hold its push of round `number`."""
+    def commit(self, worker: int, number: int) -> bool:
+        """The worker knows that all servers hold its push of round `number`; whether that is news."""
         if number < self.first.get(worker, 1):
-            return  # it only waits for a round before its life
+            return False  # it only waits for a round before its life
         if number > self.closed and worker not in self.held:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
+        is_news = number > self.sure_of(worker)
         self.committed[worker] = max(number, self.committed.get(worker, 0))
+        return is_news
 
     def is_new_rest(self, worker: int, number: int) -> bool:
         """Whether the worker begins this rest; False if it is a repeat.

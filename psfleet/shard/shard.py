@@ -242,8 +242,8 @@ class Shard:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
             self.tables.find(read.table)
-        if pull.commit:
-            self.rounds.commit(pull.worker, pull.commit)
+        if pull.commit and self.rounds.commit(pull.worker, pull.commit):
+            self.workers.said(pull.worker, pull.progress)
         self._parked[call] = pull
         return self._advance()
 
@@ -260,8 +260,10 @@ class Shard:
         kept = self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
+            members, said = tuple(sorted(self.rounds.held)), self.workers.progress
+            progress = {seat: said[seat] for seat in members if seat in said}
             try:
-                self._record(Close(self.rounds.closed + 1, tuple(sorted(self.rounds.held))))
+                self._record(Close(self.rounds.closed + 1, members, progress))
             except NoRoom:
                 self.waits_for_room = True
                 break
@@ -428,6 +430,7 @@ class Shard:
             frozenset(rounds.left),
             dict(workers.sequences),
             dict(workers.positions),
+            dict(workers.progress),
         )
 
     def _install(self, event: Install, call: Call) -> list[Instruction]:
@@ -497,6 +500,7 @@ class Shard:
                 f"but round {number} holds those of {held}"
             )
         update(self.tables, self.rounds.close())
+        self.workers.progress.update(record.progress)
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""

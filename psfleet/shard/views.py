@@ -85,6 +85,7 @@ class Report:
         left: Seats that have left in order.
         sequences: By seat the last push of its present life (async modes).
         positions: By seat how far it is with its data after that push.
+        progress: By seat what its present life has said last of how far its script is.
     """
 
     mode: str = ""
@@ -95,6 +96,7 @@ class Report:
     left: frozenset[int] = frozenset()
     sequences: dict[int, int] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
+    progress: dict[int, str] = field(default_factory=dict)
 
     def of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
         """`what` of this life of the seat; 0: the server knows another life of it."""

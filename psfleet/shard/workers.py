@@ -24,6 +24,7 @@ class Workers:
         sequences: Last applied push of its life (other modes than sync).
         writes: Last write of its life.
         positions: How far it is with its data.
+        progress: What its life has said last of how far its script is, with a push that counts.
         newest: Its last life, which may be over.
         base: The number after which pushes go on since the mode was changed, also those of later lives.
         view: The one that is installed; 0: none, lives begin when they join.
@@ -38,6 +39,7 @@ class Workers:
     sequences: dict[int, int] = field(default_factory=dict)
     writes: dict[int, int] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
+    progress: dict[int, str] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     base: int = 0
     view: int = 0
@@ -89,10 +91,12 @@ class Workers:
         self.lives[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
         self.positions.pop(worker, None)
+        self.progress.pop(worker, None)
 
     def _end(self, worker: int) -> None:
         del self.lives[worker], self.sequences[worker], self.writes[worker]
         self.positions.pop(worker, None)
+        self.progress.pop(worker, None)
 
     # -- how far they are ----------------------------------------------------------------------
 
@@ -115,6 +119,12 @@ class Workers:
         self.sequences[push.worker] = push.sequence
         if push.position is not None:
             self.positions[push.worker] = push.position
+        self.said(push.worker, push.progress)
+
+    def said(self, worker: int, progress: str) -> None:
+        """The worker has said how far its script is, or nothing."""
+        if progress:
+            self.progress[worker] = progress
 
     def is_new_write(self, write: Write | Shrink) -> bool:
         """Whether the write is none that took effect before; one without a number always is."""

@@ -37,6 +37,7 @@ def write_report(report: Report) -> membership_pb2.Standing:
                 sequence=report.sequences.get(worker, 0),
                 leases=report.positions.get(worker, (0, 0))[0],
                 samples=report.positions.get(worker, (0, 0))[1],
+                progress=report.progress.get(worker, ""),
             )
             for worker, incarnation in sorted(report.lives.items())
         ],
@@ -55,6 +56,7 @@ def read_report(message: membership_pb2.Standing) -> Report:
         frozenset(worker for worker, seat in seats.items() if seat.left),
         {worker: seat.sequence for worker, seat in seats.items()},
         {worker: (seat.leases, seat.samples) for worker, seat in seats.items()},
+        {worker: seat.progress for worker, seat in seats.items() if seat.progress},
     )
 
 

@@ -71,7 +71,7 @@ class Seating:
     """Reply to `call`: the worker has this life, which counts from round `first` on.
 
     `met`: meetings that are over. `switch`: the last change of the mode among them, which perhaps no server
-    has made yet.
+    has made yet. `progress`: how far the script was in the seat's earlier lives.
     """
 
     call: Call
@@ -80,6 +80,7 @@ class Seating:
     view: int
     met: int
     switch: Switch | None = None
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,7 @@ class Coordinator:
                     self.view,
                     seat.rests,
                     self.meetings.switch,
+                    seat.progress,
                 )
                 for call in calls
             ]

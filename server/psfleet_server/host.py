@@ -359,7 +359,11 @@ def _release(outcomes: Sequence[Outcome]) -> None:
 
 def _seated(seating: Seating) -> bytes:
     reply = coordinator_pb2.RegisterReply(
-        incarnation=seating.incarnation, first=seating.first, view=seating.view, met=seating.met
+        incarnation=seating.incarnation,
+        first=seating.first,
+        view=seating.view,
+        met=seating.met,
+        progress=seating.progress,
     )
     switch = seating.switch
     if switch is not None:

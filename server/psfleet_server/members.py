@@ -21,6 +21,8 @@ class Seat:
         lives: The rounds of its lives, the present one last; without a present one it is removed.
         left: The present life has left in order.
         rests: Meetings for which the present life need not rest any more.
+        progress: How far the seat's script was when its last life ended, as that has said; empty: its next
+            life has nothing behind it.
     """
 
     boot: int = 0
@@ -28,6 +30,7 @@ class Seat:
     lives: list[Life] = field(default_factory=lambda: [Life(0)])
     left: bool = False
     rests: int = 0
+    progress: str = ""
 
     @property
     def life(self) -> Life | None:
@@ -123,6 +126,7 @@ class Members:
         life = seat.life
         if life is None:
             return
+        seat.progress = _furthest(index, life.incarnation, reports) or seat.progress
         known = [report.of(report.committed, index, life.incarnation) for report in reports]
         last = max(life.first - 1, *known) if life.incarnation else life.first - 1
         seat.lives[-1] = Life(life.incarnation, life.first, last)
@@ -142,6 +146,8 @@ class Members:
         elif self.sync:
             first = self.closed + LOOKAHEAD + 1
         seat.lives.append(Life(self.lives, first))
+        if seat.left:  # that script was over; this one begins
+            seat.progress = ""
         seat.boot, seat.left, seat.rests = boot, False, met
 
     def install(self) -> Install:
@@ -154,3 +160,14 @@ class Members:
                 if seat.lives
             },
         )
+
+
+def _furthest(index: int, incarnation: int, reports: list[Report]) -> str:
+    """What a life has said of its script with its last push that counts anywhere; empty: nothing."""
+    own = [report for report in reports if report.lives.get(index) == incarnation]
+    ahead = max(
+        own,
+        key=lambda report: (report.committed.get(index, 0), report.sequences.get(index, 0)),
+        default=None,
+    )
+    return ahead.progress.get(index, "") if ahead is not None else ""

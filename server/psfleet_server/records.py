@@ -133,6 +133,7 @@ def encode(record: Record) -> tuple[int, list[Part]]:
                 clock=record.clock,
                 leases=record.position[0] if record.position else 0,
                 lease_samples=record.position[1] if record.position else 0,
+                progress=record.progress,
             )
             return Kind.PUSH, frame(header, map(segments.write_gradient, record.gradients))
         case Write(states, worker, incarnation, number):
@@ -151,8 +152,9 @@ def encode(record: Record) -> tuple[int, list[Part]]:
             return Kind.CUT, [pack_json(number=number)]
         case Install():
             return Kind.VIEW, [_bytes(write_install(record))]
-        case Close(number, members):
-            return Kind.CLOSE, [pack_json(round=number, members=members)]
+        case Close(number, members, progress):
+            said = {"progress": progress} if progress else {}
+            return Kind.CLOSE, [pack_json(round=number, members=members, **said)]
 
 
 def encode_change(decision: Decision) -> tuple[int, list[Part]]:
@@ -192,7 +194,8 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
         return read_install(membership_pb2.InstallRequest.FromString(bytes(body)))
     if kind == Kind.CLOSE:
         said = json.loads(bytes(body))
-        return Close(said["round"], tuple(said["members"]))
+        progress = {int(seat): text for seat, text in said.get("progress", {}).items()}
+        return Close(said["round"], tuple(said["members"]), progress)
     if kind == Kind.CUT:
         return Cut(json.loads(bytes(body))["number"])
     if kind in _PLAIN:
@@ -227,6 +230,7 @@ def read_push(
         cut,
         read_position(header),
         _read_correction(header),
+        header.progress,
     )
 
 

@@ -177,7 +177,10 @@ def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
     """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
     _become(core, shard, coordinator)
     shard.rounds.go_back()
+    shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
     if coordinator is not None:
+        for seat in coordinator.members.seats.values():
+            seat.progress = ""
         known = shard.consistency
         made = None
         if known.mode is not None and known.switches:

@@ -295,7 +295,15 @@ class _Shard:
 
 def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
     keeps = header.delay_compensation > 0
-    return Pull(header.worker, header.incarnation, reads, header.commit, header.clock, keeps)
+    return Pull(
+        header.worker,
+        header.incarnation,
+        reads,
+        header.commit,
+        header.clock,
+        keeps,
+        header.progress,
+    )
 
 
 def _places(header: Header, memory: SharedMemory | None) -> Places | None:

@@ -138,7 +138,7 @@ def test_data_that_a_change_does_not_deal_anew_is_noticed(monkeypatch: pytest.Mo
 def test_a_life_that_is_not_told_of_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """W3: who registers after all have met joins with that change, which perhaps no server knows."""
 
-    def silent(call: Call, life: int, first: int, view: int, met: int, switch: object) -> Seating:
+    def silent(call: Call, life: int, first: int, view: int, met: int, *_: object) -> Seating:
         return Seating(call, life, first, view, met)
 
     monkeypatch.setattr(coordinator, "Seating", silent)

@@ -20,6 +20,7 @@ from psfleet.errors import (
     ProtocolError,
     ServerUnavailable,
 )
+from psfleet.progress import Progress
 from psfleet.shard.events import Correction, Mode
 from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
@@ -44,6 +45,7 @@ class Connection:
         access: How this process meets others over TCP.
         view: The last view of the members that any server has told of.
         first: Sync mode: the round from which on this life counts.
+        progress: How far the script is, over all lives in this seat.
         clock: Ssp mode: pushes since all workers last met.
         turns: Changes of the mode between rounds and leases that this life has made.
         beats: Signs of life, from `start` to `close`.
@@ -88,6 +90,7 @@ class Connection:
             self._beat,
             environment.beat,
         )
+        self.progress = Progress()
         self.view = 0
         self.first = 1
         self._boot = 0
@@ -114,6 +117,7 @@ class Connection:
         life = coordinator_pb2.RegisterReply.FromString(answer)
         self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
         self.first = max(life.first, 1)
+        self.progress = Progress(life.progress)
         self._adopt(life)
         if self.mode == "sync":  # the servers may have come further, in another mode
             self.sequence = max(self.first - 1, self.sequence)
@@ -199,6 +203,16 @@ class Connection:
     def passes(self) -> bool:
         """Whether the next meeting was over before this life began."""
         return self._meetings < self._met
+
+    @property
+    def meetings(self) -> tuple[int, int]:
+        """How many meetings this life has come to, and how many changes of the mode are among them."""
+        return self._meetings, self._changes
+
+    def pass_meetings(self, meetings: int, changes: int) -> None:
+        """Those that the script's earlier life came to in a part that this life passes over."""
+        self._meetings += meetings
+        self._changes += changes
 
     def meet(
         self,

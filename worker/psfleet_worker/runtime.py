@@ -11,7 +11,8 @@ from psfleet.environment import Environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.nonfinite import Watch
 from psfleet.pipeline.links import Place
-from psfleet.runtime import Awaited, Gradient, Read, TableState
+from psfleet.progress import Progress
+from psfleet.runtime import Awaited, Done, Gradient, Read, TableState, Ticket
 from psfleet.shard.events import Correction, Mode
 from psfleet.strategy import Wire
 from psfleet.tables.spec import TableSpec
@@ -23,7 +24,6 @@ from psfleet_worker.client import Patience, Send, wait_all
 from psfleet_worker.connection import Connection, reduced
 from psfleet_worker.figures import figures_of
 from psfleet_worker.marking import Marks
-from psfleet_worker.pushes import PushTicket
 from psfleet_worker.saving import save
 from psfleet_worker.shares import Shares, Trainer
 from psfleet_worker.stages import StageLinks
@@ -112,6 +112,25 @@ class ClusterRuntime:
         return len(self._fleet.clients)
 
     @property
+    def progress(self) -> Progress:
+        """How far the script is, over all lives of this worker."""
+        return self._fleet.progress
+
+    @property
+    def passes(self) -> bool:
+        """Whether the next meeting was over before this life began."""
+        return self._fleet.passes
+
+    @property
+    def meetings(self) -> tuple[int, int]:
+        """How many meetings this life has come to, and how many changes of the mode are among them."""
+        return self._fleet.meetings
+
+    def pass_meetings(self, meetings: int, changes: int) -> None:
+        """Count these as come to, in a part of the script that is passed over."""
+        self._fleet.pass_meetings(meetings, changes)
+
+    @property
     def mode(self) -> tuple[Mode, int]:
         """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
         mode has been changed before this life began."""
@@ -142,8 +161,10 @@ class ClusterRuntime:
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> PushTicket:
-        """See Runtime.push."""
+    ) -> Ticket:
+        """See Runtime.push. A push of an earlier life that counts is passed over."""
+        if self.progress.passes():
+            return Done()
         if self._audit is not None:
             gradients = [*gradients, self._audited(self._audit)]
         return self._stream.push(gradients, samples, loss, self._shares.position or (0, 0))

@@ -128,6 +128,7 @@ class Shares:
                 if fleet.view > known:
                     continue
                 return False
+            fleet.progress.catch_up()  # what is planned from here on has not been pushed
             # All stages of a worker use what its first one has.
             for ranges in _parts(plan.share(fleet.worker - here().process, number), merged):
                 yield ranges
@@ -183,6 +184,7 @@ class Shares:
     def _leased(self, trainer: Trainer, order: membership_pb2.DealRequest) -> Steps:
         turns = self._fleet.turns
         while (lease := self._lease(trainer, order)) is not None:
+            self._fleet.progress.catch_up()  # nothing is leased twice
             total, batch = length(lease), order.batch
             for low in range(0, total, batch):
                 high = min(low + batch, total)

@@ -130,7 +130,10 @@ class Stream:
             ticket = self._pushes.take()
             for lane in self._fleet.lanes if ticket else ():
                 lane.held()  # the push was laid out while a server was at work: look for memory now
-            parcels = ticket.parcels if ticket else self._parcels(commit=self._open)
+            progress = self._fleet.progress.text() if self._open else ""
+            parcels = (
+                ticket.parcels if ticket else self._parcels(commit=self._open, progress=progress)
+            )
             asked = [deal.ask(parcels) for deal in dealt]
             calls = {
                 server: self._call(server, parcel, ticket is not None, timeout)
@@ -187,14 +190,21 @@ class Stream:
             loss=loss,
             leases=position[0],
             lease_samples=position[1],
+            progress=self._said_with_push(),
         )
         cut = self._marks.begin(sequence)
         for parcel in parcels:
             parcel.say(**cut)
         ticket = self._pushes.add(parcels, linger=self._may_linger(parcels), behind=self._ahead)
         self._fleet.sequence, self._fleet.clock = sequence, clock
+        self._fleet.progress.made()
         self._open = sequence if self._fleet.mode == "sync" else 0
         return ticket
+
+    def _said_with_push(self) -> str:
+        """How far the script is; sync mode says it with the commit. Merged pushes are no steps."""
+        progress, mode = self._fleet.progress, self._fleet.mode
+        return "" if mode == "sync" else progress.text(1, repeats=mode != "half-async")
 
     def _laden(self, gradients: Sequence[Gradient], **fields: Any) -> list[Parcel]:
         """A parcel for each server with its part of the gradients."""

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/coordinator.proto, SHA-256 868a146c82c7c2890c2e0e424aeb9ec92353828954c71176599ec7b15ca79541
+# From protos/psfleet/v1/coordinator.proto, SHA-256 89d62c73a2eac4aa33e6578950fb6c17896fdbec04219b0b060ec7be90088c5b
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,7 +21,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., boot: _Optional[int] = ..., workers: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last")
+    __slots__ = ("incarnation", "first", "view", "met", "switches", "mode", "staleness", "last", "progress")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class RegisterReply(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     first: int
     view: int
@@ -38,7 +39,8 @@ class RegisterReply(_message.Message):
     mode: _shard_pb2.Mode
     staleness: int
     last: int
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    progress: str
+    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., view: _Optional[int] = ..., met: _Optional[int] = ..., switches: _Optional[int] = ..., mode: _Optional[_Union[_shard_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., last: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number")

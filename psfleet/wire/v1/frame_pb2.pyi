@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 9f6d74a3c7531b9810e39213d9fe236d40a16b934f7c733d761a873de930ae69
+# From protos/psfleet/v1/frame.proto, SHA-256 71f5e5dbf3b0c573b568e72ad0a36f90a348d8620c406df33c5f5722bc4c624d
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "staleness_damping", "delay_compensation")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class Header(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_DAMPING_FIELD_NUMBER: _ClassVar[int]
     DELAY_COMPENSATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
@@ -90,9 +91,10 @@ class Header(_message.Message):
     view: int
     leases: int
     lease_samples: int
+    progress: str
     staleness_damping: float
     delay_compensation: float
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 22f0b0e391379ed300870821148dea1f5214791f84ec1831055deb8b44e155b5
+# From protos/psfleet/v1/membership.proto, SHA-256 80d91621082fbf3517a31626eafc442399114b540707ce6fb166617b0ee8c501
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -74,7 +74,7 @@ class Standing(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., closed: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatStanding, _Mapping]]] = ...) -> None: ...
 
 class SeatStanding(_message.Message):
-    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples")
+    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples", "progress")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class SeatStanding(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     committed: int
@@ -91,7 +92,8 @@ class SeatStanding(_message.Message):
     sequence: int
     leases: int
     samples: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    progress: str
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., progress: _Optional[str] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("boot", "view", "seats")
