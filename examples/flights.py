@@ -95,9 +95,7 @@ def train(
     """Train on these flights, shared with the other workers; the loss of each own step."""
     steps = -(-settings.epochs * steps_of(rows, settings) // fleet.worker_num())
     decay = optimizer.lr.PolynomialDecay(settings.rate, steps, end_lr=settings.rate / 20)
-    rate = fleet.remember(
-        f"rate of {model.name}", decay
-    )  # a worker that starts again goes on with it
+    rate = fleet.remember(f"rate of {model.name}", decay)  # if a worker starts again, too
     with ps.program_guard(model.program):
         fleet.distributed_optimizer(optimizer.Adam(rate)).minimize(model.loss)
     losses: list[float] = []

@@ -196,3 +196,7 @@ def _set_state(name: str, thing: Any, state: Any) -> None:
     if setter is None:
         raise UsageError(f"{name!r} is {thing!r}, which has no set_state_dict()")
     setter(state)
+    # Schedulers of torch keep the rates themselves in their optimizer.
+    groups = getattr(getattr(thing, "optimizer", None), "param_groups", ())
+    for group, rate in zip(groups, state.get("_last_lr", ()), strict=False):
+        group["lr"] = rate

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from psfleet import runtime as runtimes
+from psfleet.coming import Counted
 from psfleet.dataset import batches
 from psfleet.environment import Environment, check_alone, read_environment
 from psfleet.errors import ConfigError, UsageError
@@ -313,11 +314,19 @@ class Fleet:
                 rows. Another sequence, say of file names: lists of its elements.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: How often all samples are used; None: until the script leaves the loop.
+
+        Returns:
+            The batches; with one worker their number is known and is the `len` of it.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
         """
         merge = self.settings().gradient_merge
         merged = merge.k_steps if merge is not None else 1
-        return self._own_loops().stepping(batches(source, batch_size, epochs, shuffle_seed, merged))
+        found = batches(source, batch_size, epochs, shuffle_seed, merged)
+        stepping = self._own_loops().stepping(found)
+        if self.worker_num() > 1 or merged > 1 or epochs is None:
+            return stepping
+        size = source if isinstance(source, int) else len(source)
+        return Counted(lambda: stepping, lambda: epochs * -(-size // batch_size))
 
     def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.

@@ -18,7 +18,6 @@ from psfleet.errors import UsageError
 from psfleet.program import untrained
 from psfleet.progress import Progress
 from psfleet.remembering import PLACE, Place, Remembered
-from psfleet.saying import say
 
 __all__ = ["Loops"]
 
@@ -60,7 +59,8 @@ class Loops:
         self._restored: dict[str, Any] = {}
         self._aim = Place()  # where the script was when it ran before
         self._there = False  # whether it is there again
-        self._asked = self._keeps = self._warned = False
+        self._asked = self._keeps = False
+        self._said: set[str] = set()
         self._loops = 0  # begun
         self._is_open = False  # one of them is under way
         self._met = (0, 0)  # meetings and changes of the mode before the present loop
@@ -163,11 +163,18 @@ class Loops:
             )
         if isinstance(batches, io.IOBase) and not batches.seekable():
             repeatable = False
-        if not repeatable and self._restarts and not self._warned:
-            self._warned = True
-            say(
+        if not repeatable and self._restarts:
+            self._say(
+                "repeatable",
                 f"fleet.shard cannot read {batches!r} again: if worker {self._index} starts again, "
-                "it goes on with what comes then, and the batch that it had in hand is lost"
+                "it goes on with what comes then, and the batch that it had in hand is lost",
+            )
+        if _is_unseeded(batches) and (self._workers > 1 or self._restarts):
+            self._say(
+                "seed",
+                f"fleet.shard reads {batches!r}, which shuffles in another order on every worker: some "
+                "batches come twice and others never; call torch.manual_seed(0) before it, or give it a "
+                "generator with the same seed everywhere",
             )
 
         def begin() -> Coming[T]:
@@ -184,6 +191,12 @@ class Loops:
         if not isinstance(batches, Sized):
             return Renewed(begin)
         return Counted(begin, lambda: len(range(self._index, len(batches), self._workers)))
+
+    def _say(self, about: str, text: str) -> None:
+        """Tell whoever reads the worker's output, once."""
+        if about not in self._said:
+            self._said.add(about)
+            say(text)
 
     def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
         """This worker's batches with their numbers."""
@@ -244,3 +257,15 @@ class Loops:
 def _nothing(*_: Any) -> bytes:
     """What a runtime does that has no meetings, and keeps nothing."""
     return b""
+
+
+def _is_unseeded(batches: Any) -> bool:
+    """Whether it is a torch DataLoader that shuffles with a generator that nobody has seeded.
+
+    torch seeds those from the system with 64 bits; seeds that people choose fit into 32.
+    """
+    sampler, torch = getattr(batches, "sampler", None), sys.modules.get("torch")
+    if torch is None or type(sampler).__name__ != "RandomSampler":
+        return False
+    generator = getattr(sampler, "generator", None) or torch.default_generator
+    return bool(generator.initial_seed() >= 1 << 32)

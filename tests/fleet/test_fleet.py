@@ -139,3 +139,25 @@ def test_role_maker_names_the_seat() -> None:
     assert fleet.server_endpoints(to_string=True) == "h:1,h:2"
     with pytest.raises(UsageError, match="comm_world"):
         fleet.util.all_reduce(np.zeros(1), comm_world="server")
+
+
+def test_loops_say_how_long_they_are_where_it_is_known() -> None:
+    """A part has the batches of its worker, a dataset those of its one worker; a generator has no length."""
+    fleet = Fleet()
+    part = fleet.shard([1, 2, 3])
+    assert len(part) == 3  # type: ignore[arg-type]
+    assert [list(part), list(part)] == [[1, 2, 3]] * 2
+    found = fleet.dataset(10, 4, epochs=2)
+    assert len(found) == len(list(found)) == 6  # type: ignore[arg-type]
+    assert not hasattr(fleet.shard(iter([1])), "__len__")
+    assert not hasattr(fleet.dataset(10, 4, epochs=None), "__len__")
+
+
+def test_a_dataset_without_an_end_is_left() -> None:
+    """`epochs=None` deals one epoch after the other until the script breaks."""
+    seen = 0
+    for batch in Fleet().dataset(10, 4, epochs=None, shuffle_seed=1):
+        seen += len(batch)
+        if seen == 50:
+            break
+    assert seen == 50

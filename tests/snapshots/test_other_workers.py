@@ -71,7 +71,14 @@ def test_what_is_remembered_goes_to_other_workers() -> None:
     two = {0: state(0, 3), 1: state(0, 2)}
     for worker in range(2):
         assert redealt(two, 2, worker) == state(0, 3)
-    assert redealt(two, 2, 2) == {"rate": {"last_epoch": 7}, PLACE: {"loop": 0, "item": 3, "inside": True}}
-    assert redealt({0: state(1, 0), 1: state(0, 6)}, 2, 0)[PLACE] == {"loop": 0, "item": 7, "inside": True}
+    assert redealt(two, 2, 2) == {
+        "rate": {"last_epoch": 7},
+        PLACE: {"loop": 0, "item": 3, "inside": True},
+    }
+    assert redealt({0: state(1, 0), 1: state(0, 6)}, 2, 0)[PLACE] == {
+        "loop": 0,
+        "item": 7,
+        "inside": True,
+    }
     assert PLACE not in redealt({0: state(0, 3)}, 2, 0)  # nobody knows what worker 1 has done
     assert redealt({}, 2, 0) == {}

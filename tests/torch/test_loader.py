@@ -1,0 +1,78 @@
+"""A DataLoader in the loops of a fleet: its length, several epochs, seeds."""
+
+import json
+from itertools import chain
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from psfleet.fleet.loops import Loops
+from psfleet.remembering import Remembered
+
+
+def loops(index: int, workers: int) -> Loops:
+    """Of one worker without a cluster."""
+    return Loops(index, workers, lambda: None)
+
+
+def loader(shuffle: bool = False, seed: int | None = None) -> DataLoader[tuple[torch.Tensor, ...]]:
+    """Seven batches, the last one short."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(torch.arange(20)), 3, shuffle=shuffle, generator=generator)
+
+
+def test_a_part_has_the_length_of_its_loop() -> None:
+    """A mean over `len` is one over the batches that this worker got; without a length there is none."""
+    for index, own in enumerate((4, 3)):
+        part = loops(index, 2).shard(loader(), True)
+        assert len(part) == own  # type: ignore[arg-type]
+        assert len(list(part)) == own
+    assert not hasattr(loops(0, 2).shard(iter(loader()), True), "__len__")
+
+
+def test_a_part_is_read_in_each_epoch() -> None:
+    """Made once before the epochs, or in each of them: every worker gets its batches each time, in the
+    order of a loader with the same seed, and together they get all."""
+    parts = [loops(index, 2).shard(loader(True, 5), True) for index in range(2)]
+    orders = []
+    for _ in range(3):
+        found = [[batch.tolist() for (batch,) in part] for part in parts]
+        assert [len(own) for own in found] == [4, 3]
+        orders.append(sorted(found[0] + found[1]))
+        assert sorted(chain.from_iterable(orders[-1])) == list(range(20))
+    assert orders[0] != orders[1]
+
+
+def test_workers_that_shuffle_by_themselves_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a seed every process shuffles in another order; with one all do so alike."""
+    before = torch.get_rng_state()
+    torch.seed()
+    list(loops(0, 2).shard(loader(True), True))
+    assert "call torch.manual_seed(0)" in capfd.readouterr().err
+    list(loops(0, 1).shard(loader(True), True))
+    list(loops(0, 2).shard(loader(True, 3), True))
+    torch.manual_seed(3)
+    list(loops(0, 2).shard(loader(True), True))
+    assert not capfd.readouterr().err
+    torch.set_rng_state(before)
+
+
+def test_a_scheduler_gets_back_its_rates() -> None:
+    """Also those that torch keeps in the optimizer, from which the next step computes."""
+
+    def made() -> tuple[torch.optim.SGD, torch.optim.lr_scheduler.ExponentialLR]:
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        return opt, torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+
+    opt, scheduler = made()
+    remembered = Remembered()
+    remembered.add("rate", scheduler)
+    opt.step()
+    scheduler.step()
+    states = json.loads(remembered.capture(1))
+    opt, scheduler = made()
+    Remembered().add("rate", scheduler, states["rate"])
+    opt.step()
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.25]
