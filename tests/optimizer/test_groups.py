@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import optimizer
+from psfleet import fleet, optimizer
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.fluid import dygraph, nn, to_tensor
@@ -152,8 +152,9 @@ def test_wrong_groups(case: str) -> None:
         make()
 
 
-def test_a_strategy_that_replaces_the_optimizer() -> None:
+def test_a_strategy_that_replaces_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """lars, lamb and dgc would lose the groups, so they refuse them."""
+    monkeypatch.setattr(fleet._fleet, "_strategy", None)
     strategy = DistributedStrategy(lars=True)
     made = optimizer.Momentum(0.1, parameters=[{"params": [A], "weight_decay": 0.1}])
     with pytest.raises(ConfigError, match="strategy lars replaces the optimizer Momentum"):
