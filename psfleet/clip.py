@@ -247,6 +247,7 @@ def squared_norm(values: Floats) -> float:
 
 
 def scaled_down(values: Floats, clip_norm: float, norm: float) -> Floats:
+    """The values times clip_norm / norm where their norm is above clip_norm."""
     return values * np.float32(clip_norm / norm) if norm > clip_norm else values
 
 

@@ -159,6 +159,17 @@ CASES: dict[str, tuple[Callable[..., Variable], list[Any]]] = {
         lambda w: apply(ops.embedding.DenseEmbedding(padding=1), np.array([[0, 1], [2, 0]]), w),
         [normal(4, 3)],
     ),
+    "BatchNorm": (
+        lambda x, scale, shift: apply(
+            ops.batch_norm.BatchNorm(), x, concrete(np.zeros(4)), concrete(np.ones(4)), scale, shift
+        ),
+        [normal(3, 4, 2), normal(4), normal(4)],
+    ),
+    "SequencePool": (
+        lambda x: layers.sequence_pool(x, "sqrt", np.array([3, 0, 2])),
+        [normal(3, 4, 2)],
+    ),
+    "SequencePool max": (lambda x: layers.sequence_pool(x, "max"), [normal(3, 4, 2)]),
     "dot": (layers.dot, [normal(3, 4), normal(3, 4)]),
     "l2_normalize": (lambda x: layers.l2_normalize(x, axis=1), [normal(3, 4)]),
     "cos_sim": (layers.cos_sim, [normal(3, 4), normal(1, 4)]),
