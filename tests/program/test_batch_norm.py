@@ -174,9 +174,9 @@ def test_eager_layer(width: str) -> None:
             opt.clear_grad()
         expected_mean: Any = np.zeros(3)
         expected_variance: Any = np.ones(3)
-        for pair in BATCHES.reshape(3, 2, 8, 3).astype(np.float64):
-            expected_mean = 0.7 * expected_mean + 0.3 * pair.mean(axis=1).mean(axis=0)
-            expected_variance = 0.7 * expected_variance + 0.3 * pair.var(axis=1).mean(axis=0)
+        for both in BATCHES.reshape(3, 2, 8, 3).astype(np.float64):
+            expected_mean = 0.7 * expected_mean + 0.3 * both.mean(axis=1).mean(axis=0)
+            expected_variance = 0.7 * expected_variance + 0.3 * both.var(axis=1).mean(axis=0)
         state = layer.state_dict()
         mean, variance = state["_mean"], state["_variance"]
         np.testing.assert_allclose(mean, expected_mean, rtol=1e-5)
