@@ -218,8 +218,10 @@ def test_any_id() -> None:
     part = {key: states[0][key][1:] for key in ("users.ids", "users.weight")}
     with pytest.raises(UsageError, match=r"has a row for id .* load it before the first"):
         other.load_state_dict({**states[0], **part})
-    with pytest.raises(RuntimeError, match=r'Missing key.*"users.ids"'):
-        other.load_state_dict({k: v for k, v in states[0].items() if k != "users.ids"})
+    fresh = any_id()
+    pst.DistributedOptimizer(fresh, any_id_optimizers(fresh), runtime=EmbeddedRuntime())
+    with pytest.raises(RuntimeError, match=r'Missing key.*"users\.ids"'):
+        fresh.load_state_dict({k: v for k, v in states[0].items() if k != "users.ids"})
 
 
 def test_rates_follow_after_a_load() -> None:
