@@ -107,14 +107,16 @@ exe = ps.Executor()
 
 @pytest.mark.parametrize("where", ["embedded", "on servers"])
 def test_a_stopped_cell(where: str) -> None:
-    """An interrupt during exe.run ends the cell, and the next one trains on; the kernel's end is clean."""
+    """An interrupt during exe.run ends the cell, and the next one trains on; nothing is left behind."""
     cells = example()
     model = [cells["model"]] if where == "embedded" else [cells["model"], SERVERS, SERVERS]
+    end = "fleet.stop_worker()" + ("" if where == "embedded" else "; servers.close()")
     said = executed(
-        [cells["imports"], cells["data"], *model, STOP, cells["train"]], allow_errors=True
+        [cells["imports"], cells["data"], *model, STOP, cells["train"], end], allow_errors=True
     )
-    assert said[-2] == "KeyboardInterrupt: "
-    assert said[-1].startswith("loss 0.")
+    assert said[-3] == "KeyboardInterrupt: "
+    assert said[-2].startswith("loss 0.")
+    assert said[-1] == ""
 
 
 def test_without_reset_the_way_is_named() -> None:
