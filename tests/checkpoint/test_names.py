@@ -73,7 +73,7 @@ def opens(folder: Path) -> None:
         Shard().become(snapshot.core(index))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(names, min_size=1, max_size=6))
 def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, named: set[str]) -> None:
     """Tables of any names are saved, opened as a restart opens them, resharded, loaded and exported."""
