@@ -12,9 +12,7 @@ from psfleet.wishing import DONE, WISH
 
 __all__ = ["claimed", "is_claimed"]
 
-_PRIVATE = (
-    0o700  # logs and snapshots are the user's, who may open them to others when the job is over
-)
+_PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
 
 
 @contextlib.contextmanager
@@ -31,8 +29,7 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
     folder = parent / name
     with contextlib.ExitStack() as stack:
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=_PRIVATE, exist_ok=True)
+            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             if not _lock(descriptor):
