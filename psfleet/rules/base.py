@@ -124,10 +124,10 @@ class Rule:
                 f"rule {cls.name!r} has no hyperparameter {unknown[0]!r}; "
                 f"it has {', '.join(known) or 'none'}"
             )
-        for name, value in values.items():
-            if not math.isfinite(value):
-                raise ConfigError(f"rule {cls.name!r}: {name} is {value!r}, it must be finite")
         kinds: dict[str, Any] = {name: type(field.default) for name, field in known.items()}
+        for name, value in values.items():  # a float's own range says more
+            if kinds[name] is not float and not math.isfinite(value):
+                raise ConfigError(f"rule {cls.name!r}: {name} is {value!r}, it must be finite")
         return cls(**{name: kinds[name](value) for name, value in values.items()})
 
 
