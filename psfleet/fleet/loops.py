@@ -18,6 +18,7 @@ from psfleet.errors import UsageError
 from psfleet.program import untrained
 from psfleet.progress import Progress
 from psfleet.remembering import PLACE, Place, Remembered
+from psfleet.saying import say
 
 __all__ = ["Loops"]
 
