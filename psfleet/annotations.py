@@ -351,5 +351,5 @@ def _tuple(entries: tuple[Any, ...]) -> _Kind:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())  # some take several lines
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -63,8 +63,8 @@ _OWN = (
 )
 """Variables that a job sets for its members or not at all, whatever the launcher's environment says.
 
-The others of psfleet/environment.py are for users: PSFLEET_STRATEGY, PSFLEET_LANE, PSFLEET_LIMITS and
-PSFLEET_PLAN.
+The others of psfleet/environment.py are for users: PSFLEET_STRATEGY, PSFLEET_LANE, PSFLEET_LIMITS,
+PSFLEET_ON_NAN and PSFLEET_PLAN.
 """
 
 _HUNG_AT_LAST = 30

@@ -221,7 +221,6 @@ class Fleet:
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> DistributedOptimizer:
         """Wrap a local optimizer so that its parameters live on the fleet's servers."""
-        _check_strategy(strategy)
         return DistributedOptimizer(optimizer, self.adopt(strategy))
 
     def adopt(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
@@ -231,8 +230,9 @@ class Fleet:
             The settings that count: what the launcher says wins.
 
         Raises:
-            ConfigError: The fleet is connected, and the strategy needs another connection.
+            ConfigError: It is no strategy, or the fleet is connected and it needs another connection.
         """
+        _check_strategy(strategy)
         if strategy is not None:
             self._check_unconnected(strategy)
             self._strategy = strategy

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from psfleet.limits import Limits
+from psfleet.threads import ServiceThread
 from psfleet.wire.channel import HANDSHAKE
 from psfleet_server.seldom import Seldom
 from psfleet_server.strangers import Stranger, network_of, surplus
@@ -52,7 +53,7 @@ class Door:
         self._proved: set[str] = set()
         self._log = Seldom()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread = ServiceThread(self._run, "door")
 
     def proved(self, peer: str) -> None:
         """A call of a member has come over the connection of this peer (ServicerContext.peer)."""

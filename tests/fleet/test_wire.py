@@ -62,6 +62,7 @@ def test_a_strategy_wants_the_name_of_a_form() -> None:
 
 def test_plain_tables_have_it_too() -> None:
     """psfleet.connect(wire=...) rounds what is pulled and pushed, without a cluster as with one."""
+    psfleet.reset()
     with psfleet.connect(wire="bf16") as ps:
         table = ps.dense_table("w", np.zeros(3), psfleet.optimizer.SGD(1.0))
         table.push(np.array([1 + 2.0**-12, 2.0**-30, 3]))

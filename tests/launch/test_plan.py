@@ -91,7 +91,7 @@ def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
 def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> None:
     """What a member is told follows from the request alone, except for the variables of users."""
     names = re.findall(r"^\| (PSFLEET_\w+) ", environment.__doc__ or "", re.MULTILINE)
-    users = {"PSFLEET_STRATEGY", "PSFLEET_LANE", "PSFLEET_LIMITS", "PSFLEET_PLAN"}
+    users = {"PSFLEET_STRATEGY", "PSFLEET_LANE", "PSFLEET_LIMITS", "PSFLEET_ON_NAN", "PSFLEET_PLAN"}
     assert len(names) > 25
     assert users < set(names)
     job = job_of(Request(script), tmp_path)

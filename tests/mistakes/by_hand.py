@@ -83,7 +83,7 @@ BY_HAND = {
     "a folder that takes nothing": Mistake(
         TABLE + "ps.save('/proc/model')", r"CheckpointError: .*/proc/model.*"
     ),
-    "a rate that is a text": Mistake("optimizer.SGD('0.1')", r"\w+Error: .*'0.1'"),
+    "a rate that is a text": Mistake("optimizer.SGD('0.1')", r"WrongType: .*'0.1'"),
     "a missing feed": Mistake("exe.run(feed={'x': X})", r"UsageError: .*'?y'?", model=True),
     "a feed of another name": Mistake(
         "exe.run(feed={'x': X, 'label': Y})", r"UsageError: .*", model=True
@@ -169,7 +169,7 @@ BY_HAND = {
     ),
     "an optimizer of torch": Mistake(
         "import torch\nfleet.distributed_optimizer(torch.optim.SGD([torch.zeros(1)], 0.1))",
-        r"UsageError: .*psfleet\.torch\.convert",
+        r"WrongType: .*psfleet\.torch\.convert",
     ),
     "a setting that there is not": Mistake(
         "fleet.DistributedStrategy(async_mode=True)", r"\w+Error: .*async_mode"

@@ -122,7 +122,7 @@ def test_what_no_row_can_start_from(place: str) -> None:
     ):
         with pytest.raises(PsfleetError, match=sentence):
             PLACES[place](start)
-    with pytest.raises(PsfleetError, match="'t': initializer is 'x'"):
+    with pytest.raises(PsfleetError, match="initializer is 'x'"):
         PLACES[place]("x")
 
 
@@ -149,12 +149,12 @@ def test_an_array_starts_a_known_number_of_rows() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: initializer.Constant("a"), "Constant: value is 'a', it must be a number"),  # type: ignore[arg-type]
+        (lambda: initializer.Constant("a"), "Constant: value is 'a', it must be a finite number"),  # type: ignore[arg-type]
         (lambda: initializer.Constant(float("nan")), "Constant: value is nan"),
         (lambda: initializer.Uniform(0.0, float("inf")), "Uniform: high is inf"),
         (lambda: initializer.Uniform(seed=-1), "Uniform: seed is -1, it must be a whole number"),
         (lambda: initializer.Xavier(uniform="no"), "Xavier: uniform is 'no', it must be True or"),  # type: ignore[arg-type]
-        (lambda: initializer.MSRA(fan_in="x"), "MSRA: fan_in is 'x', it must be a number"),  # type: ignore[arg-type]
+        (lambda: initializer.MSRA(fan_in="x"), "MSRA: fan_in is 'x', it must be a finite number"),  # type: ignore[arg-type]
         (lambda: initializer.Assign([[1], [1, 2]]), "Assign: value cannot be read as an array"),
     ],
 )

@@ -22,6 +22,7 @@ THREADS: dict[str, tuple[str, ...]] = {
     # of a server
     "beats": (),  # of a worker too
     "deadlines": (),
+    "door": ("--tcp",),
     "following": PAIR,
     "lanes": (),
     "orders": PAIR,
