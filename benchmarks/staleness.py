@@ -101,7 +101,13 @@ def step(runtime: Runtime, ids: Ids, labels: Floats) -> None:
 
 
 def work(
-    fleet: LocalFleet, trial: Trial, data: Data, seed: int, found: list[float], seat: int
+    fleet: LocalFleet,
+    trial: Trial,
+    data: Data,
+    batches: int,
+    seed: int,
+    found: list[float],
+    seat: int,
 ) -> None:
     """One worker: its share of the batches, then worker 0 tests."""
     first = Consistency("sync") if trial.warm_up else trial.consistency
@@ -112,7 +118,7 @@ def work(
     dice, number = np.random.default_rng(seed), 0
     for _ in range(EPOCHS):
         order = dice.permutation(TRAIN)
-        whole = TRAIN // BATCH // trial.workers * trial.workers
+        whole = batches // trial.workers * trial.workers
         for batch in range(seat, whole, trial.workers):
             if trial.warm_up and number == trial.warm_up:
                 runtime.set_mode(trial.consistency)
@@ -135,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=TRAIN // BATCH, help="of an epoch, in all")
     asked = parser.parse_args()
     late = partial(Consistency, "async")
     trials = [
@@ -157,7 +164,7 @@ def main() -> None:
             found: list[float] = []
             with LocalFleet(servers=2, workers=trial.workers) as fleet:
                 jobs = [
-                    partial(work, fleet, trial, data, seed, found, seat)
+                    partial(work, fleet, trial, data, asked.batches, seed, found, seat)
                     for seat in range(trial.workers)
                 ]
                 in_threads(jobs)

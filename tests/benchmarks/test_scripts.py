@@ -80,6 +80,35 @@ def test_multitable(tmp_path: Path) -> None:
     assert all(row["CPU us / step"] > 0 for row in rows)
 
 
+def lines_of(script: str, *options: str) -> list[str]:
+    """What a script prints that writes no JSON."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=170, check=True
+    ).stdout.splitlines()
+
+
+def test_memory() -> None:
+    """Rows, tables, workers and pushes of a burst each get a line with what they take."""
+    sizes = ("--rows", "300000", "--tables", "5", "--workers", "3", "--pushes", "2")
+    rows, tables, workers, *bursts, _ = lines_of("memory.py", *sizes)
+    assert 192 < int(re.findall(r"(\d+) private", rows)[0]) < 1000
+    assert int(re.findall(r"(\d+) KiB a table", tables)[0]) > 0
+    assert int(re.findall(r"(\d+) KiB shared", workers)[0]) > 0
+    assert len(bursts) == 2
+
+
+def test_staleness() -> None:
+    """Every mode gets a line; those in rounds have no staleness."""
+    lines = lines_of("staleness.py", "--runs", "1", "--workers", "2", "--batches", "40")
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert len(cells) == 10
+    assert all(0 < float(rmse) < 2 for _, rmse, *_ in cells)
+    assert {stale for name, _, _, stale in cells if name in ("one worker", "sync")} == {"0"}
+
+
 def test_kernels(tmp_path: Path) -> None:
     """Dense rules, the sparse table and dedup each get lines; all took time."""
     sizes = ("--size", "4096", "--rule-size", "64000", "--rows", "8192")
