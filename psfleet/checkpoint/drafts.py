@@ -55,9 +55,8 @@ class Draft:
                 f"a snapshot cannot be written to {self._path!r}: {reason(error)}; "
                 "choose another folder"
             ) from None
-        with contextlib.suppress(
-            OSError
-        ):  # where folders have no locks, nobody takes it for left over
+        # Where folders have no locks, nobody takes it for left over.
+        with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
         self._reach("began")
