@@ -1,7 +1,6 @@
 """A loss or a gradient that is no finite number: noticed before it is pushed, and said once."""
 
 import math
-import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet.environment import on_nan
 from psfleet.errors import UsageError
+from psfleet.saying import say
 
 __all__ = ["Watch"]
 
@@ -49,11 +49,9 @@ class Watch:
         if self._policy == "stop":
             raise UsageError(f"{sentence}; it was not pushed (PSFLEET_ON_NAN is stop)")
         self._looks = False
-        print(
+        say(
             f"psfleet: {sentence}, and is pushed as it is; look at the data and the learning rate, or "
-            "clip (PSFLEET_ON_NAN=stop ends the script there, ignore leaves this line out)",
-            file=sys.stderr,
-            flush=True,
+            "clip (PSFLEET_ON_NAN=stop ends the script there, ignore leaves this line out)"
         )
 
 
