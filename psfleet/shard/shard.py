@@ -183,7 +183,7 @@ class Shard:
         self.consistency.switch(event, last)
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
-        self.workers.admit(event.worker, event.incarnation)
+        self.workers.admit(event.worker, event.incarnation, leaves=not event.rest)
         if not event.rest:
             if event.worker not in self.rounds.left:
                 self._record(event)
@@ -276,7 +276,7 @@ class Shard:
     def _may_close(self) -> bool:
         if self._replaying:  # then records say what closes
             return False
-        return self.workers.promised <= self.workers.view and self.rounds.is_complete()
+        return self.workers.is_settled() and self.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> Serve:
         self.staleness.pulled(pull.worker)

@@ -53,6 +53,10 @@ class Workers:
         """Whether views say which lives there are."""
         return bool(self.view or self.frozen)
 
+    def is_settled(self) -> bool:
+        """Whether no view is awaited or promised."""
+        return not self.frozen and self.promised <= self.view
+
     def check_seat(self, worker: int) -> None:
         """Refuse a worker for which a fleet without views has no seat."""
         if not self.has_views() and not 0 <= worker < self.count:
@@ -68,9 +72,17 @@ class Workers:
         if incarnation < known:
             raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
 
-    def admit(self, worker: int, incarnation: int) -> None:
-        """Refuse a caller whose life has not begun here, or is over."""
-        if self.frozen or (worker, incarnation) in self.refused:
+    def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
+        """Refuse a caller whose life has not begun here, or is over.
+
+        Args:
+            worker: Its seat.
+            incarnation: Its life.
+            leaves: It only says that it is done. A life that this server knows may say so before the first
+                view: the coordinator may have ended, so that none comes.
+        """
+        waits = self.frozen and not (leaves and self.lives.get(worker) == incarnation)
+        if waits or (worker, incarnation) in self.refused:
             raise NotReady(f"server {self.server} waits to hear who is in the fleet")
         if self.lives.get(worker) == incarnation:
             return

@@ -53,7 +53,8 @@ class Patience:
         answer: For a server that has the call and only has to work.
         outage: For a server that cannot be reached, before it is given up.
         start: The same at the first contact, when the fleet is still starting.
-        leave: The same when there is nothing left to do but to say so.
+        leave: The same when there is nothing left to do but to say so. A server that answers, but is not
+            ready, has started again and is given `outage`.
         room: For a server whose disk is full.
     """
 
@@ -293,7 +294,8 @@ class Client:
         """Make the call until it is answered, its time is over or the server is given up."""
         deadline = time.monotonic() + call.seconds
         pause, answered = _FIRST_PAUSE, False
-        lost: float | None = None  # since when there has been no answer
+        lost: float | None = None  # since when it cannot be reached, or has not been ready
+        unready = False  # it answers, and cannot work yet
         full: float | None = None  # since when it has had no room
         while True:
             try:
@@ -319,10 +321,12 @@ class Client:
                 call.fall_back()
                 self._check_access(error)
                 now = time.monotonic()
-                lost = now if lost is None else lost
-                if self._closing.is_set() or now >= min(deadline, lost + call.outage):
+                if lost is None or isinstance(error, NotReady) != unready:
+                    lost, unready = now, isinstance(error, NotReady)
+                outage = max(call.outage, self.patience.outage) if unready else call.outage
+                if self._closing.is_set() or now >= min(deadline, lost + outage):
                     raise type(error)(self._given_up(error, now - lost)) from None
-                if isinstance(error, NotReady) and not answered:
+                if unready and not answered:
                     answered, pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
                 self._rest(error, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
