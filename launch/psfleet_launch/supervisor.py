@@ -205,6 +205,8 @@ class Supervisor:
         spares_workers: A worker that dies for good does not end the job while others train.
         rollbacks: How often the whole job goes back to its last snapshot when a server dies.
         generation: How often that has happened.
+        over: Servers that have ended by themselves during training, as every worker had told them that it
+            leaves.
         standbys: Who follows each server and takes over when it dies; None: nobody.
         watch: Which of them are silent; None: none is given up for that.
         restarts_hung: A server without a standby is given up too; only where `restarts` are.
@@ -232,10 +234,12 @@ class Supervisor:
     stopped: list[Member] = field(default_factory=list)
     killed: set[Member] = field(default_factory=set)
     hung: set[Member] = field(default_factory=set)
+    over: set[Member] = field(default_factory=set)
     deadline: float = float("inf")
 
     def begin(self, at: float) -> list[Action]:
         """Start the servers."""
+        self.over.clear()
         self.awaited = set(self.servers)
         self.deadline = at + self.limits.start
         return self._start(self.servers)
@@ -321,6 +325,8 @@ class Supervisor:
         if code or awaited:
             why = "ended before it was ready" if awaited else ""
             return self._fail(Failure(member, code, why), at)
+        if self.phase is Phase.TRAINING and member in self.servers:
+            self.over.add(member)
         if not self._living("worker"):
             return self._leave(at)
         return [] if exited.left or member.role == "server" else [Wordless(member)]
@@ -328,15 +334,18 @@ class Supervisor:
     def _had_left(self, exited: Exited) -> bool:
         """Whether a worker that has died is done: nobody waits for it, nor could it come back.
 
-        One that dies while its last word is answered is started again; what that ends with when the
-        servers have ended, as they do when all workers have left, does not count.
+        A server ends by itself when every worker has told it that it leaves, which is the last thing that
+        a script does. So one that is killed then is done, also before it could tell the other servers. One
+        that was killed a moment earlier is started again; what that ends with does not count.
         """
         member = exited.member
         if member.role != "worker" or self.phase is not Phase.TRAINING:
             return False
-        if member in self.restarted and not self._living("server"):
-            return True
-        return exited.left and exited.code < 0 and bool(self.worker_restarts or self.spares_workers)
+        if exited.code > 0:
+            return member in self.restarted and bool(self.over)
+        return (exited.left or bool(self.over)) and bool(
+            self.worker_restarts or self.spares_workers
+        )
 
     def _follows(self, member: Member) -> bool:
         return self.standbys is not None and self.standbys.follows(member)

@@ -262,6 +262,24 @@ def test_a_worker_that_came_back_too_late_is_done() -> None:
     assert told(job, Exited(W1, 1)) == [Lost(W1, 1, left=True), Finish(0)]
 
 
+def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
+    """A server has ended, so every worker has told it that it leaves; the other servers are asked to end."""
+    for before in (
+        (),
+        (Exited(W1, -9),),
+    ):  # also if it was killed, and started again, a moment before
+        job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+        job.begin(at=0)
+        told(job, Ready(S0), Ready(S1), *before)
+        told(job, Exited(W0, 0, left=True), Exited(S1, 0))
+        assert told(job, Exited(W1, 1 if before else -9)) == [
+            Lost(W1, 1 if before else -9, left=True)
+        ]
+        assert job.phase is Phase.LEAVING
+        assert job.handle(Tick(), 100) == [Send((S0,), signal.SIGTERM)]
+        assert told(job, Exited(S0, 0)) == [Finish(0)]
+
+
 def test_a_job_goes_on_without_a_worker() -> None:
     """As long as another one trains."""
     job = Supervisor((S0, S1), (W0, W1), LIMITS, spares_workers=True)
