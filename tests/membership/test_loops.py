@@ -116,6 +116,10 @@ def run(mode: Mode, deaths: dict[int, list[Death]]) -> tuple[TableState, dict[in
                     uses = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
                     found.append((weights, uses))
                 runtime.barrier()
+                if death is not None:
+                    death.calls = (
+                        0  # the script is over; who dies while it leaves is the launcher's affair
+                    )
                 runtime.close()
                 return
             except Died:
