@@ -10,6 +10,7 @@ import pytest
 from psfleet.errors import NotReady
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
+from psfleet.shard.events import Mode
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Send
 from psfleet.testing.local_fleet import LocalFleet
@@ -52,7 +53,7 @@ class DiesBeforeGoodbye:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_server_that_comes_back_when_the_others_have_ended(mode: str, victim: int) -> None:
+def test_a_server_that_comes_back_when_the_others_have_ended(mode: Mode, victim: int) -> None:
     """It can hear of no view any more; the worker that has still to tell it so leaves at once."""
 
     def work(worker: int) -> None:
