@@ -107,9 +107,10 @@ class Members:
         for index in sorted(change.removed | change.joining.keys()):
             if index in self.seats:
                 self._end(self.seats[index], index, reports)
+        over = frozenset.intersection(*(report.left for report in reports))
         for index, boot in change.joining.items():
             seat = self.seats.setdefault(index, Seat(lives=[]))
-            self._begin(seat, boot, met, follows=index not in removed)
+            self._begin(seat, boot, met, follows=index not in removed, over=index in over)
         lowest = min(report.closed for report in reports)
         for seat in self.seats.values():
             seat.lives = [life for life in seat.lives if life.last is None or life.last > lowest]
@@ -132,11 +133,12 @@ class Members:
         seat.lives[-1] = Life(life.incarnation, life.first, last)
         seat.earlier.add(seat.boot)
 
-    def _begin(self, seat: Seat, boot: int, met: int, follows: bool) -> None:
+    def _begin(self, seat: Seat, boot: int, met: int, *, follows: bool, over: bool) -> None:
         """A process takes the seat: from the round after its predecessor's last, if none is missed.
 
         That is only so if the predecessor was there until now (`follows`): what a removed seat had
-        to do has been given to others.
+        to do has been given to others. A predecessor that has left every server is done with its script
+        (`over`), and this one begins anew; one that died while it left had nothing else to do.
         """
         self.lives += 1
         last = seat.lives[-1].last if seat.lives and follows else None
@@ -146,7 +148,7 @@ class Members:
         elif self.sync:
             first = self.closed + LOOKAHEAD + 1
         seat.lives.append(Life(self.lives, first))
-        if seat.left:  # that script was over; this one begins
+        if over:
             seat.progress = ""
         seat.boot, seat.left, seat.rests = boot, False, met
 

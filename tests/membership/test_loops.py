@@ -8,6 +8,7 @@ that push more than once, and a dataset that the fleet deals.
 
 import os
 import random
+import threading
 from collections import defaultdict
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read, TableState
 from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.testing.faults import Death, Died
+from psfleet.testing.faults import Death, Died, Send
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads, same_bits
 from psfleet_worker.runtime import ClusterRuntime
@@ -167,6 +168,58 @@ def test_async_uses_no_sample_twice(
         times[place // 64] -= uses
     assert min(times.values()) == 0
     assert sum(times.values()) <= 8  # of a death between servers one may lack the step
+
+
+class DiesLeaving:
+    """A worker that one server has heard leaving, and the other has not."""
+
+    def __init__(self, told: int) -> None:
+        self._told = told
+        self._heard = threading.Event()
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server."""
+
+        def meddled(method: str, request: bytes, seconds: float) -> bytes:
+            if method != "Shard/Leave":
+                return send(method, request, seconds)
+            if server == self._told:
+                send(method, request, seconds)
+                self._heard.set()
+            assert self._heard.wait(60)
+            raise Died("the worker has died before every server knew that it leaves")
+
+        return meddled
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_who_dies_while_it_leaves_does_nothing_again(told: int) -> None:
+    """Its next life passes over the script, and leaves too, while another worker is still there."""
+
+    def life(meddle: DiesLeaving | None) -> None:
+        runtime = ClusterRuntime(fleet.environment(0), "async", meddle=meddle)
+        loops = Loops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
+        runtime.create(counts())
+        for number in loops.shard(range(8), True):
+            one = np.full((1, 1), -1, np.float32)
+            runtime.push([Gradient(counts().key, one, np.array([number]), 1.0)])
+        try:
+            runtime.close()
+        finally:
+            runtime.abandon()
+
+    with LocalFleet(2, 2) as fleet:
+        other = ClusterRuntime(fleet.environment(1), "async")
+        with pytest.raises(Died):
+            life(DiesLeaving(told))
+        life(None)
+        other.create(counts())
+        used = other.read_table(counts().key)
+        assert used.ids is not None
+        assert used.ids.tolist() == list(range(8))
+        assert used.values[0].tolist() == [[1.0]] * 8
+        other.close()
+        assert fleet.wait() == [0, 0]
 
 
 def test_what_cannot_be_read_again_is_said(capfd: pytest.CaptureFixture[str]) -> None:
