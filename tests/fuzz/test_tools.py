@@ -53,7 +53,8 @@ def sentence(capsys: pytest.CaptureFixture[str], code: int, expected: int) -> st
         pytest.param(words, path, id=f"{words[0]}-{path[:20]!a}")
         for words in CKPT
         for path in NOWHERE
-        if words[0] != "ls" or path not in ("", ".", "/")  # folders that may hold some
+        if words[0] != "ls"
+        or path not in ("", ".", "/", "folders/0")  # see below, and may hold some
     ],
 )
 def test_snapshots_that_are_none(
@@ -66,6 +67,18 @@ def test_snapshots_that_are_none(
     assert "\\x00" in said or path[:50] in said
     assert of_folder(folder) == before
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("path", ["folders/0", "folders"])
+def test_a_folder_in_place_of_a_manifest_is_listed(
+    folder: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    """A snapshot whose manifest cannot be read is damaged: `ls` has a line for it and exit code 1."""
+    assert main(["ckpt", "ls", path]) == 1
+    out, error = capsys.readouterr()
+    assert (out.count("\n"), error) == (1, "")
+    assert out.startswith("folders/0  ")
+    assert MANIFEST in out
 
 
 @pytest.mark.parametrize("path", NOWHERE)
@@ -102,7 +115,7 @@ def test_tables_of_names_that_are_one_file_name(
         shard.create(TableSpec(name, "sparse", (1,), SGD()), np.zeros(0, np.float32))
     save_fleet("two", [shard])
     assert main(["ckpt", "export", "two", "plain"]) == 0
-    assert capsys.readouterr().out.split() == ["plain/a_b.safetensors", "plain/a_b_.safetensors"]
+    assert capsys.readouterr().out.split() == ["plain/a_b.safetensors", "plain/a_b_2.safetensors"]
 
 
 def started(words: Sequence[str]) -> tuple[int, str]:
