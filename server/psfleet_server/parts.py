@@ -66,8 +66,14 @@ class Parts:
         self._ending = False
 
     def expect(self, number: int, folder: str) -> None:
-        """A snapshot begins; its files go there. Earlier ones that are not whole are given up."""
+        """A snapshot begins; its files go there. Earlier ones that are not whole are given up.
+
+        Raises:
+            CheckpointError: The server is ending.
+        """
         with self._lock:
+            if self._ending:
+                raise CheckpointError("the server is ending")
             if number not in self._parts:
                 self._parts[number] = _Part(folder)
             earlier = [n for n in self._parts if n < number]
@@ -122,13 +128,17 @@ class Parts:
             for told in (*part.for_cut, *part.for_file):
                 told(_unknown(number))
 
-    def stop(self) -> None:
-        """Wait until no file is being written, now without rests; none will be."""
+    def end(self) -> None:
+        """Begin no snapshot any more and give up those without a cut; files are written without rests."""
         with self._lock:
             self._ending = True
             awaited = [n for n, part in self._parts.items() if not part.made]
         for number in awaited:
             self.forget(number)
+
+    def stop(self) -> None:
+        """Wait until no file is being written; none will be."""
+        self.end()
         for thread in self._threads:
             thread.join()
 

@@ -256,6 +256,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self.beats.stop()
+        self.host.parts.end()  # server 0 may be waiting for a cut, its own too
         if self._lead is not None:
             self._lead.stop()
         if self._timetable is not None:

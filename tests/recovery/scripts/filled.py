@@ -3,7 +3,7 @@
 python filled.py MODE FOLDER FILLS
 
 At the K-th of these steps a worker makes FOLDER/at.<worker>.<K> and waits for FOLDER/full.<K>. Worker 1 is
-killed at the first one.
+killed at the first one. In sync mode worker 0 waits for FOLDER/taken after the last one.
 """
 
 import os
@@ -27,11 +27,16 @@ COUNTS = TableSpec(
 )
 
 
+def await_file(path: Path) -> None:
+    """Wait until the test has made it."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def meet(folder: Path, me: int, fill: int) -> None:
     """Wait for the disk to be full; worker 1 dies there once."""
     (folder / f"at.{me}.{fill}").touch()
-    while not (folder / f"full.{fill}").exists():
-        time.sleep(0.01)
+    await_file(folder / f"full.{fill}")
     if me == 1 and not (folder / "died").exists():
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -48,6 +53,8 @@ def main(mode: str, folder: Path, fills: int) -> None:
     for step, chosen in enumerate(fleet.dataset(SAMPLES, 5, EPOCHS, shuffle_seed=3)):
         if step and step % 3 == 0 and step // 3 <= fills:
             meet(folder, me, step // 3)
+        if mode == "sync" and fills and me == 0 and step == 3 * fills + 1:
+            await_file(folder / "taken")
         weights = active.pull([Read(WEIGHTS.key)])[0]
         noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
         ones = np.full((len(chosen), 1), -1, np.float32)
