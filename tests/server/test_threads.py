@@ -75,7 +75,7 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
     done = subprocess.run(
         command,
-        env=ENV | {"PSFLEET_BROKEN_THREAD": name},
+        env=ENV | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

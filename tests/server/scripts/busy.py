@@ -1,4 +1,8 @@
-"""Makes every thread of a job work: pushes 24 MB, takes a snapshot, trains on."""
+"""Makes every thread of a job work: pushes 24 MB, takes a snapshot, trains on, until one has failed."""
+
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -22,3 +26,8 @@ for step in range(24):
     active.push([Gradient(WEIGHTS.key, np.ones(250_000, np.float32), None, 0.1)])
 active.flush()
 fleet.barrier_worker()
+logs, deadline = Path(os.environ["LOGS_OF_THE_TEST"]), time.monotonic() + 60
+while time.monotonic() < deadline:  # a standby may begin later than the job is done
+    if any(b" has failed, and process" in log.read_bytes() for log in logs.glob("*/*log.*")):
+        break
+    time.sleep(0.05)
