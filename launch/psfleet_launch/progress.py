@@ -1,6 +1,7 @@
 """How far the fleet is: each server's Status, added up, and the rates between two looks."""
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply
 
 __all__ = ["Poller", "Progress", "add_up", "line"]
+
+_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def line(now: Progress, before: Progress | None = None) -> str:
 class Poller:
     """Asks the servers in a thread of its own, so that a slow answer holds nobody up.
 
-    Start it when no process will be forked any more: gRPC does not survive that.
+    Processes may be forked meanwhile, to start again what has died; they must not use gRPC before `exec`.
 
     Attributes:
         history: Pictures so far, oldest first; a server that does not answer adds nothing.
@@ -115,7 +118,12 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="psfleet-progress", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to ask. Call from the main thread, before gRPC is imported."""
+        if _FORKS not in os.environ:
+            # gRPC starts its threads again in a fork, also between `fork` and `exec`, where their files are
+            # closed already: now and then the new process aborts (grpc/grpc#43055). The launcher's children
+            # get `os.environ`, which `putenv` leaves alone.
+            os.putenv(_FORKS, "0")
         self._thread.start()
 
     def stop(self) -> None:

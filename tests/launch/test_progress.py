@@ -1,4 +1,9 @@
-"""How servers' counts become one line."""
+"""How servers' counts become one line, and how they are asked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.progress import Progress, add_up, line
@@ -53,3 +58,38 @@ def test_line() -> None:
     assert line(now, before) == (
         "1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · 41,207 rows · 312 MB"
     )
+
+
+FORKS = """
+import os, socket, sys, time
+from psfleet_launch.engines.spawn import spawn
+from psfleet_launch.progress import Poller
+
+silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call
+silent.bind(sys.argv[1])
+silent.listen()
+poller = Poller(["unix:" + sys.argv[1]], every=0.05)
+poller.start()
+while "grpc" not in sys.modules:
+    time.sleep(0.01)
+with open(os.devnull, "wb") as log:
+    codes = {spawn(["/bin/true"], dict(os.environ), log, False).wait() for _ in range(60)}
+poller.stop()
+assert codes == {0}, codes
+assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
+"""
+
+
+def test_processes_are_started_beside_the_poller(tmp_path: Path) -> None:
+    """gRPC does nothing of its own when the launcher starts a process again, and its variable stays here."""
+    variables = {name: said for name, said in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(tmp_path / "silent")],
+        env={**variables, "GRPC_VERBOSITY": "info", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fork" not in done.stderr, done.stderr
