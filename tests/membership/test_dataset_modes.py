@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.dealing import length
+from psfleet.dealing import MOST, length
 from psfleet.modes.changing import ChangingRuntime
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read
+from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency, LocalSGD
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
@@ -130,3 +131,30 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
     with LocalFleet(2, 2) as fleet:
         together(fleet, Consistency("sync"), work)
     assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "half-async", "geo"])
+def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> None:
+    """No sample comes twice in an epoch, through changes of the mode too; a worker that stops may leave."""
+    used: Counter[int] = Counter()
+
+    def work(runtime: ChangingRuntime) -> None:
+        steps = 3 * SAMPLES  # of each worker, over several epochs
+        shares = runtime.shares(Steps(runtime), SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
+        for number, ranges in enumerate(shares, 1):
+            used.update(position for pair in ranges for position in range(*pair))
+            runtime.pull([Read(DENSE.key)])
+            runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+            if number == SAMPLES:
+                runtime.set_mode(Consistency("async" if mode == "sync" else "sync"))
+            if number == 2 * SAMPLES:
+                runtime.set_mode(Consistency(mode))
+            if number == steps:
+                break
+        runtime.flush()
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, Consistency(mode), work)
+        assert fleet.wait(60) == [0, 0]
+    assert set(used.values()) == {1}
+    assert len(used) > 5 * SAMPLES * BATCH
