@@ -305,7 +305,7 @@ class Supervisor:
             return self._stopping_goes_on(at)
         if self.phase is Phase.GOING_BACK:
             return self._going_back(at)
-        if self.phase is Phase.LEAVING and self._follows(member):
+        if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
             code = 0  # it is not needed any more
         if code and (found := self._taken_over(member)):
             return found
@@ -415,6 +415,10 @@ class Supervisor:
     def _may_restart(self, member: Member) -> bool:
         often = self.restarts if member.role == "server" else self.worker_restarts
         return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
+
+    def _was_killed(self, exited: Exited) -> bool:
+        """Whether a server was killed that has kept a log of all that its workers have pushed."""
+        return exited.member.role == "server" and self.restarts > 0 and exited.code < 0
 
     def _may_lose(self, member: Member) -> bool:
         return (

@@ -20,6 +20,14 @@ TIMES = 150
 EVERYWHERE = pytest.mark.parametrize("mode", ["embedded", "sync", "async", "half-async"])
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Tests that run in the background of a shell begin with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupter:
     """Interrupts the main thread a moment after it is asked to, by seed."""
 

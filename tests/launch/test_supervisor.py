@@ -221,6 +221,14 @@ def test_a_server_with_a_log_is_started_again() -> None:
     assert early.failure is not None
 
 
+def test_a_server_with_a_log_that_is_killed_when_all_is_done() -> None:
+    """Its workers have ended well and its log has all that they pushed: the job has succeeded."""
+    job = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    job.begin(at=0)
+    told(job, Ready(S0), Ready(S1), Exited(W0, 0, left=True), Exited(W1, 0, left=True))
+    assert told(job, Exited(S0, -9), Exited(S1, 0)) == [Finish(0)]
+
+
 def test_a_worker_is_started_again() -> None:
     """So often as it may be; then its death is the job's failure."""
     job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
