@@ -7,6 +7,7 @@ import sys
 from psfleet import saving
 from psfleet.errors import UsageError
 from psfleet.optimizer import binding
+from psfleet.saying import say
 
 __all__ = ["check", "note"]
 
@@ -55,4 +56,4 @@ def _tell_at_exit() -> None:
 def _tell() -> None:
     sentence = _suspicion()
     if sentence and not hasattr(sys, "last_value"):
-        print(f"psfleet: {sentence}", file=sys.stderr, flush=True)
+        say(f"psfleet: {sentence}")
