@@ -251,3 +251,20 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_letting_go_of_a_lent_array_runs_no_code(server: Server) -> None:
+    """An interrupt cannot be lost where the last view of a lent array goes; its place is dealt again."""
+    runtime = connect(server)
+    runtime.create(WHOLE, np.ones(WHOLE.shape, np.float32))
+    addresses = set()
+    events: list[str] = []
+    for _ in range(40):
+        array = runtime.pull([Read(WHOLE.key)])[0]
+        addresses.add(array.ctypes.data)
+        sys.setprofile(lambda frame, event, _: events.append(event))
+        del array
+        sys.setprofile(None)
+    runtime.close()
+    assert "call" not in events
+    assert len(addresses) < 20

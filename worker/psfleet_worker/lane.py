@@ -9,9 +9,11 @@ Since all servers write to one memory, each can put its part of a dense array wh
 used: such an array is lent, and its place comes back when the last view of it is gone.
 """
 
+import collections
 import itertools
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,13 +57,15 @@ class Held:
         self._memory = memory
         self._blocks = Blocks(len(memory))
         self._turns = itertools.count(1)
-        self._lent: dict[int, int] = {}  # offset -> bytes; one operation each, for any thread
+        self._lent: dict[_Loan, int] = {}  # bytes
+        self._returned: collections.deque[_Loan] = collections.deque()
 
     def __len__(self) -> int:
         return len(self._memory)
 
     def take(self, shape: Sequence[int], dtype: DTypeLike) -> tuple[NDArray[Any], int] | None:
         """A new array in the memory and its offset; None: there is no room left."""
+        self._regain()
         size = math.prod(shape) * np.dtype(dtype).itemsize
         offset = self._blocks.take(size)
         if offset is None:
@@ -75,19 +79,26 @@ class Held:
 
     def lend(self, count: int) -> "Lent | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
+        self._regain()
         size = 4 * count
         if size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
             return None
         taken = self.take((count,), np.float32)
         if taken is None:
             return None
-        self._lent[taken[1]] = size
-        return Lent(self, *taken)
+        base = _Base(self, taken[0])
+        self._lent[_Loan(base, self._returned, taken[1])] = size
+        return Lent(self, base, taken[1])
 
-    def regain(self, offset: int) -> None:
-        """What was lent is no longer used. Any thread may come here, in the middle of anything."""
-        del self._lent[offset]
-        self._blocks.give(offset)
+    def _regain(self) -> None:
+        """Take back the arrays that nobody looks at any more."""
+        while True:
+            try:
+                loan = self._returned.popleft()
+            except IndexError:
+                return
+            del self._lent[loan]
+            self._blocks.give(loan.offset)
 
     def next_turn(self) -> int:
         """The number of the next call. Calls reach a server in the order of their numbers."""
@@ -103,24 +114,36 @@ class Lent:
         array: float32 [count].
     """
 
-    def __init__(self, held: Held, array: Floats, offset: int) -> None:
+    def __init__(self, held: Held, base: "_Base", offset: int) -> None:
         self.held = held
         self.offset = offset
-        self.address = address_of(array)
-        self.array: Floats = np.asarray(_Place(held, array, offset))
+        self.array: Floats = np.asarray(base)
+        self.address = address_of(self.array)
 
 
-class _Place:
+class _Base:
     """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
 
-    def __init__(self, held: Held, array: Floats, offset: int) -> None:
+    def __init__(self, held: Held, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__
         self._held = held
         self._array = array
-        self._offset = offset
 
-    def __del__(self) -> None:
-        self._held.regain(self._offset)
+
+class _Loan(weakref.ref[_Base]):
+    """Appends itself to `returned` when the array is gone.
+
+    That runs no Python code: an interrupt that arrived in a `__del__` would be lost, since Python
+    ignores exceptions there.
+    """
+
+    __slots__ = ("offset",)
+
+    def __new__(cls, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> "_Loan":
+        return super().__new__(cls, base, returned.append)
+
+    def __init__(self, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> None:
+        self.offset = offset
 
 
 class Memories:
