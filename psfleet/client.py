@@ -21,6 +21,7 @@ from psfleet import runtime as runtimes
 from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Start, starting
+from psfleet.mode import Mode
 from psfleet.modes.changing import change, check_mode, check_wire
 from psfleet.modes.changing import connect as connect_cluster
 from psfleet.multitable import PlainTable, TablesAhead, by_table, gradients_of, reads_of
@@ -31,7 +32,6 @@ from psfleet.parameter import as_numbers
 from psfleet.routing import as_ids
 from psfleet.runtime import Awaited, Closed, Gradient, Parts, Read, Runtime, Ticket, pull_ahead
 from psfleet.saving import folder_of, load, save
-from psfleet.shard.events import Mode
 from psfleet.strategy import Settings, Wire, resolve
 from psfleet.tables.entry import Entry
 from psfleet.tables.spec import Initializer, TableSpec

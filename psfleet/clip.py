@@ -4,9 +4,8 @@ Parameters with `need_clip=False` are left out, of a global norm too. The rows o
 sparse gradient are summed first, so it is clipped as the array that it stands for.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from psfleet.annotations import Positive, checked
 from psfleet.errors import ConfigError, UsageError
-from psfleet.kernels.dedup import dedup
+from psfleet.gradient_norms import gathered_squares, merge_rows, scaled_down, squared_norm
 from psfleet.parameter import Parameter, SparseGrad
 
 __all__ = [
@@ -26,42 +25,12 @@ __all__ = [
     "GradientClipByNorm",
     "GradientClipByValue",
     "clip_by_own",
-    "gathering",
-    "merge_rows",
-    "scaled_down",
     "set_gradient_clip",
-    "squared_norm",
 ]
 
 Floats = NDArray[np.float32]
 Grad = Floats | SparseGrad
 Pairs = Sequence[tuple[Parameter, Grad]]
-
-
-def merge_rows(grad: SparseGrad) -> SparseGrad:
-    """The same gradient with each id once; the rows of a repeated id are summed in order."""
-    unique = dedup(grad.ids, 1)
-    scores = None if grad.scores is None else unique.merge(grad.scores)[0]
-    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0], scores)
-
-
-Gather = Callable[[list[str], list[float]], list[float]]
-_gather: Gather | None = None
-
-
-@contextlib.contextmanager
-def gathering(gather: Gather) -> Iterator[None]:
-    """Inside the block global norms are over more parameters than are clipped here.
-
-    Args:
-        gather: Of the names and squared norms here, the squared norms of all.
-    """
-    global _gather
-    before, _gather = _gather, gather
-    try:
-        yield
-    finally:
-        _gather = before
 
 
 class ClipGradBase:
@@ -168,8 +137,7 @@ class ClipGradByGlobalNorm(ClipGradBase):
 
     def _clip(self, values: list[Floats]) -> list[Floats]:
         squares = [squared_norm(v) for v in values]
-        if _gather is not None:
-            squares = _gather(self._names, squares)
+        squares = gathered_squares(self._names, squares)
         norm = math.sqrt(sum(squares))
         return [scaled_down(v, self.clip_norm, norm) for v in values]
 
@@ -239,16 +207,6 @@ def _held(gradient: Any) -> Any:
     """The array of a variable that has a value."""
     value = getattr(gradient, "value", None)
     return value if isinstance(value, np.ndarray) else gradient
-
-
-def squared_norm(values: Floats) -> float:
-    """The squared norm, summed in float64 so that it does not depend on the array's layout."""
-    return float(np.sum(np.square(values, dtype=np.float64)))
-
-
-def scaled_down(values: Floats, clip_norm: float, norm: float) -> Floats:
-    """The values times clip_norm / norm where their norm is above clip_norm."""
-    return values * np.float32(clip_norm / norm) if norm > clip_norm else values
 
 
 def _merged(grad: Grad) -> Grad:

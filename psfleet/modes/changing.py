@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from psfleet import runtime as runtimes
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError
+from psfleet.mode import Mode
 from psfleet.modes.geo import GeoRuntime
 from psfleet.modes.merging import MergingRuntime
 from psfleet.runtime import (
@@ -22,7 +23,7 @@ from psfleet.runtime import (
     pull_ahead,
 )
 from psfleet.saying import say
-from psfleet.shard.events import Correction, Mode
+from psfleet.shard.events import Correction
 from psfleet.strategy import Consistency, Settings, Wire
 from psfleet.tables.spec import TableSpec
 

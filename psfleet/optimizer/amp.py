@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from psfleet.clip import merge_rows
+from psfleet.gradient_norms import merge_rows
 from psfleet.kernels.halves import overflows
 from psfleet.parameter import SparseGrad
 from psfleet.runtime import Gradient

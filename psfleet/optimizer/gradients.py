@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.clip import merge_rows
 from psfleet.errors import ShapeError
+from psfleet.gradient_norms import merge_rows
 from psfleet.parameter import Parameter, SparseGrad, as_numbers, check_rows
 from psfleet.routing import as_ids
 from psfleet.tables.entry import ShowClickEntry, part_of

@@ -18,7 +18,8 @@ from psfleet.parameter import Parameter, SparseGrad, fetch
 from psfleet.pipeline import links as ways
 from psfleet.pipeline.batch import combine, micro_feeds, micro_sizes
 from psfleet.pipeline.chunk import ChunkRun, Rows, chunk_run
-from psfleet.pipeline.links import Links, Place, pack, unpack
+from psfleet.pipeline.links import Links, Place
+from psfleet.pipeline.messages import pack, unpack
 from psfleet.pipeline.pipelining import Pipelining
 from psfleet.pipeline.schedule import Action, Work
 from psfleet.pipeline.timing import agree_on_parts

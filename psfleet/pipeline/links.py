@@ -4,13 +4,15 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.parameter import SparseGrad
-from psfleet.program.record import Array, Gradient
 
-__all__ = ["Links", "Place", "Post", "here", "links", "next_step", "pack", "settle", "unpack"]
+__all__ = ["Links", "Place", "Post", "here", "links", "next_step", "settle"]
+
+Array = NDArray[Any]
 
 
 class Links(Protocol):
@@ -123,22 +125,6 @@ def links(queue_size: int = 30) -> Links:
 def next_step() -> int:
     """A number for the next step: the same in all stages, which take the same steps."""
     return next(_steps)
-
-
-def pack(value: Gradient | None) -> list[Array]:
-    """A value or gradient as arrays: none, one, or ids and rows (and shows and clicks)."""
-    if value is None:
-        return []
-    if not isinstance(value, SparseGrad):
-        return [value]
-    return [value.ids, value.rows, *([] if value.scores is None else [value.scores])]
-
-
-def unpack(arrays: Sequence[Array]) -> Gradient | None:
-    """What was packed."""
-    if len(arrays) > 1:
-        return SparseGrad(*arrays)
-    return arrays[0] if arrays else None
 
 
 class Post:

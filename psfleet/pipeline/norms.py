@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from psfleet import clip
+from psfleet import gradient_norms
 from psfleet.errors import ConfigError
 from psfleet.pipeline.links import here, links, next_step
 
@@ -36,4 +36,4 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
         whole = np.concatenate(parts, axis=1)
         return [float(square) for square in whole[1, np.argsort(whole[0], kind="stable")]]
 
-    return clip.gathering(gather)
+    return gradient_norms.gathering(gather)

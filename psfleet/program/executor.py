@@ -14,7 +14,6 @@ from psfleet.environment import plan_file
 from psfleet.errors import UsageError
 from psfleet.interrupts import deferred
 from psfleet.optimizer.binding import invalidate, read_ahead
-from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.optimizer.moving import note
 from psfleet.parameter import SparseGrad, fetch
 from psfleet.pipeline.engine import PipelinedRun, pipelined_step
@@ -27,14 +26,14 @@ from psfleet.program.program import Program, default_main_program
 from psfleet.program.recompute import RecomputingRun
 from psfleet.program.record import Array, Gradient
 from psfleet.program.run import Run
-from psfleet.program.variable import Variable
+from psfleet.program.variable import Variable, VariableSource
 from psfleet.runtime import ReadsAhead
 from psfleet.wire import process
 
 __all__ = ["CPUPlace", "CUDAPlace", "Executor"]
 
 T = TypeVar("T")
-Fetch = Variable | PerUpdate | str
+Fetch = Variable | VariableSource | str
 _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
@@ -349,11 +348,15 @@ def _settle_process() -> None:
 def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
     if fetch_list is None:
         return []
-    return [fetch_list] if isinstance(fetch_list, Variable | PerUpdate | str) else list(fetch_list)
+    return (
+        [fetch_list]
+        if isinstance(fetch_list, Variable | VariableSource | str)
+        else list(fetch_list)
+    )
 
 
 def _named(program: Program, entry: Any) -> Variable:
-    if isinstance(entry, PerUpdate):
+    if isinstance(entry, VariableSource):
         entry = entry.as_variable(program)
     if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
         raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")

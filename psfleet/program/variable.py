@@ -1,13 +1,12 @@
 """Variables: what operations take and give, symbolic in a program or with a value at once."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.optimizer.lr.older import PerUpdate
 from psfleet.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from psfleet.program.backward import Backward
 
 __all__ = [
+    "VariableSource",
     "Variable",
     "apply",
     "as_variable",
@@ -31,6 +31,14 @@ __all__ = [
 ]
 
 _gradients_wanted = True
+
+
+@runtime_checkable
+class VariableSource(Protocol):
+    """What is no variable and can stand for one in a program, such as a schedule that counts updates."""
+
+    def as_variable(self, program: Any = None) -> Any:
+        """The variable that stands for it in `program`; None: the one that is being built."""
 
 
 class Variable(Operators):
@@ -232,7 +240,7 @@ def as_variable(value: Any) -> Variable:
         return _stand_in(value)
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         return to_variable(np.asarray(value))
-    if isinstance(value, PerUpdate):
+    if isinstance(value, VariableSource):
         made: Variable = value.as_variable()
         return made
     raise UsageError(

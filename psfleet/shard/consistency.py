@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
+from psfleet.mode import Mode
 from psfleet.shard.clocks import Clocks
-from psfleet.shard.events import Join, Mode, Pull
+from psfleet.shard.events import Join, Pull
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.views import Seated
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient, Read
 from psfleet.shard.cuts import Cutting
 from psfleet.shard.frozen import FrozenShard
@@ -36,7 +37,6 @@ __all__ = [
     "Keep",
     "Leave",
     "MarkCut",
-    "Mode",
     "Outcome",
     "Pull",
     "Push",
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 Call = Hashable
-Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
 Outcome = Literal["applied", "held"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient
 from psfleet.shard import clocks, cuts, events, room, rounds, views
 from psfleet.shard.consistency import Consistency
@@ -33,7 +34,6 @@ from psfleet.shard.events import (
     Keep,
     Leave,
     MarkCut,
-    Mode,
     Pull,
     Push,
     Record,

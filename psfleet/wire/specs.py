@@ -3,8 +3,8 @@
 from typing import Any
 
 from psfleet.errors import ConfigError, FrameError
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
-from psfleet.shard.events import Mode
 from psfleet.tables.entry import make_entry
 from psfleet.tables.spec import Decay, Initializer, TableSpec
 from psfleet.wire.v1 import shard_pb2

@@ -19,7 +19,8 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.shard.events import Call, Mode, Refuse
+from psfleet.mode import Mode
+from psfleet.shard.events import Call, Refuse
 from psfleet.shard.views import Position
 from psfleet.wire.specs import read_mode
 

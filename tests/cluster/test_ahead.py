@@ -11,8 +11,8 @@ import psfleet
 from psfleet import rules
 from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Faults, Send
 from psfleet.testing.local_fleet import LocalFleet

@@ -17,8 +17,8 @@ import pytest
 from psfleet import rules
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient, Read, TableState
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import same_bits

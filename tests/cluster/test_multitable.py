@@ -15,9 +15,9 @@ from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
 from psfleet.environment import Environment
 from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.mode import Mode
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime import Gradient, TableState
-from psfleet.shard.events import Mode
 from psfleet.testing.faults import Faults, Send
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads, same_bits

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from psfleet.mode import Mode
 from psfleet.modes.changing import connect
 from psfleet.runtime import Read
-from psfleet.shard.events import Join, Mode, Pull, Push
+from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.staleness import Staleness, quantile
 from psfleet.strategy import Consistency

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from psfleet.dealing import MOST, length
+from psfleet.mode import Mode
 from psfleet.modes.changing import ChangingRuntime
 from psfleet.optimizer.localsgd import LocalRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Mode
 from psfleet.strategy import Consistency, LocalSGD
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet

@@ -15,9 +15,9 @@ import pytest
 
 from psfleet.dealing import Range
 from psfleet.errors import Fenced
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read, Runtime, TableState
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.faults import Death, Died
 from psfleet.testing.local_fleet import LocalFleet

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Mode
 from psfleet.testing.faults import Died
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training import in_threads

@@ -18,10 +18,10 @@ import pytest
 
 from psfleet.dataset import batches
 from psfleet.fleet.loops import Loops
+from psfleet.mode import Mode
 from psfleet.optimizer.lr import StepDecay
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read, TableState
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.faults import Death, Died, Send
 from psfleet.testing.local_fleet import LocalFleet

@@ -10,7 +10,8 @@ import zmq
 
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.parameter import SparseGrad
-from psfleet.pipeline.links import Place, pack, unpack
+from psfleet.pipeline.links import Place
+from psfleet.pipeline.messages import pack, unpack
 from psfleet.program.record import Array
 from psfleet_worker.stages import StageLinks
 

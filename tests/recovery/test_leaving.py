@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psfleet.errors import NotReady
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.faults import Send
 from psfleet.testing.local_fleet import LocalFleet

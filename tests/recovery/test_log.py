@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from psfleet.errors import LogError
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
-from psfleet.shard.events import Join, Leave, Mode, Pull, Push, State, Write
+from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.spec import TableSpec

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from psfleet.errors import Later, PsfleetError
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient
 from psfleet.shard.cuts import Cutting
@@ -16,7 +17,6 @@ from psfleet.shard.events import (
     Keep,
     Leave,
     MarkCut,
-    Mode,
     Pull,
     Push,
     Refuse,

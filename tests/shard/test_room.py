@@ -4,20 +4,10 @@ import numpy as np
 import pytest
 
 from psfleet.errors import UsageError
+from psfleet.mode import Mode
 from psfleet.rules import SGD, Adam
 from psfleet.runtime import Gradient
-from psfleet.shard.events import (
-    Answer,
-    Instruction,
-    Join,
-    Mode,
-    Pull,
-    Push,
-    Record,
-    Refuse,
-    State,
-    Write,
-)
+from psfleet.shard.events import Answer, Instruction, Join, Pull, Push, Record, Refuse, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable

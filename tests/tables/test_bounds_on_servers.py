@@ -16,9 +16,10 @@ from psfleet.client import Client
 from psfleet.embedded import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
+from psfleet.mode import Mode
 from psfleet.rules import Adam
 from psfleet.runtime import Gradient, Read, Runtime
-from psfleet.shard.events import Join, Mode, Pull, Push, Shrink, Tick
+from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.tables.spec import TableSpec

@@ -9,9 +9,10 @@ import pytest
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry
 from psfleet.environment import memory_of
 from psfleet.errors import ConfigError, UsageError
+from psfleet.mode import Mode
 from psfleet.rules import Adam
 from psfleet.runtime import Gradient, Runtime
-from psfleet.shard.events import Answer, Join, Mode, Pull, Push
+from psfleet.shard.events import Answer, Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import Budget
 from psfleet.tables.sparse import SparseTable

@@ -20,8 +20,9 @@ from psfleet.errors import (
     ProtocolError,
     ServerUnavailable,
 )
+from psfleet.mode import Mode
 from psfleet.progress import Progress
-from psfleet.shard.events import Correction, Mode
+from psfleet.shard.events import Correction
 from psfleet.wire.security import Access
 from psfleet.wire.shared import Offer
 from psfleet.wire.specs import read_mode, write_mode

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from psfleet.dealing import Range
 from psfleet.environment import Environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.mode import Mode
 from psfleet.nonfinite import Watch
 from psfleet.pipeline.links import Place
 from psfleet.progress import Progress
 from psfleet.runtime import Awaited, Done, Gradient, Read, TableState, Ticket
-from psfleet.shard.events import Correction, Mode
+from psfleet.shard.events import Correction
 from psfleet.strategy import Wire
 from psfleet.tables.spec import TableSpec
 from psfleet.testing.chaos import Audit, Meddler

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet import clip
+from psfleet import gradient_norms
 from psfleet.parameter import SparseGrad
 from psfleet.program.record import Context, Gradient, Op, Spec
 
@@ -49,8 +49,12 @@ class GradientSquare(_OfGradient):
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         gradient = inputs[0]
-        values = clip.merge_rows(gradient).rows if isinstance(gradient, SparseGrad) else gradient
-        return np.asarray(clip.squared_norm(values))
+        values = (
+            gradient_norms.merge_rows(gradient).rows
+            if isinstance(gradient, SparseGrad)
+            else gradient
+        )
+        return np.asarray(gradient_norms.squared_norm(values))
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,12 @@ class ScaleGradient(_OfGradient):
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         total = math.sqrt(sum(float(square) for square in inputs[1:]))
-        return _with(inputs[0], lambda values: clip.scaled_down(values, self.norm, total))
+        return _with(inputs[0], lambda values: gradient_norms.scaled_down(values, self.norm, total))
 
 
 def _with(gradient: Gradient, change: Any) -> Gradient:
     if not isinstance(gradient, SparseGrad):
         changed: Gradient = change(gradient)
         return changed
-    merged = clip.merge_rows(gradient)
+    merged = gradient_norms.merge_rows(gradient)
     return merged.with_rows(change(merged.rows))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.dealing import Range
+from psfleet.mode import Mode
 from psfleet.rules import make_rule
-from psfleet.shard.events import Mode
 from psfleet.tables.spec import Initializer, TableSpec
 from psfleet_server.meetings import ModeWish
 

@@ -15,8 +15,9 @@ import numpy as np
 from psfleet.dealing import length, part
 from psfleet.errors import Fenced, Later, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
+from psfleet.mode import Mode
 from psfleet.runtime import Gradient, Read
-from psfleet.shard.events import Join, Leave, MarkCut, Mode, Pull, Push
+from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
 from psfleet.shard.views import Position
 from psfleet_server.coordinator import Arrival
 from psfleet_server.supply import Order

@@ -1,0 +1,7 @@
+"""The consistency modes by name."""
+
+from typing import Literal
+
+__all__ = ["Mode"]
+
+Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
