@@ -11,6 +11,7 @@ from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from psfleet.fleet.utilities import Util
 from psfleet.strategy import DistributedStrategy
+from psfleet.strategy.adoption import decide_by
 
 __all__ = [
     "DistributedStrategy",
@@ -73,6 +74,7 @@ stop_worker = _fleet.stop_worker
 forget = _fleet.forget
 barrier_worker = _fleet.barrier_worker
 adopt = _fleet.adopt
+decide_by(adopt)
 distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
 dataset = _fleet.dataset

@@ -12,6 +12,7 @@ from psfleet.optimizer.pipeline import pipelining
 from psfleet.optimizer.recompute import recomputing
 from psfleet.optimizer.substitute import substitute
 from psfleet.strategy import DistributedStrategy, Settings
+from psfleet.strategy.adoption import adopt
 
 __all__ = ["DistributedOptimizer"]
 
@@ -46,7 +47,7 @@ class DistributedOptimizer:
         ],
         strategy: DistributedStrategy | Settings | Mapping[str, Any] | None = None,
     ) -> None:
-        self.settings = strategy if isinstance(strategy, Settings) else _adopted(strategy)
+        self.settings = strategy if isinstance(strategy, Settings) else adopt(strategy)
         self.optimizer = substitute(optimizer, self.settings)
         if self.settings.recompute is not None:
             self.optimizer = recomputing(self.optimizer, self.settings.recompute)
@@ -116,13 +117,6 @@ class DistributedOptimizer:
         if name.startswith("__") or name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
-
-
-def _adopted(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
-    """The settings that count in this process's fleet, which trains by this strategy from now on."""
-    from psfleet import fleet
-
-    return fleet.adopt(strategy)
 
 
 def _only(value: Any, name: str) -> Any:
