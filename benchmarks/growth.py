@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from reporting import Report, arguments, finish
 
 from psfleet import rules
+from psfleet.schema.table import TableSpec
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 DIM, BATCH = 16, 4096
 

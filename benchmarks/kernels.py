@@ -21,10 +21,10 @@ from reporting import Report, arguments, finish, torch_missing
 
 from psfleet.kernels.dedup import dedup
 from psfleet.rules import ASGD, RULES, Adam, RMSProp
-from psfleet.rules.base import Rule, Slot
+from psfleet.rules.rule import Rule, Slot
+from psfleet.schema.table import TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 Variants = dict[str, Callable[[], Any]]
 Rows = list[dict[str, Any]]

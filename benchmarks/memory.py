@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 
 DIM = 16

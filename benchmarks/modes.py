@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.modes.switch import ChangingRuntime, connect
 from psfleet.shard.staleness import quantile
 from psfleet.strategy import Consistency
-from psfleet.testing.clicks import Clicks
+from psfleet.testing.click_model import Clicks
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 MODES = {
     "sync": Consistency("sync"),

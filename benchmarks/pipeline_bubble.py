@@ -20,7 +20,7 @@ import numpy as np
 from processes import environment
 from reporting import Report, arguments, finish
 
-from psfleet.program.record import Array, Context, Op, Spec
+from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.variable import Variable
 
 FORMULAS = {
@@ -62,8 +62,8 @@ def work(kind: str, stages: int, micro: int, seconds: float, steps: int, out: Pa
     """A stage's process: take steps, and write down the naps of each."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
-    from psfleet.environment import read_environment
     from psfleet.program.variable import apply
+    from psfleet.settings.environment import read_environment
 
     fleet.init()
     value = layers.data("x", [None, 1000]) + layers.create_parameter([1000], name="start")

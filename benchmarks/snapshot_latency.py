@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, TableState
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, TableState
+from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 TABLE = TableSpec("t", "sparse", (16,), make_rule("adam", {}), seed=1)
 WORKERS, IDS = 2, 2048

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 
 COUNTS = TableSpec("counts", "dense", (20_000,), make_rule("sgd", {}))
 PUSHES = 20  # between two kills
@@ -32,15 +32,16 @@ PUSHES = 20  # between two kills
 
 def work(kills: int, blow: signal.Signals) -> None:
     """The worker."""
-    from psfleet import fleet, runtime
-    from psfleet.environment import read_environment
+    from psfleet import fleet
+    from psfleet.runtime import interface
+    from psfleet.settings.environment import read_environment
     from psfleet.strategy import DistributedStrategy
 
     strategy = DistributedStrategy()
     strategy.a_sync = True
     fleet.init(strategy=strategy)
     folder = Path(read_environment(os.environ).servers[0].removeprefix("unix:")).parent
-    active = runtime.active()
+    active = interface.active()
     active.create(COUNTS, np.zeros(20_000, np.float32))
     gradient = Gradient(COUNTS.key, np.full(20_000, -1, np.float32), None, 1.0)
     taken: list[float] = []

@@ -147,7 +147,7 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        from psfleet.environment import read_environment
+        from psfleet.settings.environment import read_environment
 
         work(read_environment().rank, int(sys.argv[2]), sys.argv[-1] == "ahead")
     else:

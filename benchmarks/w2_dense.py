@@ -22,7 +22,7 @@ INLINE = {"PSFLEET_LANE": "inline"}
 def work(kind: str) -> None:
     """A worker of psfleet."""
     import psfleet
-    from psfleet.runtime import Gradient, Read
+    from psfleet.runtime.interface import Gradient, Read
 
     with psfleet.connect() as ps:
         optimizer = psfleet.optimizer.SGD(1e-3) if kind == "sgd" else psfleet.optimizer.Adam(1e-3)

@@ -51,9 +51,9 @@ def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
 
 
 def _flush() -> None:
-    from psfleet import runtime
+    from psfleet.runtime import interface
 
-    runtime.active().flush()
+    interface.active().flush()
 
 
 def work_torch() -> None:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import psfleet.optimizer as optimizer
     from psfleet.client import Client, DenseTable, SparseTable, connect
     from psfleet.errors import PsfleetError
-    from psfleet.parameter import Parameter, SparseGrad
+    from psfleet.execution.executor import Executor
+    from psfleet.fleet.session import reset
+    from psfleet.parameters.parameter import Parameter, SparseGrad
     from psfleet.program.attribute import ParamAttr
-    from psfleet.program.executor import Executor
     from psfleet.program.program import (
         Program,
         default_main_program,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         program_guard,
     )
     from psfleet.program.variable import Variable, to_variable
-    from psfleet.session import reset
 
 __all__ = [
     "Client",
@@ -57,19 +57,19 @@ __all__ = [
 _HOMES = {
     "Client": "psfleet.client",
     "DenseTable": "psfleet.client",
-    "Executor": "psfleet.program.executor",
+    "Executor": "psfleet.execution.executor",
     "ParamAttr": "psfleet.program.attribute",
-    "Parameter": "psfleet.parameter",
+    "Parameter": "psfleet.parameters.parameter",
     "Program": "psfleet.program.program",
     "PsfleetError": "psfleet.errors",
-    "SparseGrad": "psfleet.parameter",
+    "SparseGrad": "psfleet.parameters.parameter",
     "SparseTable": "psfleet.client",
     "Variable": "psfleet.program.variable",
     "connect": "psfleet.client",
     "default_main_program": "psfleet.program.program",
     "default_startup_program": "psfleet.program.program",
     "program_guard": "psfleet.program.program",
-    "reset": "psfleet.session",
+    "reset": "psfleet.fleet.session",
     "to_variable": "psfleet.program.variable",
 }
 

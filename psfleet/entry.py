@@ -3,7 +3,7 @@
 See docs/tables.md. Entries are joined with `&`.
 """
 
-from psfleet.tables.entry import (
+from psfleet.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
     Entries,

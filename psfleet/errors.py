@@ -83,7 +83,7 @@ class WrongType(ConfigError, TypeError):
 
 
 class LimitExceeded(UsageError):
-    """More than a server takes (psfleet.limits). Nothing was changed."""
+    """More than a server takes (psfleet.settings.limits). Nothing was changed."""
 
 
 class FrameError(PsfleetError, ValueError):

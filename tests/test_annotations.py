@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet import annotations
-from psfleet.annotations import Must, NonNegative, PositiveInt, Range, check, check_fields, checked
 from psfleet.errors import ConfigError, WrongType
+from psfleet.validation import annotations
+from psfleet.validation.annotations import (
+    Must,
+    NonNegative,
+    PositiveInt,
+    Range,
+    check,
+    check_fields,
+    checked,
+)
 
 TAKEN: list[tuple[Any, Any, Any]] = [
     (1, float, 1),

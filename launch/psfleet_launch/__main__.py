@@ -10,7 +10,7 @@ def main() -> int:
     """Run the command; its exit code."""
     _open_missing_streams()
     try:
-        from psfleet_launch.cli import main as run  # loads much
+        from psfleet_launch.commands.launch_command import main as run  # loads much
 
         return run()
     except KeyboardInterrupt:  # before there was a job that could be told

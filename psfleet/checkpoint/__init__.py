@@ -8,17 +8,17 @@
 
 A sparse table is `<name>/ids` int64 [n], `<name>/rows` float32 [n, dim * (1 + slots)], `<name>/touched`
 int64 [n] (its step when the row was last pushed), if it counts them `<name>/scores`, of a delta
-`<name>/removed`, and `<name>/candidate*` of ids that wait for a row; see psfleet.tables.content. Rows are
+`<name>/removed`, and `<name>/candidate*` of ids that wait for a row; see psfleet.tables.row_data. Rows are
 in no order. A dense table is `<name>/value` float32 [high - low] and each state slot, with its range in the
 manifest. The metadata `state` of a file is JSON: the tables' clocks and the rest of the server's state,
 whose arrays are the tensors `core:<i>`. No table can have one of these: the name of each of its tensors
 has a `/` before its last word, and `core:<i>` has none.
 
 The folder is written under a temporary name. It takes its place in one step when every byte is on the
-disk and it could be opened; see psfleet.checkpoint.drafts.
+disk and it could be opened; see psfleet.checkpoint.draft.
 """
 
-from psfleet.checkpoint.drafts import Draft
+from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
 from psfleet.checkpoint.manifest import (
     MANIFEST,
@@ -31,7 +31,7 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from psfleet.checkpoint.rewriting import Difference, compare, export, reshard
+from psfleet.checkpoint.resharding import Difference, compare, export, reshard
 from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from psfleet.durable import sync
+from psfleet.platform.atomic_files import sync
 
 __all__ = ["beside", "clear", "place_of", "put_back"]
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from psfleet.checkpoint.checking import check_content
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
+from psfleet.checkpoint.verification import check_content
 from psfleet.errors import CheckpointError
 from psfleet.kernels.dedup import owned_by
-from psfleet.shard.core import Core
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Create, Fill
-from psfleet.shard.layout import dense_range
 from psfleet.shard.shard import Shard
-from psfleet.tables.content import Clock
-from psfleet.tables.spec import TableSpec
+from psfleet.shard.shard_state import Core
+from psfleet.tables.row_data import Clock
 
 __all__ = ["Snapshot", "load_shard", "read_specs"]
 

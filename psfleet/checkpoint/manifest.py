@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from psfleet.checkpoint.leftovers import place_of, put_back
 from psfleet.checkpoint.tensors import digest
-from psfleet.durable import read_small, reason, regular, write_durably
 from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
 from psfleet.rules import make_rule
-from psfleet.tables.entry import make_entry
-from psfleet.tables.spec import Decay, Initializer, TableSpec
+from psfleet.schema.entry import make_entry
+from psfleet.schema.table import Decay, Initializer, TableSpec
 
 __all__ = [
     "FORMAT",

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from psfleet.durable import regular
 from psfleet.errors import CheckpointError
+from psfleet.platform.atomic_files import regular
 
 __all__ = ["TensorWriter", "digest"]
 

@@ -6,20 +6,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from psfleet.checkpoint.drafts import Draft
+from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.leftovers import place_of
 from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, chain
 from psfleet.checkpoint.tensors import TensorWriter, digest
-from psfleet.durable import reason, sync
 from psfleet.errors import CheckpointError
-from psfleet.shard.core import Core
-from psfleet.shard.cuts import Cutting
-from psfleet.shard.frozen import FrozenShard
-from psfleet.shard.layout import dense_range
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.atomic_files import reason, sync
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.shard import Shard
-from psfleet.tables.frozen import FrozenTable
-from psfleet.tables.spec import TableSpec
-from psfleet.testing.faults import Crashes
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.shard_state import Core
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.tables.row_snapshot import FrozenTable
 
 __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 

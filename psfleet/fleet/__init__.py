@@ -9,7 +9,7 @@ Without a cluster in the environment every function works on the embedded runtim
 
 from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-from psfleet.fleet.utilities import Util
+from psfleet.fleet.util import Util
 from psfleet.strategy import DistributedStrategy
 from psfleet.strategy.adoption import decide_by
 

@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from psfleet import runtime as runtimes
-from psfleet.coming import Counted
-from psfleet.dataset import batches
-from psfleet.environment import Environment, check_alone, read_environment
+from psfleet.data.dispatch import batches
+from psfleet.data.peekable import Counted
 from psfleet.errors import ConfigError, UsageError
-from psfleet.fleet import figures
-from psfleet.fleet.loops import Loops
-from psfleet.fleet.utilities import Util
-from psfleet.modes.changing import change, check_mode, connect
-from psfleet.optimizer.binding import invalidate
+from psfleet.execution.inference import save_inference
+from psfleet.execution.model_files import load, save
+from psfleet.fleet import stats
+from psfleet.fleet.data_loops import Loops
+from psfleet.fleet.util import Util
+from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.switch import change, check_mode, connect
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.optimizer.localsgd import LocalRuntime
-from psfleet.pipeline import links
-from psfleet.program.inference import save_inference
-from psfleet.saving import load, save
+from psfleet.parameters.binding import invalidate
+from psfleet.runtime import interface as runtimes
+from psfleet.schema.table import key_of
+from psfleet.settings.environment import Environment, check_alone, read_environment
+from psfleet.stages import links
 from psfleet.strategy import DistributedStrategy, Settings, resolve
-from psfleet.tables.spec import key_of
 
 __all__ = ["Fleet"]
 
@@ -470,11 +470,11 @@ class Fleet:
 
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
-        figures.print_table_stat(table)
+        stats.print_table_stat(table)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
         """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
-        return figures.table_stat()
+        return stats.table_stat()
 
     def staleness(self) -> dict[int, int]:
         """How many pushes of all workers were how stale, summed over the servers.
@@ -482,7 +482,7 @@ class Fleet:
         The staleness of a push is the number of pushes of other workers that a server has applied since it
         last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
         """
-        return figures.staleness()
+        return stats.staleness()
 
 
 def _link(place: links.Place, queue_size: int) -> links.Links:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError
+from psfleet.settings.environment import Environment, read_environment
 
 __all__ = ["PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"]
 

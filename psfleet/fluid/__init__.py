@@ -8,10 +8,11 @@ squeezes ids [..., 1], and the modules `dygraph`, `nn`, `static`, `io` and `metr
 """
 
 from psfleet import clip, initializer, metrics, optimizer, regularizer
+from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
 from psfleet.fluid import dygraph, io, layers, learning_rate_scheduler, nn, static
 from psfleet.fluid.dataset import DatasetFactory
 from psfleet.fluid.feeder import DataFeeder
-from psfleet.fluid.state import load, load_dygraph, save, save_dygraph
+from psfleet.fluid.state_files import load, load_dygraph, save, save_dygraph
 from psfleet.fluid.tensor import (
     arange,
     disable_static,
@@ -25,11 +26,10 @@ from psfleet.fluid.tensor import (
     zeros,
 )
 from psfleet.layers import concat, matmul, mean, reshape
-from psfleet.layers.sources import data
+from psfleet.layers.inputs import data
 from psfleet.program import names as unique_name
 from psfleet.program.attribute import ParamAttr, create_parameter
 from psfleet.program.backward import append_backward, gradients
-from psfleet.program.executor import CPUPlace, CUDAPlace, Executor
 from psfleet.program.program import (
     Program,
     default_main_program,

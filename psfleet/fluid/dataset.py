@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 
 from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.program.record import Array
+from psfleet.program.operation import Array
 from psfleet.program.shapes import size_of
 from psfleet.program.variable import Variable
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from psfleet.errors import ShapeError
 from psfleet.fluid import nn
-from psfleet.fluid.modules import Layer, Sequential
-from psfleet.fluid.nn import BatchNorm
-from psfleet.fluid.schedules import (
+from psfleet.fluid.eager_schedules import (
     CosineDecay,
     ExponentialDecay,
     InverseTimeDecay,
@@ -22,7 +20,9 @@ from psfleet.fluid.schedules import (
     ReduceLROnPlateau,
     StepDecay,
 )
-from psfleet.fluid.state import load_dygraph, save_dygraph
+from psfleet.fluid.layer_modules import Layer, Sequential
+from psfleet.fluid.nn import BatchNorm
+from psfleet.fluid.state_files import load_dygraph, save_dygraph
 from psfleet.layers.activations import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import ShapeError
+from psfleet.program.operation import Array
 from psfleet.program.program import Program, default_main_program
-from psfleet.program.record import Array
 from psfleet.program.variable import Variable
 
 __all__ = ["DataFeeder"]

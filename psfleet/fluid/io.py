@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet import fleet
-from psfleet.program.inference import load_inference, save_inference
+from psfleet.execution.inference import load_inference, save_inference
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
 

@@ -84,7 +84,7 @@ from psfleet.optimizer.lr import (
 )
 from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.variable import Variable, apply
-from psfleet.tables.entry import Entry
+from psfleet.schema.entry import Entry
 
 __all__ = [
     "abs",

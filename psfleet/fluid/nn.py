@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from psfleet import initializer, layers
+from psfleet import layers
 from psfleet.errors import IdError
-from psfleet.fluid import modules
-from psfleet.fluid.modules import Layer, Sequential
+from psfleet.fluid import layer_modules
+from psfleet.fluid.layer_modules import Layer, Sequential
 from psfleet.layers.activations import activate
-from psfleet.layers.weighted import channel_axis, moving_average
-from psfleet.optimizer.moving import note
+from psfleet.layers.parametric import channel_axis, moving_average
+from psfleet.parameters import initializer
+from psfleet.parameters.moving_average import note
 from psfleet.program.ops import normalize
 from psfleet.program.ops.batch_norm import BatchNorm as BatchNormOp
 from psfleet.program.ops.embedding import DenseEmbedding
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-class Linear(modules.Layer):
+class Linear(layer_modules.Layer):
     """x @ weight + bias.
 
     Args:
@@ -63,7 +64,7 @@ class Linear(modules.Layer):
         return apply(Affine(max(x.ndim - 1, 0)), x, self.weight, *rest)
 
 
-class Embedding(modules.Layer):
+class Embedding(layer_modules.Layer):
     """Rows of a table by id.
 
     Args:
@@ -102,7 +103,7 @@ class Embedding(modules.Layer):
         return apply(self._op, ids, self.weight)
 
 
-class BatchNorm(modules.Layer):
+class BatchNorm(layer_modules.Layer):
     """layers.batch_norm: in training by the batch, after `eval()` by the moving statistics.
 
     `weight` and `bias` are trained; `_mean` and `_variance` are the moving statistics, which an optimizer's
@@ -180,7 +181,7 @@ class BatchNorm(modules.Layer):
         return activate(out, self._act)
 
 
-class Dropout(modules.Layer):
+class Dropout(layer_modules.Layer):
     """Dropout in training: x * mask / (1 - p), or x * mask with mode downscale_in_infer."""
 
     def __init__(
@@ -201,7 +202,7 @@ class Dropout(modules.Layer):
         )
 
 
-class LayerNorm(modules.Layer):
+class LayerNorm(layer_modules.Layer):
     """layers.layer_norm over the last axis of the given extent."""
 
     def __init__(
@@ -225,7 +226,7 @@ class LayerNorm(modules.Layer):
         return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
 
 
-class ReLU(modules.Layer):
+class ReLU(layer_modules.Layer):
     """max(x, 0)."""
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
@@ -233,7 +234,7 @@ class ReLU(modules.Layer):
         return layers.relu(inputs[0])
 
 
-class Sigmoid(modules.Layer):
+class Sigmoid(layer_modules.Layer):
     """1 / (1 + exp(-x))."""
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:
@@ -241,7 +242,7 @@ class Sigmoid(modules.Layer):
         return layers.sigmoid(inputs[0])
 
 
-class Tanh(modules.Layer):
+class Tanh(layer_modules.Layer):
     """The hyperbolic tangent."""
 
     def forward(self, *inputs: Variable, **named: Any) -> Variable:

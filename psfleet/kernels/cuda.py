@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.cuda_text import CudaText
 from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
-from psfleet.rules.base import Rule
-from psfleet.tables.spec import Decay
+from psfleet.rules.rule import Rule
+from psfleet.schema.table import Decay
 
 __all__ = ["cuda_kernels", "update_dense", "update_rows"]
 

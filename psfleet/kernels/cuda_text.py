@@ -9,7 +9,7 @@ import inspect
 from textwrap import indent
 
 from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
-from psfleet.rules.base import Rule
+from psfleet.rules.rule import Rule
 
 __all__ = ["CudaText"]
 

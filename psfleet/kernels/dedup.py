@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.generate import static_kernels, width_kernels
 from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial import address_of
+from psfleet.kernels.initial_values import address_of
 
 __all__ = [
     "VIRTUAL_SHARDS",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.rule_text import RuleText
-from psfleet.rules.base import Rule
+from psfleet.rules.rule import Rule
 
 __all__ = ["dense_kernels", "sparse_kernels", "static_kernels", "width_kernels"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from psfleet.kernels.memory import helper
+from psfleet.kernels.intrinsics import helper
 
 __all__ = ["GOLDEN", "drawn", "hash_ids", "mix", "unmix"]
 

@@ -8,8 +8,8 @@ from textwrap import indent
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.rules.base import Rule
-from psfleet.tables.spec import Decay
+from psfleet.rules.rule import Rule
+from psfleet.schema.table import Decay
 
 __all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of", "scratch_for", "sum_count"]
 
@@ -25,11 +25,11 @@ import math
 import numpy as np
 from numba import float32, float64, int64, uint64, void
 
-from psfleet.kernels.filling import fill_row
-from psfleet.kernels.memory import (fold, helper, inlined, kernel, load_f32, load_i64, load_lane, load_u64,
+from psfleet.kernels.initial_code import fill_row
+from psfleet.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32, load_i64, load_lane, load_u64,
                                     prefetch, prefetch_write, read_f32, read_i64, store_f32,
                                     store_i64, store_lane, store_u64)
-from psfleet.kernels.probing import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
+from psfleet.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
                                      first_line, insert, prefetch_line)
 
 ZERO = np.float32(0)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial import address_of
+from psfleet.kernels.initial_values import address_of
 
 __all__ = ["STREAM_FROM", "copy_over"]
 

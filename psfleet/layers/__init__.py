@@ -28,6 +28,8 @@ from psfleet.layers.arithmetic import (
     sqrt,
     square,
 )
+from psfleet.layers.evaluation import accuracy, auc
+from psfleet.layers.inputs import data, fill_constant, ones, zeros
 from psfleet.layers.losses import (
     cross_entropy,
     log_loss,
@@ -35,19 +37,7 @@ from psfleet.layers.losses import (
     softmax_with_cross_entropy,
     square_error_cost,
 )
-from psfleet.layers.measures import accuracy, auc
-from psfleet.layers.reductions import (
-    argmax,
-    mean,
-    reduce_max,
-    reduce_mean,
-    reduce_min,
-    reduce_sum,
-    sum,
-    sums,
-)
-from psfleet.layers.sequences import sequence_first_step, sequence_last_step, sequence_pool
-from psfleet.layers.shaping import (
+from psfleet.layers.manipulation import (
     cast,
     concat,
     expand,
@@ -62,8 +52,7 @@ from psfleet.layers.shaping import (
     transpose,
     unsqueeze,
 )
-from psfleet.layers.sources import data, fill_constant, ones, zeros
-from psfleet.layers.weighted import (
+from psfleet.layers.parametric import (
     batch_norm,
     create_parameter,
     dropout,
@@ -72,6 +61,17 @@ from psfleet.layers.weighted import (
     layer_norm,
     matmul,
 )
+from psfleet.layers.reductions import (
+    argmax,
+    mean,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_sum,
+    sum,
+    sums,
+)
+from psfleet.layers.sequences import sequence_first_step, sequence_last_step, sequence_pool
 
 __all__ = [
     "abs",

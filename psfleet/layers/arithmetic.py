@@ -4,9 +4,9 @@ from typing import Any
 
 from psfleet.errors import ShapeError
 from psfleet.layers.activations import activate
+from psfleet.program.operation import Op
 from psfleet.program.ops import arithmetic, reduce
 from psfleet.program.ops.manipulate import Reshape
-from psfleet.program.record import Op
 from psfleet.program.variable import Variable, apply, as_variable
 
 __all__ = [

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.copies import Copies, DenseCopy, SparseCopy
-from psfleet.runtime import Done, Gradient, Read, Runtime, TableState
+from psfleet.modes.geo_copies import Copies, DenseCopy, SparseCopy
+from psfleet.runtime.interface import Done, Gradient, Read, Runtime, TableState
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import Consistency
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
 
 __all__ = ["GeoRuntime"]
 
@@ -36,7 +36,7 @@ Ids = NDArray[np.int64]
 
 
 class GeoRuntime:
-    """Implements psfleet.runtime.Runtime on copies of a cluster's tables.
+    """Implements psfleet.runtime.interface.Runtime on copies of a cluster's tables.
 
     Optimizer state is each worker's own; the servers hold weights.
 

@@ -1,6 +1,12 @@
 """What a script names: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
 
-from psfleet.clip import (
+from psfleet.optimizer import lr
+from psfleet.optimizer.adadelta import Adadelta
+from psfleet.optimizer.adagrad import Adagrad, DecayedAdagrad, RowWiseAdagrad
+from psfleet.optimizer.adam import Adam, Adamax, AdamW, AMSGrad, NAdam, RAdam
+from psfleet.optimizer.asgd import ASGD
+from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
+from psfleet.optimizer.clip import (
     ClipGradByGlobalNorm,
     ClipGradByNorm,
     ClipGradByValue,
@@ -8,25 +14,19 @@ from psfleet.clip import (
     GradientClipByNorm,
     GradientClipByValue,
 )
-from psfleet.optimizer import lr
-from psfleet.optimizer.adadelta import Adadelta
-from psfleet.optimizer.adagrad import Adagrad, DecayedAdagrad, RowWiseAdagrad
-from psfleet.optimizer.adam import Adam, Adamax, AdamW, AMSGrad, NAdam, RAdam
-from psfleet.optimizer.asgd import ASGD
-from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
-from psfleet.optimizer.base import Optimizer
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.ftrl import Ftrl
 from psfleet.optimizer.lars import Lamb, LarsMomentum
 from psfleet.optimizer.lookahead import LookAhead
-from psfleet.optimizer.pipeline import PipelineOptimizer
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
 from psfleet.optimizer.proximal import ProximalGD
-from psfleet.optimizer.recompute import RecomputeOptimizer
+from psfleet.optimizer.recompute_optimizer import RecomputeOptimizer
 from psfleet.optimizer.rmsprop import RMSProp
 from psfleet.optimizer.rprop import Rprop
 from psfleet.optimizer.sgd import SGD, Momentum
-from psfleet.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
+from psfleet.parameters.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
 AMSGradOptimizer = AMSGrad
 ASGDOptimizer = ASGD

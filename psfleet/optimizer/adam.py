@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from psfleet import rules
-from psfleet.annotations import NonNegativeInt
-from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError
 from psfleet.optimizer.arguments import as_documented
-from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.optimizer.placement import has_any_id
-from psfleet.parameter import Parameter
-from psfleet.regularizer import WeightDecay
-from psfleet.rules.base import Rule
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.parameters.parameter import Parameter
+from psfleet.parameters.placement import has_any_id
+from psfleet.parameters.regularizer import WeightDecay
+from psfleet.rules.rule import Rule
+from psfleet.validation.annotations import NonNegativeInt
 
 __all__ = ["AMSGrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from psfleet.gradient_norms import merge_rows
-from psfleet.kernels.halves import overflows
-from psfleet.parameter import SparseGrad
-from psfleet.runtime import Gradient
+from psfleet.kernels.float16 import overflows
+from psfleet.parameters.gradient_norms import merge_rows
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import AMP
-from psfleet.tables.spec import TableSpec
 
 __all__ = ["Shortener"]
 

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from psfleet.annotations import Form, fits
 from psfleet.errors import WrongType
-from psfleet.optimizer.groups import groups_of
+from psfleet.optimizer.parameter_groups import groups_of
+from psfleet.validation.annotations import Form, fits
 
 __all__ = ["as_documented"]
 

@@ -7,15 +7,22 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, check, checked
-from psfleet.clip import ClipGradBase
 from psfleet.errors import ConfigError, UsageError
-from psfleet.optimizer import graph
-from psfleet.optimizer.binding import tables
-from psfleet.optimizer.gradients import zeroed
-from psfleet.optimizer.standins import Averaged
-from psfleet.parameter import Parameter, as_numbers, fetch
-from psfleet.regularizer import WeightDecay
+from psfleet.optimizer import program_access
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.parameters.binding import tables
+from psfleet.parameters.gradients import zeroed
+from psfleet.parameters.parameter import Parameter, as_numbers, fetch
+from psfleet.parameters.placeholders import Averaged
+from psfleet.parameters.regularizer import WeightDecay
+from psfleet.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    check,
+    checked,
+)
 
 __all__ = ["ExponentialMovingAverage", "ModelAverage"]
 
@@ -30,7 +37,7 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Iterable[Any] | None, name: str | None) -> None:
-        self._given = graph.parameters_of(type(self).__name__, parameters)
+        self._given = program_access.parameters_of(type(self).__name__, parameters)
         self._name = name or type(self).__name__
         self._shown: list[tuple[Parameter, Any]] = []
         self._program: Any = None
@@ -65,7 +72,7 @@ class WeightAverage:
         Args:
             planned: It will train, if it does not yet.
         """
-        program = graph.training_program(planned)
+        program = program_access.training_program(planned)
         if program is None:
             return False
         if program is not self._program:
@@ -156,13 +163,13 @@ class ExponentialMovingAverage(WeightAverage):
     def __init__(
         self,
         decay: Annotated[float, Range(0, 1, high_open=True)] = 0.999,
-        thres_steps: graph.AnyVariable | NonNegative | Callable[[], float] | None = None,
+        thres_steps: program_access.AnyVariable | NonNegative | Callable[[], float] | None = None,
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(parameters, name)
         self._decay = self._now = float(decay)
-        self._steps = None if thres_steps is None else graph.reader(thres_steps)
+        self._steps = None if thres_steps is None else program_access.reader(thres_steps)
         self._updates = 0
         self._ema: dict[str, Floats] = {}
 
@@ -289,7 +296,9 @@ class ModelAverage(WeightAverage):
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[tuple[Any, Any]]:
         """The loss's (parameter, gradient) pairs, as Optimizer.backward."""
-        return graph.differentiate(loss, parameter_list, no_grad_set, self._given, callbacks)
+        return program_access.differentiate(
+            loss, parameter_list, no_grad_set, self._given, callbacks
+        )
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Take in the weights; the gradients have no effect.
@@ -301,7 +310,7 @@ class ModelAverage(WeightAverage):
         Returns:
             No operations.
         """
-        if graph.symbolic(graph.pairs(self._name, params_grads)):
+        if program_access.symbolic(program_access.pairs(self._name, params_grads)):
             self._follow(self.step, planned=True)
         else:
             self.step()

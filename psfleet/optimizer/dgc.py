@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import rules
-from psfleet.annotations import NonNegative
-from psfleet.clip import ClipGradBase, ClipGradByNorm
 from psfleet.errors import ConfigError
-from psfleet.optimizer import binding
 from psfleet.optimizer.arguments import as_documented
-from psfleet.optimizer.base import Older, Optimizer, Pairs, Rate
-from psfleet.optimizer.gradients import Elements, Grad, densify
-from psfleet.parameter import Parameter, SparseGrad
-from psfleet.regularizer import WeightDecay
-from psfleet.rules.base import Rule
-from psfleet.tables.spec import Decay
+from psfleet.optimizer.clip import ClipGradBase, ClipGradByNorm
+from psfleet.optimizer.optimizer import Older, Optimizer, Pairs, Rate
+from psfleet.parameters import binding
+from psfleet.parameters.gradients import Elements, Grad, densify
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.parameters.regularizer import WeightDecay
+from psfleet.rules.rule import Rule
+from psfleet.schema.table import Decay
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["DGCMomentum"]
 

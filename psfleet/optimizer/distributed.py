@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from psfleet.annotations import Must, checked
 from psfleet.errors import UsageError
 from psfleet.optimizer.amp import Shortener
-from psfleet.optimizer.base import Optimizer
-from psfleet.optimizer.merging import GradientMerger
-from psfleet.optimizer.pipeline import pipelining
-from psfleet.optimizer.recompute import recomputing
-from psfleet.optimizer.substitute import substitute
+from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.pipeline_optimizer import pipelining
+from psfleet.optimizer.recompute_optimizer import recomputing
+from psfleet.optimizer.strategy_rewrite import substitute
 from psfleet.strategy import DistributedStrategy, Settings
 from psfleet.strategy.adoption import adopt
+from psfleet.validation.annotations import Must, checked
 
 __all__ = ["DistributedOptimizer"]
 

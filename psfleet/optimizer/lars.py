@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 from psfleet import rules
-from psfleet.clip import ClipGradBase
 from psfleet.optimizer.arguments import as_documented
-from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.optimizer.gradients import Grad, scaled
-from psfleet.parameter import Parameter
-from psfleet.regularizer import WeightDecay
-from psfleet.rules.base import Rule
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.parameters.gradients import Grad, scaled
+from psfleet.parameters.parameter import Parameter
+from psfleet.parameters.regularizer import WeightDecay
+from psfleet.rules.rule import Rule
 
 __all__ = ["Lamb", "LarsMomentum"]
 

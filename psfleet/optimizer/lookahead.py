@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.annotations import PositiveInt, Range, checked
-from psfleet.clip import ClipGradBase
-from psfleet.kernels.initial import initial_rows
+from psfleet.kernels.initial_values import initial_rows
 from psfleet.optimizer.amp import Shortener
-from psfleet.optimizer.base import Optimizer, Pairs
-from psfleet.optimizer.binding import Seat, Tables, tables
-from psfleet.parameter import Parameter
-from psfleet.rules.base import Rule
-from psfleet.runtime import TableState
-from psfleet.tables.spec import Decay
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Optimizer, Pairs
+from psfleet.parameters.binding import Seat, Tables, tables
+from psfleet.parameters.parameter import Parameter
+from psfleet.rules.rule import Rule
+from psfleet.runtime.interface import TableState
+from psfleet.schema.table import Decay
+from psfleet.validation.annotations import PositiveInt, Range, checked
 
 __all__ = ["LookAhead"]
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from psfleet import rules
-from psfleet.clip import ClipGradBase
 from psfleet.optimizer.arguments import as_documented
-from psfleet.optimizer.base import Older, Optimizer, Rate
-from psfleet.regularizer import WeightDecay
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.parameters.regularizer import WeightDecay
 
 __all__ = ["SGD", "Momentum"]
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
 from psfleet.program.gradient import ancestors
+from psfleet.program.operation import Record
 from psfleet.program.plan import Plan
-from psfleet.program.record import Record
 from psfleet.program.variable import Variable
 
 __all__ = ["balanced_edges", "balanced_parts", "edges_of", "parts_of", "records_of", "weight_of"]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from psfleet.parameter import Parameter
-from psfleet.pipeline.pieces import Piece
+from psfleet.parameters.parameter import Parameter
+from psfleet.pipeline.chunk_plan import Piece
 from psfleet.program.gradient import Sweep
+from psfleet.program.operation import Array, Context, Gradient, Record
 from psfleet.program.plan import BackwardPlan
 from psfleet.program.program import Program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.record import Array, Context, Gradient, Record
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
 

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from psfleet.environment import threads
-from psfleet.pipeline.links import Place
+from psfleet.settings.environment import threads
+from psfleet.stages.links import Place
 
 __all__ = ["cores_of", "pin"]
 

@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from psfleet import runtime as runtimes
-from psfleet.parameter import Parameter, SparseGrad, fetch
-from psfleet.pipeline import links as ways
-from psfleet.pipeline.batch import combine, micro_feeds, micro_sizes
+from psfleet.parameters.parameter import Parameter, SparseGrad, fetch
 from psfleet.pipeline.chunk import ChunkRun, Rows, chunk_run
-from psfleet.pipeline.links import Links, Place
+from psfleet.pipeline.cutting import Pipelining
 from psfleet.pipeline.messages import pack, unpack
-from psfleet.pipeline.pipelining import Pipelining
-from psfleet.pipeline.schedule import Action, Work
+from psfleet.pipeline.micro_batches import combine, micro_feeds, micro_sizes
 from psfleet.pipeline.timing import agree_on_parts
 from psfleet.program.gradient import ancestors, summed
+from psfleet.program.operation import Array, Gradient
 from psfleet.program.plan import Plan
 from psfleet.program.program import Program
-from psfleet.program.record import Array, Gradient
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
+from psfleet.runtime import interface as runtimes
+from psfleet.stages import links as ways
+from psfleet.stages.links import Links, Place
+from psfleet.stages.schedule import Action, Work
 
 __all__ = ["PipelinedRun", "pipelined_step", "settle_parts"]
 

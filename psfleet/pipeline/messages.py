@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from psfleet.parameter import SparseGrad
-from psfleet.program.record import Array, Gradient
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.program.operation import Array, Gradient
 
 __all__ = ["pack", "unpack"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
-from psfleet.pipeline.schedule import Action, Schedule, Work
+from psfleet.stages.schedule import Action, Schedule, Work
 
 __all__ = ["Costs", "Timeline", "live_micro_batches", "picture", "simulate", "validate"]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.parameter import fetch
+from psfleet.parameters.parameter import fetch
 from psfleet.pipeline.balance import edges_of, parts_of, records_of
-from psfleet.pipeline.batch import micro_feeds, micro_sizes
-from psfleet.pipeline.links import Links, Place
+from psfleet.pipeline.micro_batches import micro_feeds, micro_sizes
+from psfleet.program.operation import Array, Context, Record
 from psfleet.program.plan import Plan, last_uses
 from psfleet.program.program import Program
-from psfleet.program.record import Array, Context, Record
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable, compute
+from psfleet.stages.links import Links, Place
 
 __all__ = ["agree_on_parts", "measure"]
 

@@ -6,17 +6,17 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from psfleet import initializer as initializers
-from psfleet.annotations import Must, NonNegative, check_fields
 from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.initial import initial_rows
-from psfleet.parameter import Parameter
+from psfleet.kernels.initial_values import initial_rows
+from psfleet.parameters import initializer as initializers
+from psfleet.parameters.parameter import Parameter
+from psfleet.parameters.regularizer import WeightDecay
 from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
-from psfleet.regularizer import WeightDecay
-from psfleet.tables.entry import Entry
-from psfleet.tables.spec import Initializer
+from psfleet.schema.entry import Entry
+from psfleet.schema.table import Initializer
+from psfleet.validation.annotations import Must, NonNegative, check_fields
 
 __all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program.gradient import ancestors
+from psfleet.program.operation import Record
 from psfleet.program.program import default_main_program
-from psfleet.program.record import Record
 from psfleet.program.variable import Variable, leaf
 
 __all__ = ["Automatic", "Backward", "append_backward", "gradients", "known_names", "known_variable"]
@@ -34,7 +34,7 @@ class Backward:
         wanted: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.
-        pipeline: psfleet.pipeline.pipelining.Pipelining: run in micro-batches by stages; None: whole.
+        pipeline: psfleet.pipeline.cutting.Pipelining: run in micro-batches by stages; None: whole.
     """
 
     loss: Variable

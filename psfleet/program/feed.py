@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.program.operation import Array
 from psfleet.program.program import Program
-from psfleet.program.record import Array
 from psfleet.program.shapes import same
 from psfleet.program.variable import Variable
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.parameter import SparseGrad
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.program.operation import Context, Gradient, Record
 from psfleet.program.ops.scatter import scatter_rows
-from psfleet.program.record import Context, Gradient, Record
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

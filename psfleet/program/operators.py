@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet.program.dtypes import dtype_of
+from psfleet.program.operation import Op
 from psfleet.program.ops import arithmetic
 from psfleet.program.ops import manipulate as shaping
 from psfleet.program.ops import matmul as products
-from psfleet.program.record import Op
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

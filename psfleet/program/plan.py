@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.errors import UsageError
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program.backward import Backward
 from psfleet.program.gradient import ancestors
+from psfleet.program.operation import Record
 from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.ops.embedding import Embedding
 from psfleet.program.program import Program
-from psfleet.program.record import Record
 from psfleet.program.variable import Variable
 
 __all__ = ["BackwardPlan", "Plan", "last_uses", "make_plan"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import UsageError
-from psfleet.parameter import Parameter
-from psfleet.program.record import Record
+from psfleet.parameters.parameter import Parameter
+from psfleet.program.operation import Record
 
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import UsageError
-from psfleet.parameter import fetch
+from psfleet.parameters.parameter import fetch
 from psfleet.program.backward import Automatic, Backward
-from psfleet.program.cuts import choose_cuts, owner_of, profile
 from psfleet.program.feed import check_feed
 from psfleet.program.gradient import ancestors
+from psfleet.program.operation import Record
 from psfleet.program.plan import BackwardPlan, Plan, last_uses, make_plan
 from psfleet.program.program import Program
-from psfleet.program.record import Record
+from psfleet.program.recompute_cuts import choose_cuts, owner_of, profile
 from psfleet.program.run import Run
 from psfleet.program.variable import Variable
 

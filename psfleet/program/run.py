@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from psfleet.program.gradient import Sweep
+from psfleet.program.operation import Array, Context, Gradient, Record
 from psfleet.program.plan import BackwardPlan, Plan
 from psfleet.program.program import Program
-from psfleet.program.record import Array, Context, Gradient, Record
 from psfleet.program.variable import Variable, compute, operand
 
 __all__ = ["Run"]

@@ -13,7 +13,7 @@ from typing import Any
 from psfleet.errors import UsageError
 from psfleet.program.backward import known_variable
 from psfleet.program.gradient import ancestors
-from psfleet.program.record import Record
+from psfleet.program.operation import Record
 from psfleet.program.variable import Variable
 
 __all__ = ["Section", "split"]

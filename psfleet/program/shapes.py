@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from psfleet.errors import ShapeError
-from psfleet.program.record import Shape
+from psfleet.program.operation import Shape
 
 __all__ = ["axis_of", "broadcast", "concrete", "extents", "same", "size_of"]
 

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
 from psfleet.program.gradient import Sweep, ancestors, dense_rows, summed
+from psfleet.program.operation import Array, Context, Gradient, Op, Record, Shape
 from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
-from psfleet.program.record import Array, Context, Gradient, Op, Record, Shape
 
 if TYPE_CHECKING:
     from psfleet.program.backward import Backward

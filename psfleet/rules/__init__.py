@@ -9,7 +9,6 @@ from psfleet.rules.adamax import Adamax
 from psfleet.rules.adamw import AdamW
 from psfleet.rules.amsgrad import AMSGrad
 from psfleet.rules.asgd import ASGD
-from psfleet.rules.base import Rule, Slot
 from psfleet.rules.decayed_adagrad import DecayedAdagrad
 from psfleet.rules.dgc_momentum import DGCMomentum
 from psfleet.rules.ftrl import Ftrl
@@ -22,6 +21,7 @@ from psfleet.rules.radam import RAdam
 from psfleet.rules.rmsprop import RMSProp
 from psfleet.rules.rowwise_adagrad import RowwiseAdagrad
 from psfleet.rules.rprop import Rprop
+from psfleet.rules.rule import Rule, Slot
 from psfleet.rules.sgd import SGD
 from psfleet.rules.torch_rmsprop import TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam

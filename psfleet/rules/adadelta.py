@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psfleet.rules.base import Rule, Slot, check_range
+from psfleet.rules.rule import Rule, Slot, check_range
 
 __all__ = ["Adadelta"]
 

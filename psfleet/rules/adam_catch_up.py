@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from psfleet.errors import ConfigError
 from psfleet.rules.adam import Adam
-from psfleet.rules.base import Rule, Slot, check_range
+from psfleet.rules.rule import Rule, Slot, check_range
 
 __all__ = ["AdamCatchUp"]
 

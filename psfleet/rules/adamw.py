@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psfleet.rules.adam import Adam
-from psfleet.rules.base import Rule, Slot, check_range
+from psfleet.rules.rule import Rule, Slot, check_range
 
 __all__ = ["AdamW"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from psfleet.errors import ConfigError
-from psfleet.rules.base import Rule, Slot
+from psfleet.rules.rule import Rule, Slot
 
 __all__ = ["ASGD"]
 

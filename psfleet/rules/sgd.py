@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psfleet.rules.base import Rule
+from psfleet.rules.rule import Rule
 
 __all__ = ["SGD"]
 

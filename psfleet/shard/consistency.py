@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
-from psfleet.mode import Mode
-from psfleet.shard.clocks import Clocks
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull
+from psfleet.shard.membership_view import Seated
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.views import Seated
+from psfleet.shard.ssp_clock import Clocks
 
 __all__ = ["Consistency"]
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient, Read
-from psfleet.shard.cuts import Cutting
-from psfleet.shard.frozen import FrozenShard
-from psfleet.shard.views import Freeze, Install, Position, Report
-from psfleet.tables.content import Clock
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
+from psfleet.shard.membership_view import Freeze, Install, Position, Report
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.tables.row_data import Clock
 
 __all__ = [
     "Answer",
@@ -158,7 +158,7 @@ class State:
         values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
         ids: Sparse: int64 [n]. Dense: None.
         step: Updates of the table so far.
-        touched, scores: Sparse: as psfleet.tables.content.Rows has them. None: not known; the rows count
+        touched, scores: Sparse: as psfleet.tables.row_data.Rows has them. None: not known; the rows count
             as pushed by the last update, and as never shown.
         start: Dense: of this server's values the first one here.
     """
@@ -212,7 +212,7 @@ class Fill:
 
     Attributes:
         clock: Of the table.
-        columns: As psfleet.tables.frozen names them; `removed`: ids that are to go.
+        columns: As psfleet.tables.row_snapshot names them; `removed`: ids that are to go.
     """
 
     table: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import Gap, ProtocolError
 from psfleet.shard.events import Push
-from psfleet.shard.views import Seated
+from psfleet.shard.membership_view import Seated
 
 __all__ = ["Rounds"]
 

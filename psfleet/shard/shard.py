@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient
-from psfleet.shard import clocks, cuts, events, room, rounds, views
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
+from psfleet.shard import capacity, events, membership_view, rounds, snapshot_cuts, ssp_clock
 from psfleet.shard.consistency import Consistency
-from psfleet.shard.core import Core, dataclasses_of, read_core, write_core
 from psfleet.shard.counters import Counters
-from psfleet.shard.cuts import Cuts, Cutting
+from psfleet.shard.delta_bases import Moments
 from psfleet.shard.events import (
     Answer,
     BeginCut,
@@ -45,18 +45,18 @@ from psfleet.shard.events import (
     Tick,
     Write,
 )
-from psfleet.shard.frozen import FrozenShard
-from psfleet.shard.moments import Moments
+from psfleet.shard.membership_view import Freeze, Install, Report
 from psfleet.shard.rounds import Rounds
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.shard_state import Core, dataclasses_of, read_core, write_core
+from psfleet.shard.shard_tables import Tables
+from psfleet.shard.snapshot_cuts import Cuts, Cutting
 from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import Staleness
-from psfleet.shard.tables import Tables
 from psfleet.shard.updates import add, update
-from psfleet.shard.views import Freeze, Install, Report
 from psfleet.shard.workers import Workers
-from psfleet.tables.refilling import refill
+from psfleet.tables.restore import refill
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 __all__ = ["Shard"]
 
@@ -219,11 +219,11 @@ class Shard:
     def _make_room(self, push: Push) -> None:
         held = [*self.rounds.held.values()]
         if self.mode == "sync":
-            room.hold(self.tables, [*held, push])
-        for key, ids in room.find_surplus(self.tables, push.gradients, held):
+            capacity.hold(self.tables, [*held, push])
+        for key, ids in capacity.find_surplus(self.tables, push.gradients, held):
             self._record(Evict(key, ids))
             self.tables.evict(key, ids)
-        room.check_room(self.tables, push.gradients, held)
+        capacity.check_room(self.tables, push.gradients, held)
 
     def _accept(self, push: Push) -> None:
         if self.mode == "sync":
@@ -316,7 +316,7 @@ class Shard:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
-            room.check_room(self.tables, write.states, [*self.rounds.held.values()])
+            capacity.check_room(self.tables, write.states, [*self.rounds.held.values()])
             self._record(write)
             self.workers.wrote(write)
             for state in write.states:
@@ -407,7 +407,7 @@ class Shard:
         Raises:
             CheckpointError: The value is not one of a shard.
         """
-        modules = (events, rounds, clocks, cuts, views)
+        modules = (events, rounds, ssp_clock, snapshot_cuts, membership_view)
         known = {cls for module in modules for cls in dataclasses_of(module)}
         write_core(self._parts(), core, {Gradient, *known})
 

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import OWN
 from psfleet.shard.events import Correction, Push
-from psfleet.shard.tables import Tables
+from psfleet.shard.shard_tables import Tables
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import OWN
 
 __all__ = ["StaleGradients"]
 

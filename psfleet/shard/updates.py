@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.dedup import merge_pushes
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Push
-from psfleet.shard.tables import Table
+from psfleet.shard.shard_tables import Table
+from psfleet.tables.assigned_weights import add_rows, add_values
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
-from psfleet.tables.weights import add_rows, add_values
 
 __all__ = ["add", "update"]
 

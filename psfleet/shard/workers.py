@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, Fenced, Gap, NotReady, ProtocolError
 from psfleet.shard.events import Push, Shrink, Write
-from psfleet.shard.views import Freeze, Install, Position
+from psfleet.shard.membership_view import Freeze, Install, Position
 
 __all__ = ["Workers"]
 

@@ -14,12 +14,12 @@ A strategy file is TOML with a table for each part that is to be on:
 """
 
 from psfleet.strategy.consistency import Consistency
-from psfleet.strategy.program import Pipeline, Recompute
-from psfleet.strategy.script import DistributedStrategy
-from psfleet.strategy.settings import Settings
-from psfleet.strategy.sources import load_strategy_file, overridden, resolve
-from psfleet.strategy.travel import AMP, Wire
-from psfleet.strategy.updates import DGC, GradientMerge, Lamb, Lars, LocalSGD
+from psfleet.strategy.distributed_strategy import DistributedStrategy
+from psfleet.strategy.execution import Pipeline, Recompute
+from psfleet.strategy.precedence import load_strategy_file, overridden, resolve
+from psfleet.strategy.strategy_settings import Settings
+from psfleet.strategy.update_rules import DGC, GradientMerge, Lamb, Lars, LocalSGD
+from psfleet.strategy.wire_format import AMP, Wire
 
 __all__ = [
     "AMP",

@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from psfleet.strategy.script import DistributedStrategy
-from psfleet.strategy.settings import Settings
+from psfleet.strategy.distributed_strategy import DistributedStrategy
+from psfleet.strategy.strategy_settings import Settings
 
 __all__ = ["adopt", "decide_by"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from psfleet.errors import ConfigError
-from psfleet.mode import Mode
+from psfleet.settings.mode import Mode
 
 __all__ = ["SETTINGS_OF", "Consistency"]
 

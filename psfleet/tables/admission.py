@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.hashing import drawn
-from psfleet.tables import ageing
+from psfleet.schema.entry import ProbabilityEntry, part_of
+from psfleet.schema.table import TableSpec
+from psfleet.tables import expiry
 from psfleet.tables.candidates import Waiting
-from psfleet.tables.census import Census
-from psfleet.tables.entry import ProbabilityEntry, part_of
 from psfleet.tables.index import Index
-from psfleet.tables.room import Room
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.memory_accounting import Room
+from psfleet.tables.row_scan import Census
 
 __all__ = ["Admission"]
 
@@ -95,7 +95,7 @@ class Admission:
         """Let rows go so that `wanted` more fit, none of those pushed at `step`."""
         if self._room.evicts:
             most = self._index.max_rows
-            self._census.drop(ageing.leaving(self._index, step, wanted, most))
+            self._census.drop(expiry.leaving(self._index, step, wanted, most))
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
         """Which ids have a row after the next update, if that names them."""

@@ -4,11 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial import address_of
-from psfleet.tables import ageing
-from psfleet.tables.content import Candidates
-from psfleet.tables.entry import CountFilterEntry
+from psfleet.kernels.initial_values import address_of
+from psfleet.schema.entry import CountFilterEntry
+from psfleet.tables import expiry
 from psfleet.tables.index import Index
+from psfleet.tables.row_data import Candidates
 
 __all__ = ["Waiting"]
 
@@ -46,7 +46,7 @@ class Waiting:
         slots, unknown = self.index.locate(ids)
         if unknown and self._needed > 1:
             self.index.touch(ids, step)
-            self.index.remove(ageing.leaving(self.index, step, unknown, self.capacity))
+            self.index.remove(expiry.leaving(self.index, step, unknown, self.capacity))
             room = self.capacity - len(self.index)
             ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
         self.index.expect(len(ids))
@@ -65,7 +65,7 @@ class Waiting:
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, touched = candidates.ids[latest], candidates.touched[latest]
         later = max(step, int(touched.max(initial=0))) + 1
-        self.index.remove(ageing.leaving(self.index, later, len(ids), self.capacity))
+        self.index.remove(expiry.leaving(self.index, later, len(ids), self.capacity))
         slots = self.index.place(ids, touched)
         counts = candidates.counts[latest].astype(np.uint32).view(np.float32).reshape(-1, 1)
         self.index.scatter(slots, np.ascontiguousarray(counts))

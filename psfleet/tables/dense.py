@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.kernels.generate import dense_kernels
-from psfleet.kernels.initial import address_of
+from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.rule_text import scalars_of, scratch_for
 from psfleet.kernels.streaming import copy_over
-from psfleet.tables.freezing import FrozenDense
-from psfleet.tables.frozen import FrozenSlice
-from psfleet.tables.spec import MAX_DIM, TableSpec
+from psfleet.schema.table import MAX_DIM, TableSpec
+from psfleet.tables.copy_on_write import FrozenDense
+from psfleet.tables.row_snapshot import FrozenSlice
 
 __all__ = ["DenseTable"]
 
@@ -141,7 +141,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenSlice:
-        """The slice as it is now, to be read while the table goes on; see psfleet.tables.freezing."""
+        """The slice as it is now, to be read while the table goes on; see psfleet.tables.copy_on_write."""
         with self._lock:
             arrays = FrozenDense([self._weights, *self._slots], self._lock)
             self._views.append(arrays)

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial import address_of
-from psfleet.kernels.probing import (
+from psfleet.kernels.hash_index import (
     BASE,
     DESCRIPTOR_SIZE,
     FIRST_LINES,
@@ -29,8 +27,10 @@ from psfleet.kernels.probing import (
     STRIDE,
     USED,
 )
+from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.initial_values import address_of
 from psfleet.tables.arena import Arena
-from psfleet.tables.freezing import FrozenRows, Listed
+from psfleet.tables.copy_on_write import FrozenRows, Listed
 
 __all__ = ["EVERY", "ROW_BYTES", "Index"]
 

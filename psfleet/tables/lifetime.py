@@ -1,12 +1,12 @@
 """How long rows of a sparse table stay: in steps, in seconds, in shrinks, or as long as they are worth it."""
 
-from psfleet.tables import ageing
+from psfleet.schema.entry import ShowClickEntry, TTLEntry, part_of
+from psfleet.schema.table import TableSpec
+from psfleet.tables import expiry
 from psfleet.tables.candidates import Waiting
-from psfleet.tables.census import Census
-from psfleet.tables.content import Clock
-from psfleet.tables.entry import ShowClickEntry, TTLEntry, part_of
 from psfleet.tables.index import EVERY, Index
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.row_data import Clock
+from psfleet.tables.row_scan import Census
 
 __all__ = ["Lifetime"]
 
@@ -68,10 +68,10 @@ class Lifetime:
     def age(self, step: int) -> None:
         """After an update: let rows go whose time has come, and keep stamps in range."""
         if self._ttl is not None and self._ttl.steps:
-            first, last = ageing.due(step, self._ttl.steps)
+            first, last = expiry.due(step, self._ttl.steps)
             if first < last:
                 self._sweep((first, last), step, self._ttl.steps)
-        if step % ageing.SETTLED == 0:
+        if step % expiry.SETTLED == 0:
             self._restamp(step, step)
 
     def clock(self, step: int) -> Clock:

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.generate import sparse_kernels
-from psfleet.kernels.initial import address_of, initializer_arguments
+from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.rule_text import scalars_of, scratch_for
+from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
+from psfleet.schema.table import TableSpec
 from psfleet.tables.admission import Admission
 from psfleet.tables.budget import Budget
 from psfleet.tables.candidates import Waiting
-from psfleet.tables.census import Census
-from psfleet.tables.content import Candidates, Changes, Clock, Mark, Rows
-from psfleet.tables.entry import CapacityEntry, CountFilterEntry, part_of
-from psfleet.tables.freezing import SECTIONS, FrozenRows
-from psfleet.tables.frozen import FrozenSparse
+from psfleet.tables.copy_on_write import SECTIONS, FrozenRows
 from psfleet.tables.index import ROW_BYTES, Index
 from psfleet.tables.lifetime import Lifetime
-from psfleet.tables.packed import PackedRows, check_rows
-from psfleet.tables.room import Room
-from psfleet.tables.spec import TableSpec
+from psfleet.tables.memory_accounting import Room
+from psfleet.tables.packed_rows import PackedRows, check_rows
+from psfleet.tables.row_data import Candidates, Changes, Clock, Mark, Rows
+from psfleet.tables.row_scan import Census
+from psfleet.tables.row_snapshot import FrozenSparse
 
 __all__ = ["SparseTable"]
 
@@ -346,7 +346,7 @@ class SparseTable:
     def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparse:
         """The rows as they are now (of the ids `only`), to be read while the table goes on.
 
-        Costs one byte a row now; see psfleet.tables.freezing. Close it when it is read.
+        Costs one byte a row now; see psfleet.tables.copy_on_write. Close it when it is read.
         """
         with self._lock:
             waiting = Candidates() if self._waiting is None else self._waiting.read(self.step)

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.modes.changing import connect
-from psfleet.runtime import Runtime
-from psfleet.sockets import make_private_folder
+from psfleet.modes.switch import connect
+from psfleet.platform.sockets import make_private_folder
+from psfleet.runtime.interface import Runtime
+from psfleet.settings.environment import Environment
 from psfleet.strategy import Settings
 from psfleet.wire.certificates import make_credentials
 
@@ -46,7 +46,7 @@ class LocalFleet:
         dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
         durability: What servers keep; with a log `reviving` starts those that die again.
         crashes: Of some servers where each of its processes dies, one after the other
-            (psfleet.testing.faults.Crashes).
+            (psfleet.faults.crash_points.Crashes).
         credentials: Folders of the credentials of servers and workers, in place of its own.
         limits: What a server takes at most, as PSFLEET_LIMITS says it.
         snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.

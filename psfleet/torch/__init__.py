@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
     from psfleet.torch.embeddings import Embedding, EmbeddingBag
     from psfleet.torch.optimizers import DistributedOptimizer
-    from psfleet.torch.pipeline import Pipeline
-    from psfleet.torch.prefetching import prefetch
+    from psfleet.torch.prefetch import prefetch
+    from psfleet.torch.sequential_pipeline import Pipeline
 
 __all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "Pipeline", "convert", "prefetch"]
 
@@ -28,9 +28,9 @@ _HOMES = {
     "DistributedOptimizer": "psfleet.torch.optimizers",
     "Embedding": "psfleet.torch.embeddings",
     "EmbeddingBag": "psfleet.torch.embeddings",
-    "Pipeline": "psfleet.torch.pipeline",
+    "Pipeline": "psfleet.torch.sequential_pipeline",
     "convert": "psfleet.torch.conversion",
-    "prefetch": "psfleet.torch.prefetching",
+    "prefetch": "psfleet.torch.prefetch",
 }
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, PsfleetError, UsageError
-from psfleet.runtime import Runtime
-from psfleet.tables.spec import Initializer
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import Initializer
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
-from psfleet.torch.planning import Optimizers, listed
+from psfleet.torch.parameter_plan import Optimizers, listed
 
 __all__ = ["convert", "converted"]
 

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.initializer import Start, starting
-from psfleet.optimizer.base import Optimizer
-from psfleet.optimizer.outside import check_outside
-from psfleet.routing import as_ids
-from psfleet.tables.entry import Entry
-from psfleet.tables.spec import MAX_DIM, Initializer
-from psfleet.torch.rows import Rows, exclusively
-from psfleet.torch.scores import scores_of
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.standalone import check_outside
+from psfleet.parameters.initializer import Start, starting
+from psfleet.runtime.validation import as_ids
+from psfleet.schema.entry import Entry
+from psfleet.schema.table import MAX_DIM, Initializer
+from psfleet.torch.embedding_rows import Rows, exclusively
+from psfleet.torch.show_click import scores_of
 
 __all__ = ["Embedding", "EmbeddingBag", "TableModule"]
 

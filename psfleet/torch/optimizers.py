@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from psfleet import fleet
-from psfleet import runtime as runtimes
 from psfleet.errors import UsageError
 from psfleet.optimizer.amp import Shortener
-from psfleet.optimizer.base import Optimizer as FleetOptimizer
-from psfleet.optimizer.binding import watch
-from psfleet.optimizer.gradients import Grad, pushed
-from psfleet.optimizer.merging import GradientMerger
-from psfleet.parameter import SparseGrad
-from psfleet.runtime import Gradient, Read, Runtime, TableState, is_trained
+from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
+from psfleet.parameters.binding import watch
+from psfleet.parameters.gradients import Grad, pushed
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState, is_trained
 from psfleet.strategy import Settings
-from psfleet.torch import saving
-from psfleet.torch.formulas import formula_of
-from psfleet.torch.planning import Dense, Optimizers, Plan, Sparse, array_of, listed
-from psfleet.torch.recompute import recompute
-from psfleet.torch.rows import Rows, exclusively
-from psfleet.torch.strategies import check_strategy
-from psfleet.torch.weights import as_tensor
+from psfleet.torch import state_dicts
+from psfleet.torch.embedding_rows import Rows, exclusively
+from psfleet.torch.parameter_plan import Dense, Optimizers, Plan, Sparse, array_of, listed
+from psfleet.torch.recompute_blocks import recompute
+from psfleet.torch.rule_mapping import formula_of
+from psfleet.torch.strategy_support import check_strategy
+from psfleet.torch.table_weight import as_tensor
 
 __all__ = ["DistributedOptimizer"]
 
@@ -118,7 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dense, sparse = _in_order(self.runtime, joins_late, plan.make)
         if not joins_late:
             writes = [each.rows.fill for each in sparse]
-            writes += saving.begun(self.runtime, dense, sparse, begun)
+            writes += state_dicts.begun(self.runtime, dense, sparse, begun)
             exclusively(self.runtime, lambda: _all(writes))
         for each in sparse:
             each.rows.content = None
@@ -228,18 +228,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: A state dict cannot hold it; the error says how to save it.
         """
-        saving.check_saved(self._settings, self.runtime.worker_num)
+        state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None and self._merger.waiting:
             raise UsageError(
                 f"gradients of {self._merger.waiting} steps wait to be merged, and a state dict does "
                 "not have them; call state_dict() after a step that pushes"
             )
-        self.state.update(saving.entries(self.runtime, self._dense, self._sparse))
+        self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             found = super().state_dict()
         finally:
             self.state.clear()
-        tables = saving.table_entries(self._sparse)
+        tables = state_dicts.table_entries(self._sparse)
         if tables:
             found["tables"] = tables
         if self._shortener is not None:
@@ -265,7 +265,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.state = defaultdict(dict)
         tables = state_dict.get("tables", {})
         self._wake(dict(_begun(found)))
-        writes = saving.prepared(self.runtime, self._dense, self._sparse, found, tables)
+        writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, found, tables)
         self._check_groups(loaded)
         for group, new in zip(groups, loaded, strict=True):
             group.update(new)  # in place, since schedulers and tables hold on to it

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from psfleet.limits import Limits
+from psfleet.settings.limits import Limits
+from psfleet.wire.access import Access
 from psfleet.wire.frame import MAX_MESSAGE
-from psfleet.wire.security import Access
 
 __all__ = ["GRACE", "HANDSHAKE", "await_connection", "open_channel", "server_options"]
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.wire.fields import ALIGNMENT, BYTES, extent, field, opened, tag
+from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, extent, field, opened, tag
 from psfleet.wire.v1.frame_pb2 import Header
 
 __all__ = ["ALIGNMENT", "MAX_HEADER", "MAX_MESSAGE", "decode", "encode", "reserve"]

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
-from psfleet.kernels.halves import Half, decode
-from psfleet.kernels.initial import address_of
+from psfleet.kernels.float16 import Half, decode
+from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.streaming import STREAM_FROM, copy_over
-from psfleet.packing import Packed
-from psfleet.runtime import Format, Gradient, Precision, Read
+from psfleet.runtime.interface import Format, Gradient, Precision, Read
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import State
-from psfleet.tables.spec import TableSpec
 from psfleet.wire import frame
+from psfleet.wire.compression import Packed
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 

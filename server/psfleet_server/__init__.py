@@ -2,10 +2,10 @@
 
 import os
 
-from psfleet.wire import process
+from psfleet.wire import grpc_process
 
 # Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
 # the only kind of line that gRPC has at this level in a server's life.
-process.prepare(
+grpc_process.prepare(
     "INFO" if os.environ.get("PSFLEET_TLS") else "NONE"
 )  # before any module of this package imports gRPC

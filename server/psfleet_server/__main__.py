@@ -5,8 +5,8 @@ import sys
 
 import click
 
-from psfleet.environment import read_environment
 from psfleet.errors import PsfleetError
+from psfleet.settings.environment import read_environment
 
 __all__ = ["main"]
 

@@ -10,41 +10,41 @@ from typing import Any
 import grpc
 import numpy as np
 
+from psfleet.chaos.injection import say_what_is_held
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.environment import Environment
 from psfleet.errors import ConfigError
-from psfleet.intervals import Interval
+from psfleet.faults.crash_points import Crashes
 from psfleet.kernels.dedup import merge_pushes
+from psfleet.settings.durations import Interval
+from psfleet.settings.environment import Environment
 from psfleet.shard.shard import Shard
-from psfleet.testing.chaos import say_what_is_held
-from psfleet.testing.faults import Crashes
+from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import server_options
-from psfleet.wire.security import Access, is_tcp
 from psfleet.wire.v1.membership_pb2 import BeatRequest
-from psfleet_server import listening
-from psfleet_server.beats import Beats
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.door import Door
-from psfleet_server.gate import gates
-from psfleet_server.host import Host
-from psfleet_server.intake import Intake
-from psfleet_server.keeper import Keeper, open_log
-from psfleet_server.lead import Lead
-from psfleet_server.log import Log
-from psfleet_server.memory import table_limit
-from psfleet_server.orders import Orders
-from psfleet_server.parking import Deadlines
-from psfleet_server.pulse import Pulse
-from psfleet_server.recovery import go_on_from, workers_of
-from psfleet_server.replica import feeds_standby, replica_handler
-from psfleet_server.service import handlers
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.mode_requests import Wishes
+from psfleet_server.durability.journal import Keeper, open_log
+from psfleet_server.durability.log import Log
+from psfleet_server.durability.recovery import go_on_from, workers_of
+from psfleet_server.engine.clock import Ticker
+from psfleet_server.engine.memory_budget import table_limit
+from psfleet_server.engine.server_heartbeat import Beats
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.view_changes import Views
+from psfleet_server.liveness import Pulse
+from psfleet_server.replication.standby import Standby
+from psfleet_server.replication.takeover_commands import Orders
+from psfleet_server.rpc import endpoint
+from psfleet_server.rpc.connection_limit import Door
+from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.rpc.inbound_limit import Intake
+from psfleet_server.rpc.token_check import gates
+from psfleet_server.services.replica_service import feeds_standby, replica_handler
+from psfleet_server.services.shard_services import handlers
+from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.signals import stops_on_signals
-from psfleet_server.snapshots import snapshot_handlers
-from psfleet_server.standby import Standby
-from psfleet_server.ticking import Ticker
-from psfleet_server.timetable import Timetable
-from psfleet_server.views import Views
-from psfleet_server.wishes import Wishes
+from psfleet_server.snapshots.lead import Lead
+from psfleet_server.snapshots.timetable import Timetable
 
 __all__ = ["Server", "serve"]
 
@@ -121,7 +121,7 @@ class Server:
         if self.host.keeper is not None:
             self.host.keeper.lead()
         if self.endpoint.startswith("unix:"):  # of the process that had this place
-            listening.release(self.endpoint)
+            endpoint.release(self.endpoint)
         return True
 
     def __enter__(self) -> "Server":
@@ -137,7 +137,7 @@ class Server:
             # Workers may be waiting for this server to come back. gRPC loses 20 seconds with a
             # connection that is made after `bind` and before `start`, so little comes between them.
             self._begin()
-        self.endpoint = listening.bind(server, self.endpoint, self._access)
+        self.endpoint = endpoint.bind(server, self.endpoint, self._access)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
             server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._lead))
@@ -148,7 +148,7 @@ class Server:
             if not keeps_log:
                 self._begin()
         except BaseException:
-            listening.release(self.endpoint)
+            endpoint.release(self.endpoint)
             raise
         if self._log is not None:
             self._log.waits = False
@@ -276,7 +276,7 @@ class Server:
         say_what_is_held(self._shard)
         if self._log is not None:
             self._log.close()
-        listening.release(self.endpoint)
+        endpoint.release(self.endpoint)
 
 
 def serve(environment: Environment, load_path: str | None = None) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from psfleet.threads import ServiceThread
+from psfleet.platform.service_thread import ServiceThread
 
 __all__ = ["stops_on_signals"]
 

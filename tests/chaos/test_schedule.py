@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.testing.notes import Notes, read_pushed
-from psfleet_launch.chaos import Trouble, schedule
-from psfleet_launch.plan import Member, Request
-from psfleet_launch.takeover import Standbys
+from psfleet.chaos.audit import Notes, read_pushed
+from psfleet_launch.chaos.fault_schedule import Trouble, schedule
+from psfleet_launch.job.job_plan import Member, Request
+from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300
 

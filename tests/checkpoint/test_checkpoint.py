@@ -11,13 +11,13 @@ from psfleet.errors import CheckpointError, TableConflict
 from psfleet.kernels.dedup import owned_by
 from psfleet.rules.adam import Adam
 from psfleet.rules.ftrl import Ftrl
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
-from psfleet.shard.layout import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 DENSE = TableSpec("w", "dense", (9000, 2), Adam())
 SPARSE = TableSpec("rows", "sparse", (3,), Ftrl(), seed=5)

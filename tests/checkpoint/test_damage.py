@@ -8,10 +8,10 @@ import pytest
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest, save_fleet, verify
 from psfleet.errors import CheckpointError
 from psfleet.rules.sgd import SGD
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Join
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 SPARSE = TableSpec("s", "sparse", (1,), SGD())
 

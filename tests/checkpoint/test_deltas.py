@@ -16,19 +16,19 @@ from psfleet.checkpoint import (
     reshard,
     save_fleet,
 )
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
 from psfleet.kernels.dedup import owned_by
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.entry import CountFilterEntry, ShowClickEntry
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
-from psfleet.shard.layout import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.entry import CountFilterEntry, ShowClickEntry
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 SPECS = (
     TableSpec("dense", "dense", (9000, 2), Adam()),

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from psfleet.checkpoint import Snapshot, export, reshard
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.rules.adam import Adam
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import MAX_NAME, TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import MAX_NAME, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 INTERNAL = (
     "core:0",

@@ -9,26 +9,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import psfleet.checkpoint.drafts
-from psfleet.durable import exchange
-from psfleet.embedded import EmbeddedRuntime
+import psfleet.checkpoint.draft
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
+from psfleet.platform.atomic_files import exchange
 from psfleet.rules.sgd import SGD
-from psfleet.runtime import Read
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Read
+from psfleet.schema.table import TableSpec
 
 TABLE = TableSpec("t", "dense", (3,), SGD())
 SAVER = """
 import sys
 import numpy as np
-import psfleet.checkpoint.drafts
-from psfleet.embedded import EmbeddedRuntime
+import psfleet.checkpoint.draft
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.rules.sgd import SGD
-from psfleet.tables.spec import TableSpec
+from psfleet.schema.table import TableSpec
 
 path, value, exchanges = sys.argv[1:]
 if exchanges == "False":
-    psfleet.checkpoint.drafts.exchange = lambda one, other: False
+    psfleet.checkpoint.draft.exchange = lambda one, other: False
 runtime = EmbeddedRuntime()
 runtime.create(TableSpec("t", "dense", (3,), SGD()), np.full(3, float(value), np.float32))
 runtime.save(path)
@@ -124,7 +124,7 @@ def test_a_delta_beside_a_link_finds_its_base(tmp_path: Path) -> None:
 
 def test_a_save_under_way_is_not_cleared(tmp_path: Path) -> None:
     """Two that save to one place at once do not remove each other's files."""
-    with psfleet.checkpoint.drafts.Draft(tmp_path / "model") as draft:
+    with psfleet.checkpoint.draft.Draft(tmp_path / "model") as draft:
         save_here(tmp_path / "model", 1.0)
         assert Path(draft.folder).is_dir()
     assert [left.name for left in tmp_path.iterdir()] == ["model"]

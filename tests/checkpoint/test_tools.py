@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.rules.adam import Adam
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
-from psfleet_launch.tools import main
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log
+from psfleet_launch.commands.psfleet_cli import main
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())
 DENSE = TableSpec("d", "dense", (4,), Adam())

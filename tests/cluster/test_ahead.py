@@ -9,17 +9,17 @@ import pytest
 
 import psfleet
 from psfleet import rules
-from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import TableSpec
-from psfleet.testing.faults import Faults, Send
+from psfleet.faults.crash_points import Faults, Send
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
-from psfleet_worker.client import Patience
-from psfleet_worker.pushes import LINGER
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.stream.pushes import LINGER
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.SGD())

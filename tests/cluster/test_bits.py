@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
-from psfleet.runtime import Gradient, Read, TableState
-from psfleet.testing.faults import Faults
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.faults.crash_points import Faults
+from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 TRAINING = Training()
 

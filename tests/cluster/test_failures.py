@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.environment import Environment
 from psfleet.errors import ConfigError, DeadlineExceeded, Fenced, ProtocolError, ServerUnavailable
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))
 GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import interrupts
-from psfleet.environment import Environment
 from psfleet.optimizer import SGD, Adam
+from psfleet.platform import interrupts
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 
 TIMES = 150

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from psfleet import rules
-from psfleet.environment import Environment
 from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient, Read, TableState
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read, TableState
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import same_bits
+from psfleet.testing.training_run import same_bits
 from psfleet_server.process import Server
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.Adam())
@@ -183,10 +183,10 @@ def test_a_call_is_taken_once(server: Server) -> None:
 WORKER = """
 import sys, numpy as np
 from psfleet import rules
-from psfleet.environment import Environment
-from psfleet.runtime import Gradient
-from psfleet.tables.spec import TableSpec
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.settings.environment import Environment
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet_worker.cluster_runtime import ClusterRuntime
 runtime = ClusterRuntime(Environment("worker", 0, (sys.argv[1],), 1), "async")
 spec = TableSpec("rows", "sparse", (8,), rules.Adam())
 runtime.create(spec)

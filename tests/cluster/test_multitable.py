@@ -13,15 +13,15 @@ import pytest
 import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
-from psfleet.environment import Environment
 from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.mode import Mode
+from psfleet.faults.crash_points import Faults, Send
 from psfleet.optimizer import SGD, Adagrad, Adam
-from psfleet.runtime import Gradient, TableState
-from psfleet.testing.faults import Faults, Send
+from psfleet.runtime.interface import Gradient, TableState
+from psfleet.settings.environment import Environment
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 MODES: list[Mode] = ["sync", "async", "ssp", "geo", "half-async"]
 STEPS = 12

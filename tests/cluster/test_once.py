@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from psfleet.testing.counting import Counting
-from psfleet.testing.faults import Faults
+from psfleet.faults.crash_points import Faults
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.push_counts import Counting
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 
 @pytest.mark.parametrize(("drop", "duplicate"), [(0.0, 0.3), (0.2, 0.2)])

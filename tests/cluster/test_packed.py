@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
+from psfleet.faults.crash_points import Faults, Send
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime, TableState
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import Wire
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.testing.faults import Faults, Send
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads, same_bits
+from psfleet.testing.training_run import Training, in_threads, same_bits
 from psfleet.wire import frame
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 TRAINING = Training(steps=15, dim=9)
 NARROW = Training(steps=15, dim=3)

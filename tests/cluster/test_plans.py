@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from psfleet_worker.routing import Plans
+from psfleet_worker.sharding.pull_routing import Plans
 
 
 def test_equal_ids_are_dealt_once() -> None:

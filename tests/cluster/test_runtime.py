@@ -17,13 +17,13 @@ from psfleet.errors import (
     UnknownTable,
     UsageError,
 )
-from psfleet.kernels.initial import initial_rows
+from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, TableState
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.runtime.interface import Gradient, Read, TableState
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 SGD = make_rule("sgd", {})
 ZERO = Initializer("constant", 0.0)

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError
-from psfleet.kernels.halves import rounded
+from psfleet.kernels.float16 import rounded
 from psfleet.optimizer import SGD
 from psfleet.optimizer.amp import Shortener
-from psfleet.optimizer.binding import Tables
-from psfleet.parameter import Parameter
+from psfleet.parameters.binding import Tables
+from psfleet.parameters.parameter import Parameter
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Precision, Runtime, TableState
+from psfleet.runtime.interface import Gradient, Precision, Runtime, TableState
+from psfleet.schema.table import BLOCK, Initializer, TableSpec
 from psfleet.strategy import AMP
-from psfleet.tables.spec import BLOCK, Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 SIZE = 3 * BLOCK + 17
 DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))

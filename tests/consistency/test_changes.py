@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.modes.changing import ChangingRuntime
+from psfleet.faults.crash_points import Faults
+from psfleet.modes.switch import ChangingRuntime
 from psfleet.strategy import Consistency
-from psfleet.testing.faults import Faults
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
 
 IDS = np.arange(8)

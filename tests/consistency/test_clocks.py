@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
-from psfleet.runtime import Read
+from psfleet.runtime.interface import Read
 from psfleet.shard.events import Instruction, Join, Leave, Pull, Push, Refuse, Serve
 from psfleet.shard.shard import Shard
 

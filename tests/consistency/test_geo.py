@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.changing import ChangingRuntime, connect
 from psfleet.modes.geo import GeoRuntime
+from psfleet.modes.switch import ChangingRuntime, connect
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import Consistency, Settings
-from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training
+from psfleet.testing.training_run import Training
 from tests.consistency.workers import ROWS, step, taken, together
 
 IDS = np.arange(8)

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
-from psfleet.modes.changing import ChangingRuntime, connect
-from psfleet.runtime import Gradient
+from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.runtime.interface import Gradient
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, step, taken, together

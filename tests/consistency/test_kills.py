@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.modes.changing import connect
+from psfleet.modes.switch import connect
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step, taken
 
 IDS = np.arange(8)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from psfleet import rules
 from psfleet.errors import ConfigError
 from psfleet.fleet import DistributedStrategy
-from psfleet.modes.changing import ChangingRuntime, connect
-from psfleet.runtime import Gradient, Read
+from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import Consistency, resolve
-from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 
 ROWS = TableSpec("rows", "sparse", (4,), rules.SGD())

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.modes.changing import connect
+from psfleet.modes.switch import connect
 from psfleet.strategy import Consistency
-from psfleet.testing.clicks import Clicks
+from psfleet.testing.click_model import Clicks
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 MODES = [
     Consistency("sync"),

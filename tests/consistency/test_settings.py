@@ -9,7 +9,7 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.strategy import Consistency, DistributedStrategy, resolve
-from psfleet_launch.cli import merged
+from psfleet_launch.commands.launch_command import merged
 
 
 @pytest.mark.parametrize(

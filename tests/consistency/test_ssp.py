@@ -11,12 +11,12 @@ import pytest
 
 from psfleet.errors import DeadlineExceeded
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 DENSE = TableSpec("w", "dense", (5000,), make_rule("sgd", {}))
 ROWS = TableSpec("rows", "sparse", (2,), make_rule("sgd", {}))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from psfleet.mode import Mode
-from psfleet.modes.changing import connect
-from psfleet.runtime import Read
+from psfleet.modes.switch import connect
+from psfleet.runtime.interface import Read
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.staleness import Staleness, quantile

@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.modes.changing import ChangingRuntime, connect
+from psfleet.modes.switch import ChangingRuntime, connect
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime
+from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import Consistency
-from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 Ids = NDArray[np.int64]
 

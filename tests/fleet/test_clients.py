@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import fleet, layers
-from psfleet import runtime as runtimes
 from psfleet.checkpoint import read_specs
-from psfleet.environment import read_environment
 from psfleet.errors import CheckpointError, ConfigError, UsageError
-from psfleet.mode import Mode
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
-from psfleet.program.executor import Executor
 from psfleet.program.program import Program, program_guard
+from psfleet.runtime import interface as runtimes
+from psfleet.settings.environment import read_environment
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 
 SCRIPT = Path(__file__).parent / "scripts" / "clients.py"

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet import runtime as runtimes
-from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet import DistributedStrategy, Fleet, Role, UserDefinedRoleMaker
 from psfleet.optimizer import Adam
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
+from psfleet.runtime import interface as runtimes
+from psfleet.settings.environment import Environment, read_environment
 from psfleet.strategy import resolve
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from psfleet.client import Client
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.changing import connect
-from psfleet.nonfinite import Watch
+from psfleet.modes.switch import connect
 from psfleet.optimizer import SGD
-from psfleet.runtime import Gradient, Runtime
+from psfleet.runtime.finiteness import Watch
+from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer
-from psfleet import runtime as runtimes
 from psfleet.errors import ConfigError
 from psfleet.fleet import DistributedStrategy, Fleet
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.runtime import interface as runtimes
 from psfleet.strategy import Settings, load_strategy_file, resolve
 
 

@@ -9,7 +9,7 @@ import pytest
 import psfleet
 from psfleet.errors import ConfigError
 from psfleet.strategy import DistributedStrategy, Settings, Wire, resolve
-from psfleet_launch.cli import merged
+from psfleet_launch.commands.launch_command import merged
 
 
 def test_a_form_for_both_ways() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet import runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
+from psfleet.runtime import interface
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of another test is seen."""
     monkeypatch.chdir(tmp_path)
     engine = EmbeddedRuntime()
-    before = runtime.use(engine)
+    before = interface.use(engine)
     with names.guard(), program_guard(Program(), Program()):
         yield
-    runtime.use(before)
+    interface.use(before)
     engine.close()

@@ -7,8 +7,8 @@ import psfleet.fluid as fluid
 from psfleet import layers
 from psfleet.errors import CheckpointError, ShapeError, UsageError
 from psfleet.fluid.dygraph import Layer, guard, to_variable
-from psfleet.fluid.state import ParameterState
-from psfleet.parameter import SparseGrad
+from psfleet.fluid.state_files import ParameterState
+from psfleet.parameters.parameter import SparseGrad
 
 
 class Net(Layer):

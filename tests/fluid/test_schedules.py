@@ -10,8 +10,8 @@ import pytest
 from psfleet import fluid
 from psfleet.errors import UsageError
 from psfleet.fluid import dygraph
-from psfleet.optimizer.lr.older import PerUpdate
-from psfleet.parameter import Parameter
+from psfleet.optimizer.lr.update_counted import PerUpdate
+from psfleet.parameters.parameter import Parameter
 from psfleet.program.program import Program, program_guard
 
 DECAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[int], float]]] = {

@@ -81,13 +81,13 @@ def test_recompute_trains_to_the_same_bits() -> None:
     plain = weights(lambda fc_1: fluid.optimizer.SGD(0.1))
     for wrap in (recompute, lambda fc_1: fleet.distributed_optimizer(recompute(fc_1))):
         # Another run in this process needs tables of its own.
-        from psfleet import runtime
-        from psfleet.embedded import EmbeddedRuntime
+        from psfleet.embedded.runtime import EmbeddedRuntime
+        from psfleet.runtime import interface
 
         engine = EmbeddedRuntime()
-        before = runtime.use(engine)
+        before = interface.use(engine)
         np.testing.assert_array_equal(weights(wrap), plain)
-        runtime.use(before)
+        interface.use(before)
         engine.close()
 
 

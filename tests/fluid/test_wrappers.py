@@ -8,7 +8,7 @@ import pytest
 from psfleet import fleet, fluid, rules
 from psfleet.errors import ConfigError, WrongType
 from psfleet.fleet import DistributedStrategy
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
 

@@ -26,15 +26,15 @@ from psfleet.checkpoint import (
     write_frozen,
 )
 from psfleet.errors import PsfleetError
-from psfleet.runtime import Gradient, Read
-from psfleet.shard.cuts import Cutting
+from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import BeginCut, Join, Keep, Push
 from psfleet.shard.shard import Shard
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log, records
-from psfleet_server.parts import joined_core
-from psfleet_server.recovery import take
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log, records
+from psfleet_server.durability.recovery import take
+from psfleet_server.durability.snapshot_writer import joined_core
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
 from tests.server.seating import register

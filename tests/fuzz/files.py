@@ -24,23 +24,23 @@ import psfleet as ps
 from psfleet import layers
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest, save_fleet
 from psfleet.datasets import read_libsvm, read_ratings
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
+from psfleet.execution.inference import load_inference, save_inference
 from psfleet.fluid.dataset import FileDataset
-from psfleet.fluid.state import load, save
-from psfleet.limits import Limits
-from psfleet.program.inference import load_inference, save_inference
+from psfleet.fluid.state_files import load, save
 from psfleet.program.variable import Variable
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, use
+from psfleet.runtime.interface import Gradient, use
+from psfleet.schema.table import TableSpec
+from psfleet.settings.limits import Limits
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import Settings, load_strategy_file, resolve
-from psfleet.tables.spec import TableSpec
 from psfleet.wire.credentials import FILES, Credentials
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register
@@ -127,7 +127,7 @@ def a_shard() -> Shard:
 
 def content(shard: Shard) -> list[Any]:
     """Every value of a shard's tables that a user can pull."""
-    from psfleet.runtime import Read
+    from psfleet.runtime.interface import Read
 
     ids = np.array([3, -9, 2**63 - 1, 7])
     reads = [Read(s.key, ids if s.kind == "sparse" else None) for s in SPECS]

@@ -20,21 +20,21 @@ import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.limits import Limits
+from psfleet.settings.limits import Limits
 from psfleet.shard.shard import Shard
-from psfleet.wire.security import Access
-from psfleet.wire.shared import SharedMemory
+from psfleet.wire.access import Access
+from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2, snapshot_pb2
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 from psfleet.wire.v1.replica_pb2 import FollowRequest
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.feed import Feed
-from psfleet_server.host import Host
-from psfleet_server.lead import Lead
-from psfleet_server.parking import Deadlines
-from psfleet_server.replica import feeds_standby, replica_handler
-from psfleet_server.service import handlers
-from psfleet_server.snapshots import snapshot_handlers
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.log_shipping import Feed
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.services.replica_service import feeds_standby, replica_handler
+from psfleet_server.services.shard_services import handlers
+from psfleet_server.services.snapshot_services import snapshot_handlers
+from psfleet_server.snapshots.lead import Lead
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 

@@ -17,21 +17,21 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from psfleet.environment import Environment
 from psfleet.errors import ServerUnavailable
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.settings.environment import Environment
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.testing.leaks import nothing_left
-from psfleet.wire.security import Access
+from psfleet.wire.access import Access
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.feed import joined
-from psfleet_server.host import Host
-from psfleet_server.parking import Deadlines
-from psfleet_server.records import encode, encode_change
-from psfleet_server.replica import feeds_standby, replica_handler
-from psfleet_server.standby import Standby
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.records import encode, encode_change
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.replication.standby import Standby
+from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from tests.fuzz.files import SPECS
 from tests.fuzz.frames import Context, Details
 from tests.fuzz.mutations import mutated_bytes, mutated_message

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.program.inference import load_inference
+from psfleet.execution.inference import load_inference
 from psfleet.rules.adam import Adam
+from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
-from psfleet_launch.tools import main
-from psfleet_server.examine import main as examine
-from psfleet_server.log import Log
+from psfleet_launch.commands.psfleet_cli import main
+from psfleet_server.durability.inspect_log import main as examine
+from psfleet_server.durability.log import Log
 
 SHARD = "shard-0-of-1.safetensors"
 Shape = Callable[[Path], object]

@@ -11,9 +11,9 @@ import pytest
 
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training
+from psfleet.testing.training_run import Training
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
-from psfleet.wire.security import Access
 from psfleet.wire.v1 import shard_pb2
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import mutated_bytes

@@ -10,10 +10,10 @@ import pytest
 
 from psfleet.checkpoint import MANIFEST, save_fleet
 from psfleet.rules.sgd import SGD
+from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
-from psfleet_launch.tools import main
-from psfleet_server import examine
+from psfleet_launch.commands.psfleet_cli import main
+from psfleet_server.durability import inspect_log
 from tests.fuzz.chains import LOG, TIP, a_log, some_snapshots
 from tests.fuzz.files import of_folder
 
@@ -89,7 +89,7 @@ def test_logs_that_are_none(
     """Exit code 1, a sentence, nothing written."""
     before = of_folder(folder)
     command, *rest = words
-    sentence(capsys, examine.main([command, path, *rest]), 1)
+    sentence(capsys, inspect_log.main([command, path, *rest]), 1)
     assert of_folder(folder) == before
 
 
@@ -102,7 +102,7 @@ def test_targets_that_cannot_be(
     sentence(capsys, main(["ckpt", "reshard", TIP, target, "--servers", "2"]), 2)
     if target != "logs":  # files are put beside what is there
         sentence(capsys, main(["ckpt", "export", TIP, target]), 2)
-    sentence(capsys, examine.main(["replay", f"logs/{LOG}", "", target]), 1)
+    sentence(capsys, inspect_log.main(["replay", f"logs/{LOG}", "", target]), 1)
     assert of_folder(folder) == before
 
 
@@ -121,7 +121,7 @@ def test_tables_of_names_that_are_one_file_name(
 def started(words: Sequence[str]) -> tuple[int, str]:
     """Exit code and messages of the command in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "psfleet_launch.tools", *words],
+        [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words],
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from psfleet.errors import PsfleetError
-from psfleet_launch import tools
-from psfleet_server import examine
+from psfleet_launch.commands import psfleet_cli
+from psfleet_server.durability import inspect_log
 from tests.fuzz.chains import LOG, TIP, a_log, reseal_snapshots, some_snapshots
 from tests.fuzz.files import Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
@@ -90,11 +90,11 @@ def readers(folder: Path) -> list[Reader]:
     """The tools with good files, and with files whose checksums fit whatever has been changed."""
     snapshots, others = (some_snapshots(folder / f"snapshots {seed}", seed) for seed in (1, 2))
     log = a_log(folder / "log", 1, complete=(2,)).files
-    ckpt = Tool(tools.main, ["ckpt"], _CKPT, [2])
-    hostile_ckpt = Tool(tools.main, ["ckpt"], _CKPT, [1, 2])  # 1: they differ
-    ls = Tool(tools.main, ["ckpt"], [("ls", "{.}")], [1])
-    hostile_ls = Tool(tools.main, ["ckpt"], [("ls", "{.}")], [1, 2])
-    logs = [Tool(examine.main, [], _LOG, [1]) for _ in range(2)]
+    ckpt = Tool(psfleet_cli.main, ["ckpt"], _CKPT, [2])
+    hostile_ckpt = Tool(psfleet_cli.main, ["ckpt"], _CKPT, [1, 2])  # 1: they differ
+    ls = Tool(psfleet_cli.main, ["ckpt"], [("ls", "{.}")], [1])
+    hostile_ls = Tool(psfleet_cli.main, ["ckpt"], [("ls", "{.}")], [1, 2])
+    logs = [Tool(inspect_log.main, [], _LOG, [1]) for _ in range(2)]
     strange = list(others.values())
     return [
         Reader("ckpt", snapshots, ckpt, True, None, strange),

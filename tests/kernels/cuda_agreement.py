@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.cuda import update_dense, update_rows
-from psfleet.kernels.twin import twin_push
+from psfleet.kernels.reference import twin_push
 from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
-from psfleet.tables.spec import Decay
+from psfleet.schema.table import Decay
 
 Floats = NDArray[np.float32]
 

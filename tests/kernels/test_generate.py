@@ -13,7 +13,7 @@ from numba import njit
 
 from psfleet.kernels.cache import _surroundings, cache_folder, short_rows
 from psfleet.kernels.generate import dense_kernels, sparse_kernels
-from psfleet.kernels.memory import OPTIONS
+from psfleet.kernels.intrinsics import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ import sys
 import numpy as np
 from psfleet.rules import Adam
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
+from psfleet.schema.table import TableSpec
 table = SparseTable(TableSpec("t", "sparse", (9,), Adam(), every_row=True))
 table.push(np.arange(5), np.ones((5, 9), np.float32), 0.1)
 print(float(table.state(0, 5)[1].sum()))
@@ -81,7 +81,7 @@ SMALL = """
 import numpy as np
 from psfleet.rules import SGD
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
+from psfleet.schema.table import TableSpec
 table = DenseTable(TableSpec("t", "dense", (9,), SGD()), np.ones(9, np.float32))
 table.push(np.ones(9, np.float32), 0.1)
 print(float(table.state()[0].sum()))
@@ -156,7 +156,7 @@ for sign in "-+":
     import linecache
     linecache.clearcache()
     from psfleet.tables.dense import DenseTable
-    from psfleet.tables.spec import TableSpec
+    from psfleet.schema.table import TableSpec
     table = DenseTable(TableSpec("t", "dense", (1,), module.SGD()), np.zeros(1, np.float32))
     table.push(np.ones(1, np.float32), 1.0)
     print(table.state()[0][0])

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
-from psfleet.kernels.initial import initial_array, initial_rows
-from psfleet.tables.spec import Initializer, key_of
+from psfleet.kernels.initial_values import initial_array, initial_rows
+from psfleet.schema.table import Initializer, key_of
 
 MASK = 2**64 - 1
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from psfleet.kernels.twin import twin_push
+from psfleet.kernels.reference import twin_push
 from psfleet.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
+from psfleet.schema.table import Decay, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Decay, TableSpec
 
 VARIANTS: dict[str, Rule] = {
     "asgd_of_3": ASGD(3),

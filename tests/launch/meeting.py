@@ -7,9 +7,9 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, active
+from psfleet.runtime.interface import Gradient, Read, active
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import TableSpec
 
 W = TableSpec("w", "dense", (3,), make_rule("sgd", {}))
 

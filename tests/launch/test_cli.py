@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.cli import main
+from psfleet_launch.commands.launch_command import main
 
 SCRIPT = str(Path(__file__).with_name("stand_in.py"))
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.failures import Cause, find_cause, report, tail
-from psfleet_launch.plan import Job, Member, Request
-from psfleet_launch.supervisor import Asked, Exited, Ready, Supervisor
-from psfleet_launch.tracebacks import Tracebacks
+from psfleet_launch.console.failure_report import Cause, find_cause, report, tail
+from psfleet_launch.console.tracebacks import Tracebacks
+from psfleet_launch.job.job_plan import Job, Member, Request
+from psfleet_launch.supervision.supervisor import Asked, Exited, Ready, Supervisor
 
 SIMPLE = """\
 epoch 1

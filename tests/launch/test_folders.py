@@ -16,7 +16,7 @@ import sys
 
 class Interrupt:
     def find_spec(self, name, path, target=None):
-        if name == "psfleet_launch.cli":
+        if name == "psfleet_launch.commands.launch_command":
             raise KeyboardInterrupt
 
 import psfleet_launch.__main__ as door

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.environment import read_environment
+from psfleet.settings.environment import read_environment
 from psfleet.strategy import resolve
 from tests.launch.conftest import Launch
 

@@ -17,7 +17,7 @@ SCRIPT = str(Path(__file__).with_name("meeting.py"))
 def wish(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """The command, where the job was started."""
     return subprocess.run(
-        [sys.executable, "-m", "psfleet_launch.tools", "mode", *words],
+        [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "mode", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from psfleet import environment
-from psfleet_launch.plan import (
+from psfleet.settings import environment
+from psfleet_launch.job.job_plan import (
     Job,
     Member,
     Request,

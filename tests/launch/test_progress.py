@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
-from psfleet_launch.progress import Progress, add_up, line
+from psfleet_launch.console.progress_line import Progress, add_up, line
 
 
 def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
@@ -63,7 +63,7 @@ def test_line() -> None:
 FORKS = """
 import os, socket, sys, time
 from psfleet_launch.engines.spawn import spawn
-from psfleet_launch.progress import Poller
+from psfleet_launch.console.progress_line import Poller
 
 silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call
 silent.bind(sys.argv[1])

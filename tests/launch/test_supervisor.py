@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psfleet_launch.plan import Member
-from psfleet_launch.supervisor import (
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.supervisor import (
     Action,
     Asked,
     Event,

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from psfleet.environment import Environment
-from psfleet.runtime import TableState
-from psfleet.testing.faults import Death
+from psfleet.faults.crash_points import Death
+from psfleet.runtime.interface import TableState
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
 
 POINTS: tuple[str, ...] = ("appended", "freeze", "install")

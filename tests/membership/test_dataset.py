@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from psfleet import runtime as runtimes
-from psfleet.dealing import LOOKAHEAD, Entry, Plan, length
+from psfleet.data.assignment import LOOKAHEAD, Entry, Plan, length
 from psfleet.errors import UsageError
 from psfleet.fleet import Fleet
+from psfleet.runtime import interface as runtimes
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.dealing import MOST, length
-from psfleet.mode import Mode
-from psfleet.modes.changing import ChangingRuntime
-from psfleet.optimizer.localsgd import LocalRuntime
+from psfleet.data.assignment import MOST, length
+from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.switch import ChangingRuntime
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.strategy import Consistency, LocalSGD
-from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, together
 from tests.membership.test_deaths import Steps
 

@@ -13,16 +13,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.dealing import Range
+from psfleet.data.assignment import Range
 from psfleet.errors import Fenced
-from psfleet.mode import Mode
+from psfleet.faults.crash_points import Death, Died
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime, TableState
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.testing.faults import Death, Died
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not

@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient, Read
-from psfleet.testing.faults import Died
+from psfleet.faults.crash_points import Died
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1 import shard_pb2
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import ROWS
 from tests.membership.test_deaths import Steps
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.dataset import batches
-from psfleet.fleet.loops import Loops
-from psfleet.mode import Mode
+from psfleet.data.dispatch import batches
+from psfleet.faults.crash_points import Death, Died, Send
+from psfleet.fleet.data_loops import Loops
 from psfleet.optimizer.lr import StepDecay
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, TableState
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.testing.faults import Death, Died, Send
+from psfleet.runtime.interface import Gradient, Read, TableState
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads, same_bits
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))

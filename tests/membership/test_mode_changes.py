@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.modes.changing import ChangingRuntime, connect
-from psfleet.runtime import Read
+from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.runtime.interface import Read
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 

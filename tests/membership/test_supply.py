@@ -9,13 +9,13 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from psfleet.dealing import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
+from psfleet.data.assignment import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
 from psfleet.errors import Gap, UsageError
-from psfleet.shard.views import Report
-from psfleet_server.coordinator import Viewed
-from psfleet_server.decisions import encode_decision
-from psfleet_server.members import Members
-from psfleet_server.supply import Leased, Order, Supply, Turned
+from psfleet.shard.membership_view import Report
+from psfleet_server.coordinator.coordinator import Viewed
+from psfleet_server.coordinator.data_dispatch import Leased, Order, Supply, Turned
+from psfleet_server.coordinator.membership import Members
+from psfleet_server.durability.decisions import encode_decision
 
 SIZE, BATCH, WORKERS = 60, 3, 3
 

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.runtime import TableState
-from psfleet.testing.faults import Death, Died
+from psfleet.faults.crash_points import Death, Died
+from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import (
     BATCH,
     EPOCHS,

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import client, fleet, layers, optimizer  # noqa: F401  # loaded for the scripts
+from psfleet.execution import executor  # noqa: F401  # likewise
 from psfleet.kernels import dedup
-from psfleet.program import executor  # noqa: F401  # likewise
 
 
 def run(asked: dict[str, object]) -> None:
@@ -24,7 +24,7 @@ def run(asked: dict[str, object]) -> None:
     os.environ.update(asked["variables"])  # type: ignore[call-overload]
     script, arguments = str(asked["script"]), list(asked["arguments"])  # type: ignore[call-overload]
     if not script:
-        from psfleet_launch.cli import main
+        from psfleet_launch.commands.launch_command import main
 
         sys.exit(main(arguments))
     sys.argv = [script, *arguments]

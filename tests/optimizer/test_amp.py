@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.kernels.halves import rounded
+from psfleet.kernels.float16 import rounded
 from psfleet.optimizer import SGD, Adam, LookAhead
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.strategy import Settings
 
 

@@ -10,13 +10,13 @@ import pytest
 from psfleet import fluid, layers, optimizer, rules
 from psfleet.clip import ClipGradByNorm
 from psfleet.errors import PsfleetError, UsageError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import lr
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
-from psfleet.program.executor import Executor
 from psfleet.program.program import Program, program_guard
 from psfleet.regularizer import L2Decay
-from psfleet.rules.base import Rule
+from psfleet.rules.rule import Rule
 
 HALF = L2Decay(0.5)
 

@@ -8,10 +8,10 @@ import pytest
 from psfleet import layers
 from psfleet.clip import ClipGradByNorm
 from psfleet.errors import ConfigError, UsageError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr
-from psfleet.program.executor import Executor
 from psfleet.program.ops.source import StepCounter
 from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
 from psfleet.program.variable import apply

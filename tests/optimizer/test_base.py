@@ -9,14 +9,14 @@ import pytest
 
 import psfleet
 from psfleet import fleet, layers, optimizer
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momentum, lr
-from psfleet.parameter import Parameter, SparseGrad
-from psfleet.program.executor import Executor
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.program import Program, eager_guard, program_guard
-from psfleet.runtime import Read
-from psfleet.tables.spec import Initializer
+from psfleet.runtime.interface import Read
+from psfleet.schema.table import Initializer
 
 ONE = np.ones(3, np.float32)
 
@@ -50,7 +50,7 @@ def test_one_push_and_one_pull_a_step() -> None:
 
     pulls: list[int] = []
     counting = Counting()
-    psfleet.runtime.use(counting)
+    psfleet.runtime.interface.use(counting)
     parameters = [Parameter(f"p{i}", ONE) for i in range(3)]
     opt = SGD(0.1)
     for _ in range(2):
@@ -238,7 +238,7 @@ def test_another_runtime() -> None:
     them = three("moved")
     train(SGD(0.1), them, range(2))
     before = [value.copy() for value in weights(them)]
-    psfleet.runtime.use(EmbeddedRuntime())
+    psfleet.runtime.interface.use(EmbeddedRuntime())
     opt = SGD(0.0)
     train(opt, them, range(1))
     for expected, found in zip(before, weights(them), strict=True):
@@ -319,7 +319,7 @@ def test_minimize_equals_its_parts() -> None:
     """backward and apply_gradients together do what minimize does; callbacks see each pair."""
     found = []
     for parts in (False, True):
-        psfleet.runtime.use(EmbeddedRuntime())
+        psfleet.runtime.interface.use(EmbeddedRuntime())
         main = Program()
         with program_guard(main, Program()):
             loss, _ = model()
@@ -408,9 +408,9 @@ def test_a_run_starts_from_the_fleet_s_value() -> None:
         before = exe.run(feed=FEED, fetch_list=[loss])[0]
         parameter = psfleet.default_main_program().all_parameters()[1]
     other = EmbeddedRuntime()
-    for spec in psfleet.runtime.active().specs().values():
+    for spec in psfleet.runtime.interface.active().specs().values():
         other.create(spec, np.full(spec.shape, 2, np.float32) if spec.kind == "dense" else None)
-    psfleet.runtime.use(other)
+    psfleet.runtime.interface.use(other)
     with program_guard(Program(), Program()):
         loss, _ = model()
         SGD(0.0).minimize(loss)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import runtime as runtimes
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.runtime import interface as runtimes
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.optimizer.test_base import MAKERS, three, train, weights
 from tests.optimizer.workers import run_two_workers
 
@@ -52,7 +52,7 @@ SCRIPT = """
 import hashlib, sys
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 
 fleet.init()
 w = Parameter("w", np.ones((3, 2)))

@@ -8,7 +8,7 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.optimizer import SGD, DGCMomentum, L1Decay, Momentum
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from tests.optimizer.workers import run_two_workers
 from tests.recordings import arrays, hyper
 
@@ -257,7 +257,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 
 fleet.init()
 w = Parameter("w", np.load("start.npy"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet import optimizer
 from psfleet.optimizer import L2Decay, Optimizer
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 
 SHAPE, STEPS, SEEDS = (5, 3), 12, range(6)
 

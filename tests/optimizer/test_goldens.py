@@ -30,7 +30,7 @@ from psfleet.optimizer import (
     RMSProp,
     Rprop,
 )
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from tests.recordings import arrays, hyper, names
 
 TOLERANCE = 2e-6

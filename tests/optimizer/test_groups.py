@@ -11,7 +11,7 @@ from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm
 from psfleet.errors import ConfigError
 from psfleet.fluid import dygraph, nn, to_tensor
 from psfleet.layers import mean
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program import names
 from psfleet.regularizer import L1Decay, L2Decay
 from psfleet.strategy import DistributedStrategy

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.optimizer.localsgd import LocalRuntime
+from psfleet.modes.local_sgd import LocalRuntime
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime
+from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import LocalSGD, Settings
-from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 SGD = make_rule("sgd", {})
 W = TableSpec("local/w", "dense", (3, 2), SGD)

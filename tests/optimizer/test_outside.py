@@ -9,7 +9,7 @@ import pytest
 import psfleet
 from psfleet import fluid, optimizer
 from psfleet.client import Client
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
 
 SGD = optimizer.SGD(0.1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer, rules
-from psfleet.embedded import EmbeddedRuntime
-from psfleet.optimizer.placement import Placement, place, reach
-from psfleet.parameter import Parameter, SparseGrad
-from psfleet.tables.spec import Decay, Initializer
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.parameters.placement import Placement, place, reach
+from psfleet.schema.table import Decay, Initializer
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "SGD": lambda: optimizer.SGD(0.1),

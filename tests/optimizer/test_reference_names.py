@@ -8,7 +8,7 @@ import pytest
 
 from psfleet import fluid, initializer, rules
 from psfleet.optimizer import Optimizer, lr
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.regularizer import L2Decay
 
 REQUIRED = inspect.Parameter.empty

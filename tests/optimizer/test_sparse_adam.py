@@ -5,18 +5,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from psfleet import runtime as runtimes
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.optimizer import Adam, Optimizer
-from psfleet.optimizer.binding import tables
-from psfleet.optimizer.gradients import densify
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.binding import tables
+from psfleet.parameters.gradients import densify
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.rules import AdamCatchUp
-from psfleet.runtime import TableState
-from psfleet.tables.spec import Initializer
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import TableState
+from psfleet.schema.table import Initializer
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 START = Initializer("constant", 0.5)
 RATE = 0.01

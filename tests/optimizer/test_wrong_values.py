@@ -14,7 +14,7 @@ from psfleet import fluid, initializer, layers, optimizer
 from psfleet.errors import PsfleetError
 from psfleet.fluid import dygraph
 from psfleet.optimizer import lr
-from psfleet.parameter import Parameter
+from psfleet.parameters.parameter import Parameter
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
 

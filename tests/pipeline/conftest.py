@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet import runtime as runtimes
-from psfleet.embedded import EmbeddedRuntime
-from psfleet.parameter import SparseGrad
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.parameters.parameter import SparseGrad
 from psfleet.pipeline.engine import PipelinedRun
-from psfleet.pipeline.links import Place, Post
 from psfleet.program import names
 from psfleet.program.feed import check_feed
 from psfleet.program.plan import make_plan
 from psfleet.program.program import Program, program_guard
 from psfleet.program.variable import Variable
+from psfleet.runtime import interface as runtimes
+from psfleet.stages.links import Place, Post
 
 
 @pytest.fixture(autouse=True)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from psfleet import layers
+from psfleet.pipeline.cutting import Pipelining
 from psfleet.pipeline.engine import PipelinedRun
-from psfleet.pipeline.links import Links, Place, Post
-from psfleet.pipeline.pipelining import Pipelining
 from psfleet.program import names
 from psfleet.program.backward import append_backward
 from psfleet.program.feed import check_feed
+from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.program.record import Array, Context, Op, Spec
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable, apply
-from psfleet_worker.stages import StageLinks
+from psfleet.stages.links import Links, Place, Post
+from psfleet_worker.stages.stage_links import StageLinks
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "gpipe": lambda stages, micro: (stages - 1) / (micro + stages - 1),

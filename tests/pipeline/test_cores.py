@@ -9,7 +9,7 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.optimizer import SGD, PipelineOptimizer
 from psfleet.pipeline.cores import cores_of
-from psfleet.pipeline.links import Place
+from psfleet.stages.links import Place
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]
@@ -18,7 +18,7 @@ _SCRIPT = """
 import os, threading, warnings
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.program.executor import CPUPlace, CUDAPlace, Executor
+from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
 from tests.pipeline.conftest import build_model, make_feed
 fleet.init()
 model = build_model()

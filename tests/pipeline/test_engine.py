@@ -5,19 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import runtime as runtimes
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import Adam, PipelineOptimizer
-from psfleet.optimizer.merging import GradientMerger
-from psfleet.parameter import SparseGrad
-from psfleet.pipeline.pipelining import Pipelining
+from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.pipeline.cutting import Pipelining
 from psfleet.program import names
 from psfleet.program.backward import Automatic, Backward, append_backward
-from psfleet.program.executor import Executor
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable
+from psfleet.runtime import interface as runtimes
 from psfleet.strategy import GradientMerge
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.tools import main
+from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]

@@ -9,11 +9,11 @@ import pytest
 import zmq
 
 from psfleet.errors import DeadlineExceeded, FrameError
-from psfleet.parameter import SparseGrad
-from psfleet.pipeline.links import Place
+from psfleet.parameters.parameter import SparseGrad
 from psfleet.pipeline.messages import pack, unpack
-from psfleet.program.record import Array
-from psfleet_worker.stages import StageLinks
+from psfleet.program.operation import Array
+from psfleet.stages.links import Place
+from psfleet_worker.stages.stage_links import StageLinks
 
 
 @pytest.fixture

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, UsageError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
-from psfleet.pipeline import links
 from psfleet.pipeline.balance import balanced_parts, weight_of
+from psfleet.pipeline.chunk_plan import cut_plan
+from psfleet.pipeline.cutting import Pipelining
 from psfleet.pipeline.engine import PipelinedRun
-from psfleet.pipeline.links import Place
-from psfleet.pipeline.pieces import cut_plan
-from psfleet.pipeline.pipelining import Pipelining
 from psfleet.program.backward import append_backward
-from psfleet.program.executor import Executor
 from psfleet.program.feed import check_feed
 from psfleet.program.plan import Plan, make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.recompute import Meter
 from psfleet.program.variable import Variable
-from psfleet_launch.plan import Job, Request, child_environment
+from psfleet.settings.environment import Environment, read_environment
+from psfleet.stages import links
+from psfleet.stages.links import Place
+from psfleet_launch.job.job_plan import Job, Request, child_environment
 from tests.pipeline.conftest import build_model, make_feed
 
 

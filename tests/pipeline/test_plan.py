@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.tools import main
+from psfleet_launch.commands.psfleet_cli import main
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "trainer.py")
 

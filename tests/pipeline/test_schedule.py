@@ -3,8 +3,8 @@
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.pipeline.schedule import Action, Schedule, Work, make_schedule
 from psfleet.pipeline.simulation import live_micro_batches, picture, simulate, validate
+from psfleet.stages.schedule import Action, Schedule, Work, make_schedule
 
 _UNIT = {Work.FORWARD: 1.0, Work.BACKWARD: 2.0, Work.INPUT: 1.0, Work.WEIGHT: 1.0}
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from psfleet import layers
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, PipelineOptimizer
-from psfleet.pipeline.links import Place, Post
 from psfleet.pipeline.timing import agree_on_parts, measure
 from psfleet.program.backward import append_backward
-from psfleet.program.executor import Executor
 from psfleet.program.feed import check_feed
+from psfleet.program.operation import Array, Context, Op, Record, Spec
 from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
-from psfleet.program.record import Array, Context, Op, Record, Spec
 from psfleet.program.variable import Variable, apply
+from psfleet.stages.links import Place, Post
 
 
 @dataclass(frozen=True)

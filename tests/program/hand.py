@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.backward import append_backward
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fluid, layers, optimizer, runtime, to_variable
+from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.checkpoint import read_specs
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
-from psfleet.program.executor import Executor
-from psfleet.program.inference import load_inference, save_inference
+from psfleet.execution.executor import Executor
+from psfleet.execution.inference import load_inference, save_inference
 from psfleet.program.ops.batch_norm import BatchNorm
 from psfleet.program.program import default_main_program, eager_guard
 from psfleet.program.variable import apply
+from psfleet.runtime import interface
 from tests.optimizer.workers import run_two_workers
 from tests.program.numeric import check_gradient, concrete
 
@@ -26,9 +27,9 @@ BATCHES = (3 + 2 * RNG.normal(size=(6, 8, 3))).astype(np.float32)
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield fresh
-    runtime.use(before)
+    interface.use(before)
     fresh.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 import psfleet as ps
 from psfleet import layers
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
 from psfleet.program.variable import Variable, no_grad, to_variable

@@ -8,7 +8,7 @@ import pytest
 import psfleet as ps
 from psfleet import layers
 from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD

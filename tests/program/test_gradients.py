@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import ops
-from psfleet.program.record import Op, find_op
+from psfleet.program.operation import Op, find_op
 from psfleet.program.variable import Variable, apply
 from tests.program.numeric import check_gradient, concrete
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fluid, layers, optimizer, runtime, to_variable
+from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, set_gradient_clip
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import PsfleetError
+from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, L1Decay, L2Decay
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.attribute import ParamAttr
-from psfleet.program.executor import Executor
 from psfleet.program.program import (
     Program,
     default_main_program,
@@ -22,6 +22,7 @@ from psfleet.program.program import (
     eager_guard,
     program_guard,
 )
+from psfleet.runtime import interface
 
 IDS = np.array([[1, 2], [3, 3], [0, 1]])
 CLIPS: dict[str, Callable[[], Any]] = {
@@ -35,16 +36,16 @@ CLIPS: dict[str, Callable[[], Any]] = {
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield fresh
-    runtime.use(before)
+    interface.use(before)
     fresh.close()
 
 
 def trained(train: Callable[[Any], Any], kind: str = "sparse", also: Any = None) -> list[Any]:
     """Weights after three steps of a program with rows and dense weights, one of them left out of clips."""
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     with names.guard(), program_guard(Program(random_seed=3), Program()):
         ids = layers.data("ids", [None, 2], "int64")
         count = None if kind == "distributed" else 5
@@ -59,7 +60,7 @@ def trained(train: Callable[[Any], Any], kind: str = "sparse", also: Any = None)
             Executor().run(feed={"ids": IDS}, fetch_list=[loss])
         weights = [p for p in default_main_program().all_parameters() if p is not table]
         found = [p.numpy().copy() for p in weights] + [table.lookup(np.arange(5)).copy()]
-    runtime.use(before)
+    interface.use(before)
     fresh.close()
     return found
 

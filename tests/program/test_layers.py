@@ -19,7 +19,7 @@ from psfleet.program.program import (
 )
 from psfleet.program.variable import Variable, to_variable
 from psfleet.regularizer import L2Decay
-from psfleet.tables.spec import Initializer
+from psfleet.schema.table import Initializer
 
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:

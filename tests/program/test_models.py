@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import psfleet as ps
-from psfleet import layers, metrics, optimizer, runtime
-from psfleet.embedded import EmbeddedRuntime
-from psfleet.parameter import Parameter
+from psfleet import layers, metrics, optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable, to_variable
+from psfleet.runtime import interface
 from tests.program.hand import HandSGD
 
 
@@ -18,9 +19,9 @@ from tests.program.hand import HandSGD
 def fleet() -> Iterator[None]:
     """A fresh embedded runtime."""
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield
-    runtime.use(before)
+    interface.use(before)
     fresh.close()
 
 

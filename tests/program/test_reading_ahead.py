@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import psfleet as ps
-from psfleet import layers, optimizer, runtime
-from psfleet.coming import Coming
+from psfleet import layers, optimizer
+from psfleet.data.peekable import Coming
 from psfleet.fleet import Fleet
-from psfleet.runtime import Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Read
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 IDS = np.arange(6, dtype=np.int64).reshape(3, 2)
 STEPS = 6
@@ -22,13 +23,13 @@ def test_one_push_behind(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch
     """The loss of each step is that of the step before it in async mode, its own in sync mode."""
     with LocalFleet(2, 1) as servers:
         cluster = ClusterRuntime(servers.environment(0), mode)
-        before = runtime.use(cluster)
+        before = interface.use(cluster)
         try:
             plain = losses("plain", False)
             asked = count_asked(cluster, monkeypatch)
             ahead = losses("ahead", True)
         finally:
-            runtime.use(before)
+            interface.use(before)
             cluster.close()
     steps = [max(step - behind, 0) for step in range(STEPS)]
     np.testing.assert_allclose(ahead, [plain[step] for step in steps], rtol=1e-5)
@@ -47,7 +48,7 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
     }
     with LocalFleet(2, 1) as servers:
         cluster = ClusterRuntime(servers.environment(0), mode)
-        before = runtime.use(cluster)
+        before = interface.use(cluster)
         try:
             plain = losses("plain", False)
             asked = count_asked(cluster, monkeypatch)
@@ -59,7 +60,7 @@ def test_loops_of_run(mode: Any, behind: int, monkeypatch: pytest.MonkeyPatch) -
                 assert len(asked) == (STEPS - 1 - len(blind)) * behind
                 asked.clear()
         finally:
-            runtime.use(before)
+            interface.use(before)
             cluster.close()
 
 

@@ -13,9 +13,9 @@ from psfleet import layers
 from psfleet.errors import UsageError
 from psfleet.program import names
 from psfleet.program.backward import Automatic
-from psfleet.program.cuts import Costs, choose_cuts, even_cuts, peak_of
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.recompute import Meter, peak_activation_bytes
+from psfleet.program.recompute_cuts import Costs, choose_cuts, even_cuts, peak_of
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
 

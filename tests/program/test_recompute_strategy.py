@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 
 import psfleet as ps
-from psfleet import fleet, layers, optimizer, runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet import fleet, layers, optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
+from psfleet.runtime import interface
 from psfleet.strategy import Recompute, resolve
 
 
 def train(strategy: fleet.DistributedStrategy) -> Any:
     """The weights after some steps of a deep network with dropout."""
     engine = EmbeddedRuntime()
-    before = runtime.use(engine)
+    before = interface.use(engine)
     with names.guard(), program_guard(Program(), Program()):
         hidden = layers.data("x", [None, 8])
         for _ in range(9):
@@ -31,7 +32,7 @@ def train(strategy: fleet.DistributedStrategy) -> Any:
         (weights,) = exe.run(
             ps.default_main_program().clone(for_test=True), fetch_list=["fc_4.w_0"]
         )
-    runtime.use(before)
+    interface.use(before)
     engine.close()
     return weights
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fluid, layers, optimizer, runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet import fluid, layers, optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.program.executor import Executor
+from psfleet.execution.executor import Executor
 from psfleet.program.program import default_startup_program
+from psfleet.runtime import interface
 
 
 def ids() -> Any:
@@ -55,7 +56,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 def test_empty_batch() -> None:
     """A batch without samples has the loss NaN, as NumPy's mean, and changes no weight."""
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     rows = layers.reshape(layers.embedding(ids(), [10, 3], is_sparse=True), [-1, 6])
     loss = layers.mean(layers.square(layers.fc(rows, 1)))
     optimizer.SGD(0.5).minimize(loss)
@@ -65,5 +66,5 @@ def test_empty_batch() -> None:
     assert np.isnan(value)
     for parameter, start in zip(weights, started, strict=True):
         np.testing.assert_array_equal(parameter.numpy(), start)
-    runtime.use(before)
+    interface.use(before)
     fresh.close()

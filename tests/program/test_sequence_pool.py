@@ -8,7 +8,7 @@ import pytest
 
 from psfleet import fluid, layers, to_variable
 from psfleet.errors import ConfigError, PsfleetError
-from psfleet.program.executor import Executor
+from psfleet.execution.executor import Executor
 from tests.program.numeric import check_gradient
 
 X = np.random.default_rng(4).normal(size=(4, 5, 3))

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import initializer, layers, optimizer, runtime
+from psfleet import initializer, layers, optimizer
 from psfleet.client import Client
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, PsfleetError, ShapeError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.execution.executor import Executor
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.attribute import ParamAttr
-from psfleet.program.executor import Executor
+from psfleet.runtime import interface
 
 ROWS, DIM = 2000, 4
 MAKERS: dict[str, Callable[[int], initializer.Start]] = {
@@ -42,9 +43,9 @@ IDS = np.arange(ROWS) * 7_000_003
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield fresh
-    runtime.use(before)
+    interface.use(before)
     fresh.close()
 
 
@@ -58,7 +59,7 @@ def parameter_rows(start: Any) -> Any:
 
 def table_rows(start: Any) -> Any:
     """Rows of a table of a plain client."""
-    return Client(runtime.active()).sparse_table("t", DIM, optimizer.SGD(0.1), start).pull(IDS)
+    return Client(interface.active()).sparse_table("t", DIM, optimizer.SGD(0.1), start).pull(IDS)
 
 
 def layer_rows(start: Any) -> Any:

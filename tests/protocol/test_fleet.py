@@ -9,14 +9,14 @@ from collections import Counter
 
 import pytest
 
-from psfleet.shard.cuts import Cuts
 from psfleet.shard.events import Call
 from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import Cuts
 from psfleet.shard.workers import Workers
-from psfleet_server import coordinator
-from psfleet_server.coordinator import Seating
-from psfleet_server.meetings import Meetings, Met
-from psfleet_server.supply import Supply
+from psfleet_server.coordinator import coordinator
+from psfleet_server.coordinator.barriers import Meetings, Met
+from psfleet_server.coordinator.coordinator import Seating
+from psfleet_server.coordinator.data_dispatch import Supply
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.primary import Primary

@@ -8,17 +8,17 @@ import pytest
 from psfleet.checkpoint import Cut, Draft, Manifest, own_name, write_frozen
 from psfleet.errors import LogError
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
-from psfleet.shard.cuts import Cutting
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import BeginCut, Join, Keep, Push
 from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
-from psfleet_server.coordinator import Coordinator
-from psfleet_server.examine import replay, verify
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log, files_of, records
-from psfleet_server.parts import joined_core
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.inspect_log import replay, verify
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log, files_of, records
+from psfleet_server.durability.snapshot_writer import joined_core
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))

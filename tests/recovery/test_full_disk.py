@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.errors import NoRoom
-from psfleet_server.log import Log
+from psfleet_server.durability.log import Log
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "filled.py")
 FULL = "No space left on device; make room for it. Pushes wait"

@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
-from psfleet.runtime import TableState
-from psfleet.testing.counting import Counting
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads, same_bits
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.push_counts import Counting
+from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 TRAINING = Training()
 POINTS = ("append", "tear", "appended", "applied", "settled")

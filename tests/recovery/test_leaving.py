@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from psfleet.errors import NotReady
-from psfleet.mode import Mode
+from psfleet.faults.crash_points import Send
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
-from psfleet.tables.spec import TableSpec
-from psfleet.testing.faults import Send
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1.shard_pb2 import LeaveRequest
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 SPEC = TableSpec("weights", "dense", (3,), make_rule("sgd", {}))
 PATIENCE = Patience(answer=60.0, outage=60.0, start=60.0, leave=5.0)

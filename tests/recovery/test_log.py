@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from psfleet.errors import LogError
-from psfleet.mode import Mode
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
-from psfleet_server.coordinator import Arrival, Coordinator
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log, records
+from psfleet_server.coordinator.coordinator import Arrival, Coordinator
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log, records
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))

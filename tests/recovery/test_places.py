@@ -5,14 +5,14 @@ from typing import Literal
 
 import pytest
 
-from psfleet.environment import Environment
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
-from psfleet.wire.security import Access
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 
 def test_a_worker_registers_although_all_places_are_taken() -> None:

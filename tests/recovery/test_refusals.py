@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from psfleet.errors import Gap
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet_server.host import Host
-from psfleet_server.parking import Deadlines
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.rpc.deferred_reply import Deadlines
 
 ROWS = TableSpec(
     "rows", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)

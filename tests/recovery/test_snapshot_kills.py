@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, TableState
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.runtime.interface import Gradient, TableState
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads, same_bits
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 TRAINING = Training(steps=60, pause=0.03)
 ALONE = Training(steps=60)

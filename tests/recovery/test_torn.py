@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from psfleet.faults.crash_points import Died
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.testing.faults import Died
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.client import Send
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Send
 
 COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet_server.log import Log, records
+from psfleet_server.durability.log import Log, records
 
 MIB = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -27,9 +27,9 @@ from psfleet.rules import (
     Rprop,
     Rule,
 )
+from psfleet.schema.table import Decay, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Decay, TableSpec
 from tests.recordings import arrays
 
 TOLERANCE = 2e-6

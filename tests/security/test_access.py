@@ -12,14 +12,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from psfleet.environment import Environment
 from psfleet.errors import AccessDenied, ConfigError
-from psfleet.runtime import load_runtime
+from psfleet.runtime.interface import load_runtime
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training
+from psfleet.testing.training_run import Training
+from psfleet.wire.access import INSECURE, Access
 from psfleet.wire.channel import open_channel
-from psfleet.wire.probing import closes_at_once
-from psfleet.wire.security import INSECURE, Access
+from psfleet.wire.socket_probe import closes_at_once
 from psfleet.wire.v1.shard_pb2 import StatusRequest
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
@@ -220,7 +220,7 @@ def test_tcp_in_the_clear_must_be_said_aloud() -> None:
 
 def test_a_server_that_hangs_up_at_once_is_only_away(forge: Forge, folder: Path) -> None:
     """Nobody there, or somebody who closes: that is an outage, not a refusal."""
-    from psfleet.wire.refusals import why_refused
+    from psfleet.wire.tls_diagnosis import why_refused
 
     access = Access.of(Environment("worker", 0, ("x:1",), tls=str(forge_worker(forge, folder))))
 

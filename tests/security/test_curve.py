@@ -12,11 +12,11 @@ import zmq
 from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.pipeline.links import Place
+from psfleet.stages.links import Place
+from psfleet.wire.access import INSECURE, Access
 from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
-from psfleet.wire.security import INSECURE, Access
-from psfleet_worker.stages import StageLinks
+from psfleet_worker.stages.stage_links import StageLinks
 
 
 @pytest.fixture(scope="module")

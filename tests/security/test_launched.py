@@ -12,12 +12,12 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
-from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError
+from psfleet.settings.environment import Environment, read_environment
 from psfleet.wire.certificates import ends, make_credentials
 from psfleet.wire.credentials import FILES, Credentials
-from psfleet_launch.plan import Job, Request, child_environment
-from psfleet_launch.security import usable
+from psfleet_launch.commands.certificates_command import usable
+from psfleet_launch.job.job_plan import Job, Request, child_environment
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]  # the fixture
@@ -99,7 +99,7 @@ def test_what_a_certificate_is_good_for(folders: dict[str, Path]) -> None:
 
 def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`psfleet certs`."""
-    command = [sys.executable, "-m", "psfleet_launch.tools", "certs", *arguments]
+    command = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "certs", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

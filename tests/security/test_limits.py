@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.environment import Environment, read_environment
 from psfleet.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
-from psfleet.limits import Limits
 from psfleet.rules import make_rule
-from psfleet.tables.spec import MAX_AXES, MAX_NAME, TableSpec
+from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
+from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.limits import Limits
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import open_channel
-from psfleet.wire.security import INSECURE
-from psfleet.wire.shared import SharedMemory
-from psfleet.wire.status import error_of
+from psfleet.wire.error_status import error_of
+from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_server.process import Server
 

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import Initializer, TableSpec
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 
 _SOON = 15.0  # seconds; it takes tenths of one

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from psfleet.environment import Environment
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read, Runtime, load_runtime
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_server.strangers import Stranger, network_of, surplus
+from psfleet_server.rpc.connection_eviction import Stranger, network_of, surplus
 
 _IN = 10.0
 """Seconds within which a member must be in, however many strangers knock. It takes tenths of one."""

@@ -14,10 +14,10 @@ import pytest
 from psfleet.errors import FrameError, LimitExceeded, PsfleetError
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire import frame
+from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
-from psfleet.wire.fields import field
-from psfleet.wire.security import Access
-from psfleet.wire.status import error_of
+from psfleet.wire.error_status import error_of
+from psfleet.wire.protobuf_fields import field
 from psfleet.wire.v1.frame_pb2 import Header
 
 _SOON = 30.0  # seconds

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.environment import Environment
+from psfleet.settings.environment import Environment
 from psfleet.testing.leaks import nothing_left
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc

@@ -1,8 +1,8 @@
 """Servers that answer the coordinator at once, for tests of it alone."""
 
 from psfleet.shard.events import Refuse
-from psfleet.shard.views import Freeze, Report
-from psfleet_server.coordinator import Coordinator, Outcome, Seating
+from psfleet.shard.membership_view import Freeze, Report
+from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Seating
 
 __all__ = ["register", "settled"]
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from psfleet.environment import Environment
+from psfleet.settings.environment import Environment
 from psfleet.wire.v1.membership_pb2 import BeatReply
-from psfleet_server.coordinator import Orders
+from psfleet_server.coordinator.coordinator import Orders
 from psfleet_server.process import Server
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 QUICK = 0.1  # seconds of silence after which a worker counts as dead; it beats five times as often
 

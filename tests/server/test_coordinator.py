@@ -17,7 +17,14 @@ from psfleet.errors import (
     UsageError,
 )
 from psfleet.shard.events import Refuse
-from psfleet_server.coordinator import Arrival, Beat, Coordinator, Outcome, Release, Seating
+from psfleet_server.coordinator.coordinator import (
+    Arrival,
+    Beat,
+    Coordinator,
+    Outcome,
+    Release,
+    Seating,
+)
 from tests.server.seating import register, settled
 
 

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
+from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import GRACE, open_channel
-from psfleet.wire.security import INSECURE
-from psfleet.wire.status import error_of
-from psfleet_server.parking import Deadlines, Reply, immediate, parkable
+from psfleet.wire.error_status import error_of
+from psfleet_server.rpc.deferred_reply import Deadlines, Reply, immediate, parkable
 
 WAITERS = 200
 POOL = 4

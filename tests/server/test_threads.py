@@ -44,10 +44,10 @@ THREADS: dict[str, tuple[str, ...]] = {
 """By name, with what a job needs to have it."""
 
 ELSEWHERE = {
-    "psfleet/threads.py",  # makes them
+    "psfleet/platform/service_thread.py",  # makes them
     "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
     "psfleet/testing/local_fleet.py",  # for tests
-    "psfleet/testing/training.py",
+    "psfleet/testing/training_run.py",
 }
 
 

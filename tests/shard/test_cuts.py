@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from psfleet.errors import Later, PsfleetError
-from psfleet.mode import Mode
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
-from psfleet.shard.cuts import Cutting
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import (
     Answer,
     BeginCut,
@@ -21,9 +21,9 @@ from psfleet.shard.events import (
     Push,
     Refuse,
 )
-from psfleet.shard.frozen import FrozenShard
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.snapshot_cuts import Cutting
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))
 

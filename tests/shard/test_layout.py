@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.rules.sgd import SGD
-from psfleet.shard.layout import deal_elements, dense_ranges
-from psfleet.tables.spec import BLOCK, TableSpec
+from psfleet.schema.table import BLOCK, TableSpec
+from psfleet.shard.dense_partition import deal_elements, dense_ranges
 
 
 @given(size=st.integers(0, 40 * BLOCK), servers=st.integers(1, 9), name=st.text(min_size=1))

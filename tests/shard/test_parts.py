@@ -5,10 +5,10 @@ import pytest
 
 from psfleet.errors import ShapeError
 from psfleet.rules import make_rule
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Answer, Refuse, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
 
 SPEC = TableSpec("d", "dense", (10,), make_rule("adam", {}))
 ROWS = TableSpec("r", "dense", (5, 2), make_rule("rowwise_adagrad", {}))

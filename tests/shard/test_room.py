@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from psfleet.errors import UsageError
-from psfleet.mode import Mode
 from psfleet.rules import SGD, Adam
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Answer, Instruction, Join, Pull, Push, Record, Refuse, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 ROWS = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
 OTHER = TableSpec("other", "sparse", (2,), SGD())

@@ -9,7 +9,8 @@ import pytest
 from psfleet.errors import DeadlineExceeded, Fenced, Gap, NotReady, ProtocolError, ShapeError
 from psfleet.rules.adam import Adam
 from psfleet.rules.sgd import SGD
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
     Answer,
     Event,
@@ -23,7 +24,6 @@ from psfleet.shard.events import (
     Serve,
 )
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
 
 DENSE = TableSpec("w", "dense", (3,), SGD())
 SPARSE = TableSpec("rows", "sparse", (2,), Adam(), seed=5)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.mode import Mode
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 COUNTS = TableSpec(
     "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)

@@ -8,13 +8,13 @@ import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.client import Patience
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.server_client import Patience
 
 COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.modes.changing import connect
-from psfleet.remembering import PLACE, redealt
+from psfleet.checkpoint.worker_state import PLACE, redealt
+from psfleet.modes.switch import connect
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 

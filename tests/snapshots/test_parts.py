@@ -11,11 +11,11 @@ import pytest
 
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.rules import make_rule
-from psfleet.shard.cuts import Cutting
+from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.spec import TableSpec
-from psfleet_server.pace import Pace
-from psfleet_server.parts import Parts
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet_server.durability.snapshot_writer import Parts
+from psfleet_server.durability.throttle import Pace
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
 SECONDS = 60.0

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from psfleet.checkpoint.worker_state import Place, Remembered
 from psfleet.errors import ConfigError, UsageError
-from psfleet.intervals import Interval
 from psfleet.optimizer.lr import StepDecay
-from psfleet.remembering import Place, Remembered
+from psfleet.settings.durations import Interval
 
 
 def test_states_belong_to_steps() -> None:

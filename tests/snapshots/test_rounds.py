@@ -8,8 +8,8 @@ from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.errors import CheckpointError
 from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import Training, in_threads
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.testing.training_run import Training, in_threads
+from psfleet_worker.cluster_runtime import ClusterRuntime
 
 EVERY, STEPS = 3, 12
 TRAINING = Training(steps=1)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_launch.plan import Member
-from psfleet_launch.takeover import Promote, Standbys
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.standbys import Promote, Standbys
 
 LOOK = 0.005  # seconds between looks at processes and ready files
 LONGEST = 60.0  # seconds until a standby must be ready

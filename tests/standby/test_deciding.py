@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from psfleet.errors import Fenced, ProtocolError
-from psfleet_launch.plan import Member
-from psfleet_launch.supervisor import Exited, Ready, Start, Supervisor
-from psfleet_launch.takeover import Promote, Release, Standbys
-from psfleet_server.feed import Feed, joined
-from psfleet_server.log import Part
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.supervisor import Exited, Ready, Start, Supervisor
+from psfleet_server.durability.log import Part
+from psfleet_server.durability.log_shipping import Feed, joined
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)

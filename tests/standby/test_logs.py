@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import TableSpec
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import LONGEST, Pairs
 
 TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))

@@ -1,7 +1,7 @@
 """Servers that die beside a standby: it takes over, and nothing that was acknowledged is lost.
 
 Processes die at named points or by SIGKILL at seeded steps; whoever decides about takeovers is the
-launcher's own code (psfleet_launch.takeover).
+launcher's own code (psfleet_launch.supervision.standbys).
 """
 
 import random
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import DeadlineExceeded
-from psfleet.runtime import Gradient, Read, TableState
-from psfleet.testing.counting import Counting
-from psfleet.testing.training import Training, in_threads, same_bits
-from psfleet_server.feed import DEPOSED
-from psfleet_worker.runtime import ClusterRuntime
+from psfleet.runtime.interface import Gradient, Read, TableState
+from psfleet.testing.push_counts import Counting
+from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet_server.durability.log_shipping import DEPOSED
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
 
 TRAINING = Training()

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
-from psfleet_launch.plan import Member
-from psfleet_launch.supervisor import (
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.hang_detection import Watch
+from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.supervisor import (
     Action,
     Event,
     Exited,
@@ -20,9 +22,7 @@ from psfleet_launch.supervisor import (
     Supervisor,
     Tick,
 )
-from psfleet_launch.takeover import Promote, Release, Standbys
-from psfleet_launch.watch import Watch
-from psfleet_server.pulse import Pulse
+from psfleet_server.liveness import Pulse
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)

@@ -7,9 +7,9 @@ import pytest
 
 from psfleet.errors import UsageError
 from psfleet.rules.adam import Adam
+from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import Arena
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 
 def used(arena: Arena, offset: int) -> int:

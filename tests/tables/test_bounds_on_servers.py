@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import fleet, optimizer
-from psfleet import runtime as runtimes
 from psfleet.client import Client
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
-from psfleet.mode import Mode
 from psfleet.rules import Adam
-from psfleet.runtime import Gradient, Read, Runtime
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import Gradient, Read, Runtime
+from psfleet.schema.table import TableSpec
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log
 
 POLICY = (
     CountFilterEntry(2)

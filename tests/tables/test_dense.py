@@ -5,8 +5,8 @@ import pytest
 
 from psfleet.errors import ShapeError
 from psfleet.rules import ASGD, SGD, Adam, RowwiseAdagrad, Rule
+from psfleet.schema.table import TableSpec
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.spec import TableSpec
 
 
 @pytest.mark.parametrize("rule", [SGD(), Adam(), ASGD(2), RowwiseAdagrad()])

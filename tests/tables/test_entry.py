@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from psfleet import layers, optimizer
 from psfleet.checkpoint import read_specs
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import ConfigError, ShapeError, TableConflict
-from psfleet.kernels.initial import initial_rows
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.kernels.initial_values import initial_rows
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.program import Program, default_startup_program, program_guard
 from psfleet.rules import SGD, Adam
-from psfleet.tables.entry import make_entry
+from psfleet.schema.entry import make_entry
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet.wire.specs import read_spec, write_spec
+from psfleet.wire.table_messages import read_spec, write_spec
 
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=3, entry=ProbabilityEntry(0.25))
 IDS = np.arange(-4000, 4000)

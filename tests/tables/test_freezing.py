@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from psfleet.rules import make_rule
+from psfleet.schema.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
+from psfleet.schema.table import TableSpec
+from psfleet.tables.copy_on_write import SECTIONS
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
-from psfleet.tables.freezing import SECTIONS
-from psfleet.tables.frozen import FrozenTable
+from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 PLAIN = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1)
 EVERY_ROW = TableSpec("t", "sparse", (3,), make_rule("adam", {}), seed=1, every_row=True)

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry
-from psfleet.environment import memory_of
 from psfleet.errors import ConfigError, UsageError
-from psfleet.mode import Mode
 from psfleet.rules import Adam
-from psfleet.runtime import Gradient, Runtime
+from psfleet.runtime.interface import Gradient, Runtime
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import memory_of
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Answer, Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import Budget
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_launch.plan import Job, Member, Request, child_environment
-from psfleet_server.keeper import Keeper
-from psfleet_server.log import Log
-from psfleet_server.memory import resident, table_limit
+from psfleet_launch.job.job_plan import Job, Member, Request, child_environment
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log import Log
+from psfleet_server.engine.memory_budget import resident, table_limit
 
 MIB = 1 << 20
 BATCH = 8192

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
 from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial import initial_rows
+from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import SGD, Adam, Ftrl
-from psfleet.rules.base import Rule
-from psfleet.tables.content import Clock
-from psfleet.tables.entry import make_entry
+from psfleet.rules.rule import Rule
+from psfleet.schema.entry import make_entry
+from psfleet.schema.table import TableSpec
+from psfleet.tables.row_data import Clock
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import TableSpec
 
 Ids = NDArray[np.int64]
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import Executor, clip, fluid, layers, optimizer, runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet import Executor, clip, fluid, layers, optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.execution.inference import load_inference, save_inference
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameter import Parameter, SparseGrad
-from psfleet.program.inference import load_inference, save_inference
+from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime import Runtime
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import key_of
 from psfleet.strategy import DistributedStrategy, resolve
-from psfleet.tables.spec import key_of
 from psfleet.testing.local_fleet import LocalFleet
 
 ENTRY = ShowClickEntry("show", "click", decay_rate=1.0)
@@ -32,24 +33,24 @@ def home(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """The active runtime: in this process, or two real servers."""
     if request.param == "embedded":
         fresh: Runtime = EmbeddedRuntime()
-        before = runtime.use(fresh)
+        before = interface.use(fresh)
         yield fresh
     else:
         with LocalFleet(2, 1) as fleet:
             fresh = fleet.connect(0, "async")
-            before = runtime.use(fresh)
+            before = interface.use(fresh)
             yield fresh
             fresh.close()
-    runtime.use(before)
+    interface.use(before)
 
 
 @pytest.fixture
 def alone() -> Iterator[Runtime]:
     """A runtime in this process."""
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield fresh
-    runtime.use(before)
+    interface.use(before)
 
 
 def build(entry: Any = ENTRY, **options: Any) -> tuple[Any, Any]:

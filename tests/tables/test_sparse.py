@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.initial import initial_rows
+from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import ASGD, SGD, Adagrad, Adam
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.tables.sparse import SparseTable
-from psfleet.tables.spec import Initializer, TableSpec
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

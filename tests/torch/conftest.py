@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from psfleet import runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.runtime import interface
 
 
 @pytest.fixture(autouse=True)
 def fleet() -> Iterator[EmbeddedRuntime]:
     """The active runtime: fresh, and closed when the test is over."""
     fresh = EmbeddedRuntime()
-    before = runtime.use(fresh)
+    before = interface.use(fresh)
     yield fresh
-    runtime.use(before)
+    interface.use(before)
     fresh.close()

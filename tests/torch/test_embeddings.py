@@ -11,10 +11,10 @@ import pytest
 
 from psfleet import fluid, initializer
 from psfleet import optimizer as fleet_optimizer
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import ConfigError, IdError, UsageError
-from psfleet.runtime import Read
+from psfleet.runtime.interface import Read
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 

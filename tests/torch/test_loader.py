@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from psfleet.fleet.loops import Loops
-from psfleet.remembering import Remembered
+from psfleet.checkpoint.worker_state import Remembered
+from psfleet.fleet.data_loops import Loops
 
 
 def loops(index: int, workers: int) -> Loops:

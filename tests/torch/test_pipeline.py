@@ -24,7 +24,7 @@ import torch  # after the check for torch
 from torch import nn
 
 import psfleet.torch as pst
-from psfleet.torch.cutting import chunks_of
+from psfleet.torch.sequential_cuts import chunks_of
 from tests.torch.test_optimizers import Counting
 
 __all__ = ["launch"]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer
-from psfleet import runtime as runtimes
 from psfleet.errors import Fenced
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.runtime import interface as runtimes
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
 

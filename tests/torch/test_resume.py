@@ -14,10 +14,10 @@ import pytest
 from psfleet import fleet as fleet_api
 from psfleet import fluid
 from psfleet import optimizer as fleet_optimizer
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ProbabilityEntry
 from psfleet.errors import PsfleetError, ShapeError, UsageError
-from psfleet.runtime import Runtime
+from psfleet.runtime.interface import Runtime
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
 

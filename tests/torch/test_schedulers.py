@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from psfleet import optimizer, runtime
-from psfleet.embedded import EmbeddedRuntime
+from psfleet import optimizer
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import ShapeError, UsageError
-from psfleet.runtime import Runtime
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
@@ -51,12 +52,12 @@ def test_on_servers() -> None:
     """One value a sample counts for each of its ids but the padding, over several lookups of a step."""
     with LocalFleet(2, 1) as fleet:
         far: Runtime = fleet.connect(0, "async")
-        before = runtime.use(far)
+        before = interface.use(far)
         rows, opt = made(pst.Embedding, padding_idx=9)
         for _ in range(2):
             rows(IDS, SHOW, CLICK).sum().backward()
             step(rows, opt, torch.tensor([3, 7]))  # nobody says: once and never
-        runtime.use(before)
+        interface.use(before)
         assert counted(rows) == {1: [12, 2], 2: [8, 2], 3: [6, 0], 7: [2, 0], 9: [0, 0]}
         far.close()
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from psfleet import fleet as fleet_api
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.changing import connect
-from psfleet.optimizer.localsgd import LocalRuntime
-from psfleet.runtime import Gradient
+from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.switch import connect
+from psfleet.runtime.interface import Gradient
 from psfleet.strategy import Consistency, LocalSGD
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training import in_threads
+from psfleet.testing.training_run import in_threads
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import FrameError, PsfleetError, UsageError
-from psfleet.packing import BLOCK, Packed, Packer, pack, repacked, value_format
 from psfleet.rules import make_rule
-from psfleet.runtime import Format, Gradient
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Format, Gradient
+from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
+from psfleet.wire.compression import BLOCK, Packed, Packer, pack, repacked, value_format
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from psfleet.limits import Limits
+from psfleet.settings.limits import Limits
 from psfleet.wire.channel import server_options
 
 _HASTY = [

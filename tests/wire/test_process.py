@@ -5,7 +5,7 @@ import sys
 
 FAULTS = """
 import os, resource, sys, threading
-from psfleet.wire import process
+from psfleet.wire import grpc_process as process
 if sys.argv[1] == "tuned":
     process.prepare()
 assert "grpc" not in sys.modules

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from psfleet.errors import FrameError, PsfleetError, UnknownTable
 from psfleet.rules.adam import Adam
-from psfleet.runtime import Gradient, Read
-from psfleet.tables.spec import TableSpec
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
 from psfleet.wire.segments import Piece, State
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment

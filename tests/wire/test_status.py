@@ -9,9 +9,9 @@ import pytest
 
 from psfleet import errors
 from psfleet.errors import PsfleetError
+from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import open_channel
-from psfleet.wire.security import INSECURE
-from psfleet.wire.status import CODES, error_of, failure, status_of
+from psfleet.wire.error_status import CODES, error_of, failure, status_of
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 TEXT = "round 3 waits for worker 1"

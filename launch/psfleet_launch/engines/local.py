@@ -15,13 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from psfleet.sockets import make_private_folder
-from psfleet_launch import guard, snapshots
-from psfleet_launch.chaos import Trouble
+from psfleet.platform.sockets import make_private_folder
+from psfleet_launch.chaos.fault_schedule import Trouble
+from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.spawn import open_log, send, spawn
-from psfleet_launch.plan import Job, Member, child_environment, command, requested_endpoints
-from psfleet_launch.screen import Screen
-from psfleet_launch.supervisor import (
+from psfleet_launch.job import guard, job_snapshots
+from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
+from psfleet_launch.supervision.standbys import Promote, Release
+from psfleet_launch.supervision.supervisor import (
     Action,
     Asked,
     Event,
@@ -41,7 +42,6 @@ from psfleet_launch.supervisor import (
     Wordless,
     causes_first,
 )
-from psfleet_launch.takeover import Promote, Release
 
 __all__ = ["LocalEngine", "private_folder"]
 
@@ -208,7 +208,7 @@ class LocalEngine:
         return bool(ready)
 
     def _say_words(self, member: Member, data: bytes) -> None:
-        """Say what the member has told, by lines between its signs of life (psfleet_server.pulse)."""
+        """Say what the member has told, by lines between its signs of life (psfleet_server.liveness)."""
         *lines, self._words[member] = (
             self._words.get(member, b"") + data.replace(b"\0", b"")
         ).split(b"\n")
@@ -321,7 +321,7 @@ class LocalEngine:
             self._job.ready_file(member).unlink(missing_ok=True)
         for member in self._job.workers:
             self._job.left_file(member).unlink(missing_ok=True)
-        self._resume = snapshots.latest(self._job.logs) or self._job.request.resume
+        self._resume = job_snapshots.latest(self._job.logs) or self._job.request.resume
         self._screen.say(
             f"a server died; generation {self._generation} starts from "
             f"{self._resume or 'the beginning, for there is no snapshot yet'}"

@@ -1,10 +1,10 @@
 """Programs under their newer names."""
 
+from psfleet.execution.executor import Executor
+from psfleet.execution.inference import load_inference, save_inference
 from psfleet.fluid.static import nn
-from psfleet.layers.sources import data
+from psfleet.layers.inputs import data
 from psfleet.program.backward import append_backward, gradients
-from psfleet.program.executor import Executor
-from psfleet.program.inference import load_inference, save_inference
 from psfleet.program.program import (
     Program,
     default_main_program,

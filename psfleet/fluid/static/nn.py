@@ -6,7 +6,7 @@ from typing import Any
 from psfleet import layers
 from psfleet.layers import batch_norm
 from psfleet.program.variable import Variable
-from psfleet.tables.entry import Entry
+from psfleet.schema.entry import Entry
 
 __all__ = ["batch_norm", "embedding", "fc"]
 

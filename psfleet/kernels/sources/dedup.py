@@ -3,7 +3,7 @@
 from numba import int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.memory import (
+from psfleet.kernels.intrinsics import (
     kernel,
     load_i64,
     load_u32,

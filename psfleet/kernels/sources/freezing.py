@@ -3,8 +3,8 @@
 from numba import int64, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.memory import kernel, load_u32, load_u64, read_i64, store_i64, store_u64
-from psfleet.kernels.probing import age_of, place_of, prefetch_line
+from psfleet.kernels.intrinsics import kernel, load_u32, load_u64, read_i64, store_i64, store_u64
+from psfleet.kernels.hash_index import age_of, place_of, prefetch_line
 
 AHEAD = 24
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import float32, types, uint16, uint32, void
 
-from psfleet.kernels.memory import kernel
+from psfleet.kernels.intrinsics import kernel
 
 F32, U16, U32 = (types.Array(kind, 1, "C", readonly=True) for kind in (float32, uint16, uint32))
 

@@ -3,7 +3,7 @@
 from numba import float32, float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix, unmix
-from psfleet.kernels.memory import (
+from psfleet.kernels.intrinsics import (
     kernel,
     load_f32,
     load_i64,
@@ -17,7 +17,7 @@ from psfleet.kernels.memory import (
     store_i64,
     store_u32,
 )
-from psfleet.kernels.probing import (
+from psfleet.kernels.hash_index import (
     BASE,
     DEAD,
     FREE_ROW,

@@ -2,9 +2,9 @@
 # mypy: ignore-errors
 from numba import float64, int64, uint64, void
 
-from psfleet.kernels.filling import fill_row
+from psfleet.kernels.initial_code import fill_row
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.memory import kernel, read_i64
+from psfleet.kernels.intrinsics import kernel, read_i64
 
 
 @kernel(void(int64, int64, int64, int64, float64, float64, uint64, int64))

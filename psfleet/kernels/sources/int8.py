@@ -4,7 +4,7 @@ import numpy as np
 from numba import float32, int8, int64, types, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.memory import helper, inlined, kernel
+from psfleet.kernels.intrinsics import helper, inlined, kernel
 
 DIM = 4
 SMALLEST = uint32(27 << 23)  # bits of 2^-100: a block whose largest value is below becomes zero

@@ -2,7 +2,7 @@
 # mypy: ignore-errors
 from numba import int64, void
 
-from psfleet.kernels.memory import (
+from psfleet.kernels.intrinsics import (
     kernel,
     load_f32,
     load_i64,

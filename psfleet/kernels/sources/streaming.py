@@ -5,7 +5,7 @@ from numba import int64, types, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from psfleet.kernels.memory import kernel
+from psfleet.kernels.intrinsics import kernel
 
 LINE = 64  # bytes
 

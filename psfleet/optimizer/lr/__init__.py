@@ -1,6 +1,5 @@
 """Learning-rate schedules, as `psfleet.optimizer.lr` names them."""
 
-from psfleet.optimizer.lr.base import LRScheduler
 from psfleet.optimizer.lr.cyclic import CyclicLR, LinearLR, LinearWarmup, OneCycleLR
 from psfleet.optimizer.lr.decay import (
     CosineAnnealingDecay,
@@ -16,7 +15,9 @@ from psfleet.optimizer.lr.decay import (
     PolynomialDecay,
     StepDecay,
 )
-from psfleet.optimizer.lr.older import (
+from psfleet.optimizer.lr.plateau import ReduceOnPlateau
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.lr.update_counted import (
     cosine_decay,
     exponential_decay,
     inverse_time_decay,
@@ -26,7 +27,6 @@ from psfleet.optimizer.lr.older import (
     piecewise_decay,
     polynomial_decay,
 )
-from psfleet.optimizer.lr.plateau import ReduceOnPlateau
 
 __all__ = [
     "CosineAnnealingDecay",

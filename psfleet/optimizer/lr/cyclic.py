@@ -4,9 +4,16 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from psfleet.annotations import NonNegative, NonNegativeInt, Positive, PositiveInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import Epoch, LRScheduler
+from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler
+from psfleet.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Range,
+    checked,
+)
 
 __all__ = ["CyclicLR", "LinearLR", "LinearWarmup", "OneCycleLR"]
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from psfleet.annotations import NonNegative, Positive, PositiveInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import Epoch, LRScheduler
+from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler
+from psfleet.validation.annotations import NonNegative, Positive, PositiveInt, Range, checked
 
 __all__ = [
     "CosineAnnealingDecay",

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from psfleet.annotations import Must, NonNegative, NonNegativeInt, Range, checked
 from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.base import LRScheduler
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, Range, checked
 
 __all__ = ["ReduceOnPlateau"]
 

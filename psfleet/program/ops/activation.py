@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from psfleet.program.operation import Array, Context, Gradient, Spec
 from psfleet.program.ops.arithmetic import Unary
-from psfleet.program.record import Array, Context, Gradient, Spec
 from psfleet.program.shapes import axis_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec
 from psfleet.program.ops.check import need_floats, need_one_dtype
-from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import broadcast
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet import gradient_norms
-from psfleet.parameter import SparseGrad
-from psfleet.program.record import Context, Gradient, Op, Spec
+from psfleet.parameters import gradient_norms
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.program.operation import Context, Gradient, Op, Spec
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import IdError, ShapeError
-from psfleet.parameter import Parameter, SparseGrad
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec
 from psfleet.program.ops.scatter import scatter_rows
-from psfleet.program.record import Array, Context, Gradient, Op, Spec
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

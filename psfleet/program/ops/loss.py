@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError
+from psfleet.program.operation import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.ops.activation import log_softmax, sigmoid
 from psfleet.program.ops.check import need_floats
-from psfleet.program.record import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.shapes import axis_of, same
 
 if TYPE_CHECKING:

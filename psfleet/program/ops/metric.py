@@ -7,7 +7,7 @@ import numpy as np
 
 from psfleet.errors import IdError, ShapeError
 from psfleet.metrics import Auc, accuracy
-from psfleet.program.record import Array, Context, Op, Spec
+from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.shapes import same
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.errors import ShapeError
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec
 from psfleet.program.ops.check import need_floats
-from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import axis_of, same, size_of
 
 if TYPE_CHECKING:

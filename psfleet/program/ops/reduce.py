@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from psfleet.program.operation import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.ops.check import need_floats
-from psfleet.program.record import Array, Context, Gradient, Op, Shape, Spec
 from psfleet.program.shapes import axis_of
 
 if TYPE_CHECKING:

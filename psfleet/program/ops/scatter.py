@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.program.record import Array
+from psfleet.program.operation import Array
 
 __all__ = ["scatter_rows"]
 

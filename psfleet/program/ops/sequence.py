@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, ShapeError
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec
 from psfleet.program.ops.check import need_floats
-from psfleet.program.record import Array, Context, Gradient, Op, Spec
 from psfleet.program.shapes import same
 
 if TYPE_CHECKING:

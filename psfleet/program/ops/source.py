@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psfleet.program.record import Array, Context, Op, Spec
+from psfleet.program.operation import Array, Context, Op, Spec
 
 __all__ = ["Fill", "PerRun", "StepCounter"]
 

@@ -11,11 +11,12 @@ import time
 
 import numpy as np
 
-from psfleet import fleet, runtime
+from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import Initializer, TableSpec
 
 SAMPLES = 200
 UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))
@@ -30,7 +31,7 @@ def main(mode: str, epochs: int) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
     fleet.init(strategy=strategy)
-    active = runtime.active()
+    active = interface.active()
     active.create(WEIGHTS, np.linspace(-1, 1, 5000, dtype=np.float32))
     active.create(ROWS)
     for chosen in fleet.dataset(SAMPLES, 5, epochs, shuffle_seed=3):

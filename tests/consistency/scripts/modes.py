@@ -6,8 +6,8 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.runtime import active
-from psfleet.testing.clicks import Clicks
+from psfleet.runtime.interface import active
+from psfleet.testing.click_model import Clicks
 
 MODES = [("async", {}), ("geo", {"k_steps": 2}), ("sync", {}), ("half-async", {}), ("ssp", {})]
 STEPS, JOB = 16, Clicks()

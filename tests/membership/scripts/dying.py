@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet import fleet, runtime
+from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import Initializer, TableSpec
 
 SAMPLES, EPOCHS = 60, 2
 WEIGHTS = TableSpec("weights", "dense", (300,), make_rule("adam", {}))
@@ -31,7 +32,7 @@ def main(workers: int, dies: int, at: int, mark: Path) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = False
     fleet.init(strategy=strategy)
-    active, me = runtime.active(), fleet.worker_index()
+    active, me = interface.active(), fleet.worker_index()
     for worker in range(workers):
         active.create(counts(worker))
     active.create(WEIGHTS, np.linspace(-1, 1, 300, dtype=np.float32))

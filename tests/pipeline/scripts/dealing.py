@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet import fleet, layers, optimizer, runtime
+from psfleet import fleet, layers, optimizer
 from psfleet.entry import ShowClickEntry
-from psfleet.environment import read_environment
-from psfleet.program.executor import Executor
-from psfleet.tables.spec import key_of
+from psfleet.execution.executor import Executor
+from psfleet.runtime import interface
+from psfleet.schema.table import key_of
+from psfleet.settings.environment import read_environment
 
 SAMPLES, BATCH, EPOCHS = 24, 4, 2
 
@@ -43,7 +44,7 @@ def main(folder: Path, mode: str) -> None:
     (folder / f"{here.rank}.{here.stage}.json").write_text(json.dumps(seen))
     fleet.barrier_worker()
     if fleet.is_first_worker():
-        state = runtime.active().read_table(key_of("rows.w_0"))
+        state = interface.active().read_table(key_of("rows.w_0"))
         assert state.ids is not None
         assert state.scores is not None
         scores = dict(zip(state.ids.tolist(), state.scores.tolist(), strict=True))

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psfleet.shard.views import Freeze, Install, Report
-from psfleet_server.supply import Order
+from psfleet.shard.membership_view import Freeze, Install, Report
+from psfleet_server.coordinator.data_dispatch import Order
 
 __all__ = [
     "Begun",

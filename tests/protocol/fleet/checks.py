@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.dealing import Entry, Plan
+from psfleet.data.assignment import Entry, Plan
 from psfleet.kernels.dedup import merge_pushes, owned_by
-from psfleet.runtime import Read
+from psfleet.runtime.interface import Read
 from psfleet.shard.events import Close, Join, Push
+from psfleet.shard.membership_view import Install, Seated
 from psfleet.shard.shard import Shard
-from psfleet.shard.views import Install, Seated
 from psfleet.tables.sparse import SparseTable
-from psfleet_server.supply import Torn
+from psfleet_server.coordinator.data_dispatch import Torn
 from tests.protocol.fleet.calls import Taken
 from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
 from tests.protocol.fleet.worker import Pushes

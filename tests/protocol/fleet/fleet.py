@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psfleet.shard.shard import Shard
-from psfleet_server.meetings import ModeWish
+from psfleet_server.coordinator.barriers import ModeWish
 from tests.protocol.fleet.calls import Promote, Release, Silent
 from tests.protocol.fleet.checks import check, check_snapshot
 from tests.protocol.fleet.job import Job, job_of

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.dealing import Range
-from psfleet.mode import Mode
+from psfleet.data.assignment import Range
 from psfleet.rules import make_rule
-from psfleet.tables.spec import Initializer, TableSpec
-from psfleet_server.meetings import ModeWish
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.settings.mode import Mode
+from psfleet_server.coordinator.barriers import ModeWish
 
 __all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
 

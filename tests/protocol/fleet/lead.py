@@ -1,4 +1,4 @@
-"""Who leads snapshots: one after the other, in the order of calls of psfleet_server.lead.
+"""Who leads snapshots: one after the other, in the order of calls of psfleet_server.snapshots.lead.
 
 A snapshot that does not come to its end is given up, and the next one has a higher number.
 """
@@ -6,8 +6,8 @@ A snapshot that does not come to its end is given up, and the next one has a hig
 from typing import Any
 
 from psfleet.errors import PsfleetError
-from psfleet.shard.cuts import Cutting
 from psfleet.shard.events import BeginCut, EndCut
+from psfleet.shard.snapshot_cuts import Cutting
 from tests.protocol.fleet.calls import Begun, Finish, Mark, Request, Response, Taken
 from tests.protocol.fleet.job import Job
 from tests.protocol.scheduler import Boot, Disk, Instruction, Received, Send, Store, Tick

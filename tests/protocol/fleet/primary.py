@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from psfleet.errors import PsfleetError
-from psfleet_server.feed import Fed, Feed, joined
-from psfleet_server.parts import joined_core
-from psfleet_server.records import encode
-from psfleet_server.recovery import copied
-from psfleet_server.replica import _copy
+from psfleet_server.durability.log_shipping import Fed, Feed, joined
+from psfleet_server.durability.records import encode
+from psfleet_server.durability.recovery import copied
+from psfleet_server.durability.snapshot_writer import joined_core
+from psfleet_server.services.replica_service import _copy
 from tests.protocol.fleet.calls import Part, Took
 from tests.protocol.scheduler import Instruction, Send
 

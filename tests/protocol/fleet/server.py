@@ -12,13 +12,13 @@ import numpy as np
 
 from psfleet.errors import PsfleetError
 from psfleet.shard.events import Answer, BeginCut, Event, Keep, Refuse, Serve, Tell
-from psfleet.shard.frozen import FrozenShard
+from psfleet.shard.membership_view import Freeze, Install
 from psfleet.shard.shard import Shard
-from psfleet.shard.views import Freeze, Install
-from psfleet_server.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
-from psfleet_server.feed import joined
-from psfleet_server.records import encode, encode_change
-from psfleet_server.recovery import take
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet_server.coordinator.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
+from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.records import encode, encode_change
+from psfleet_server.durability.recovery import take
 from tests.protocol.fleet.calls import (
     Begun,
     CreateTable,

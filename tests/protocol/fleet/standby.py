@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from psfleet_server.recovery import take
+from psfleet_server.durability.recovery import take
 from tests.protocol.fleet.calls import Follow, Part, Promote, Took
 from tests.protocol.fleet.job import Job
 from tests.protocol.fleet.server import Server

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.dealing import Plan, Range, length, part
+from psfleet.data.assignment import Plan, Range, length, part
 from psfleet.shard.events import Join, Leave
-from psfleet.wire.specs import write_mode
-from psfleet_server.coordinator import Arrival
-from psfleet_server.meetings import SWITCH, ModeWish, Release
+from psfleet.wire.table_messages import write_mode
+from psfleet_server.coordinator.barriers import SWITCH, ModeWish, Release
+from psfleet_server.coordinator.coordinator import Arrival
 from tests.protocol.fleet.calls import CreateTable, Depart, Register
 from tests.protocol.fleet.job import COUNTS, ROWS, places
 from tests.protocol.fleet.worker import Waits, Worker

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.dealing import length, part
+from psfleet.data.assignment import length, part
 from psfleet.errors import Fenced, Later, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
-from psfleet.mode import Mode
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
-from psfleet.shard.views import Position
-from psfleet_server.coordinator import Arrival
-from psfleet_server.supply import Order
+from psfleet.shard.membership_view import Position
+from psfleet_server.coordinator.coordinator import Arrival
+from psfleet_server.coordinator.data_dispatch import Order
 from tests.protocol.fleet.calls import CreateTable, Deal, Depart, Mark, Register, Request, Response
 from tests.protocol.fleet.job import (
     COUNTS,

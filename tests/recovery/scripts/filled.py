@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet import fleet, runtime
+from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import Initializer, TableSpec
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import Initializer, TableSpec
 
 SAMPLES, EPOCHS = 160, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
@@ -47,7 +48,7 @@ def main(mode: str, folder: Path, fills: int) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = mode == "async"
     fleet.init(strategy=strategy)
-    active, me = runtime.active(), fleet.worker_index()
+    active, me = interface.active(), fleet.worker_index()
     active.create(COUNTS)
     active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     for step, chosen in enumerate(fleet.dataset(SAMPLES, 5, EPOCHS, shuffle_seed=3)):

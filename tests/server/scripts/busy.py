@@ -6,18 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet import fleet, runtime
+from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import TableSpec
 
 WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
 
 strategy = DistributedStrategy()
 strategy.a_sync = False  # unless --mode says something else
 fleet.init(strategy=strategy)
-active = runtime.active()
+active = interface.active()
 active.create(WEIGHTS, np.zeros(250_000, np.float32))
 for step in range(24):
     if step == 12 and fleet.worker_index() == 0:

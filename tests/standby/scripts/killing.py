@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet import fleet, runtime
-from psfleet.environment import read_environment
+from psfleet import fleet
 from psfleet.rules import make_rule
-from psfleet.runtime import Gradient, Read
+from psfleet.runtime import interface
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import read_environment
 from psfleet.strategy import DistributedStrategy
-from psfleet.tables.spec import TableSpec
 
 STEPS = 30
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
@@ -53,7 +54,7 @@ def main(blows: list[str]) -> None:
     strategy = DistributedStrategy()
     strategy.a_sync = False
     fleet.init(strategy=strategy)
-    active, me = runtime.active(), fleet.worker_index()
+    active, me = interface.active(), fleet.worker_index()
     active.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     for step in range(STEPS):
         for blow in blows:

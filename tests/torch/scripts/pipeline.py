@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import psfleet.torch as pst
-from psfleet import fleet, runtime
+from psfleet import fleet
+from psfleet.runtime import interface
 
 ROWS = 40
 
@@ -81,7 +82,7 @@ def main(out: str, steps: int, cuts: str) -> None:
     with torch.no_grad():
         seen = trainer.model.eval()(torch.arange(ROWS)[:, None])
     state = trainer.model.state_dict()
-    tables = np.array(sorted(spec.name for spec in runtime.active().specs().values()))
+    tables = np.array(sorted(spec.name for spec in interface.active().specs().values()))
     name = out + ("" if fleet.is_first_worker() else ".other")
     weights = {key: value.numpy() for key, value in state.items()}
     np.savez(name, losses=np.array(losses), seen=seen, tables=tables, **weights)

@@ -1,0 +1,237 @@
+"""psfleet-launch --chaos: a seeded schedule of faults that the job's own settings promise to cover."""
+
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from psfleet.chaos.audit import ChaosSettings
+from psfleet_launch.job.job_plan import Member, Request
+from psfleet_launch.supervision.standbys import Standbys
+
+__all__ = ["Fault", "Strike", "Trouble", "schedule"]
+
+Kind = Literal["kill", "pause", "hang", "full"]
+
+_FIRST = 1.5  # seconds
+_PAUSE = (0.2, 1.5)
+_HANG = (1.0, 3.0)  # beyond the time after which it is given up
+_FULL = 0.4
+_NETWORK = {"drop": 0.02, "duplicate": 0.03, "delay": 0.03}
+_ROLL_BACKS = 3
+_STANDBYS = 0.4  # share of a server's faults that its standby gets
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is done to a process.
+
+    Attributes:
+        at: Seconds since training began.
+        kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
+            is given up; full: no room for its log.
+        member: A worker, or a server: whoever has its place then.
+        seconds: How long it lasts; 0 for a kill.
+        standby: It is done to the standby of that server.
+    """
+
+    at: float
+    kind: Kind
+    member: Member
+    seconds: float = 0.0
+    standby: bool = False
+
+    @property
+    def target(self) -> str:
+        """`worker 0`, `server 1` or `standby of server 1`."""
+        return f"standby of {self.member}" if self.standby else str(self.member)
+
+    def __str__(self) -> str:
+        lasts = f" for {self.seconds:.1f} s" if self.seconds else ""
+        words = {
+            "kill": "is killed",
+            "pause": "is paused",
+            "hang": "hangs",
+            "full": "has no room on its disk",
+        }
+        return f"{self.at:.1f} s: {self.target} {words[self.kind]}{lasts}"
+
+
+def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[Fault]:
+    """Faults without end, in order of time; the same for the same seed and request.
+
+    Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
+    hang; workers are killed as often as they are started again; disks are full, which ends the workers
+    that push, where those are started again. Between two faults lie 0.5 to 1.5 times `pace` seconds.
+    """
+    dice = random.Random(seed)
+    keeps_log = request.durability in ("log", "log+fsync")
+    servers = [Member("server", rank) for rank in range(request.servers)]
+    workers = [Member("worker", rank) for rank in range(request.workers)]
+    left = request.worker_restarts
+    back = _ROLL_BACKS if request.durability == "snapshot" else 0
+    at = _FIRST
+    while True:
+        kinds: list[tuple[Kind, Member]] = [("pause", dice.choice(servers + workers))]
+        if keeps_log or back or request.replicas:
+            kinds += [("kill", dice.choice(servers))] * 2
+        if request.watches:
+            kinds += [("hang", dice.choice(servers))] * 2
+        if left:
+            kinds += [("kill", dice.choice(workers))]
+        if keeps_log and left >= 2:
+            kinds += [("full", dice.choice(servers))]
+        kind, member = dice.choice(kinds)
+        seconds = 0.0
+        if kind == "full":
+            seconds, left = _FULL, left - 2
+        elif kind == "pause":
+            seconds = _pause(dice, request)
+        elif kind == "hang":
+            seconds = request.hung_after + dice.uniform(*_HANG)
+        elif member.role == "worker":
+            left -= 1
+        elif back and not request.replicas:
+            back -= 1
+        has_standby = bool(request.replicas) and member.role == "server" and kind != "full"
+        yield Fault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
+        rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
+        at += pace * dice.uniform(0.5, 1.5) + rests
+
+
+def _pause(dice: random.Random, request: Request) -> float:
+    """Too short to be taken for a death."""
+    longest = min(_PAUSE[1], request.dead_after / 4) if request.dead_after else _PAUSE[1]
+    if request.watches:
+        longest = min(longest, request.hung_after / 4)
+    return dice.uniform(min(_PAUSE[0], longest), longest)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A signal for a process, and what to say about it."""
+
+    member: Member
+    signal: int
+    text: str = ""
+
+
+@dataclass
+class Trouble:
+    """The chaos of one job, or with `is_calm` the same job without it, to compare with.
+
+    Attributes:
+        folder: For the notes of the processes; exists.
+        done: What was done so far.
+        generations: How often the job has gone back; notes of earlier times are put aside.
+    """
+
+    seed: int
+    request: Request
+    folder: Path
+    is_calm: bool = False
+    pace: float = 4.0
+    done: list[Fault] = field(default_factory=list)
+    generations: int = 0
+
+    def __post_init__(self) -> None:
+        self._schedule = schedule(self.seed, self.request, self.pace)
+        self._next = next(self._schedule)
+        self._began: float | None = None
+        self._endings: list[tuple[float, Fault, Member]] = []
+        self._struck: set[Member] = set()  # killed, or stopped and not yet let go on
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the processes of the job are told."""
+        network = {} if self.is_calm else _NETWORK
+        settings = ChaosSettings(str(self.folder.absolute()), self.seed, **network)
+        return {"PSFLEET_CHAOS": settings.text()}
+
+    def due(
+        self, at: float, living: set[Member], *, trains: bool, standbys: Standbys | None = None
+    ) -> list[Strike]:
+        """What is to be done at time `at`.
+
+        Of a server and its standby only one is struck at a time, and only if both are up.
+
+        Args:
+            living: Processes that run; of servers those that answer, else one that is killed again
+                and again before it is back would never be. (Tests kill servers while they recover.)
+            trains: All of them do, and none is being started or stopped by somebody else.
+            standbys: Who has which server's place now; None: there are no standbys.
+        """
+        if self.is_calm:
+            return []
+        if self._began is None:
+            if not trains:
+                return []
+            self._began = at
+        strikes = self._ended(at)
+        while trains and self._began + self._next.at <= at:
+            fault, self._next = self._next, next(self._schedule)
+            victim = _victim(fault, standbys, living - self._struck)
+            if victim in living and not self._has_left(fault):
+                self.done.append(fault)
+                strikes += self._begin(fault, victim, at)
+        self._struck &= living
+        return strikes
+
+    def went_back(self) -> None:
+        """The job starts again from a snapshot: what was pushed since then is gone by design."""
+        self.generations += 1
+        aside = self.folder / f"generation-{self.generations}"
+        aside.mkdir()
+        for path in [*self.folder.glob("pushed.*"), *self.folder.glob("left.*")]:
+            path.rename(aside / path.name)
+        self._endings = [ending for ending in self._endings if ending[1].kind == "full"]
+        self._struck.clear()
+
+    def said(self) -> list[dict[str, Any]]:
+        """What was done, for a report."""
+        return [
+            {"at": fault.at, "kind": fault.kind, "member": fault.target, "seconds": fault.seconds}
+            for fault in self.done
+        ]
+
+    def _has_left(self, fault: Fault) -> bool:
+        """Whether the fleet may end before the worker could come back, or the hung server be missed."""
+        if fault.kind == "hang":
+            return any(self.folder.glob("left.*"))
+        worker = fault.member.role == "worker"
+        return worker and (self.folder / f"left.{fault.member.rank}").exists()
+
+    def _begin(self, fault: Fault, victim: Member, at: float) -> list[Strike]:
+        if fault.seconds:
+            self._endings.append((at + fault.seconds, fault, victim))
+        if fault.kind == "full":
+            self._mark(fault).touch()
+            return [Strike(victim, 0, str(fault))]
+        self._struck.add(victim)
+        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        return [Strike(victim, number, str(fault))]
+
+    def _ended(self, at: float) -> list[Strike]:
+        over = [(fault, victim) for end, fault, victim in self._endings if end <= at]
+        self._endings = [ending for ending in self._endings if ending[0] > at]
+        for fault, victim in over:
+            self._struck.discard(victim)
+            if fault.kind == "full":
+                self._mark(fault).unlink(missing_ok=True)
+        return [Strike(victim, signal.SIGCONT) for fault, victim in over if fault.kind != "full"]
+
+    def _mark(self, fault: Fault) -> Path:
+        return self.folder / f"full.{fault.member.rank}"
+
+
+def _victim(fault: Fault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
+    """The process that the fault is for; None: it is, or its partner, not up."""
+    if standbys is None or fault.member.role == "worker":
+        return fault.member
+    rank = fault.member.rank
+    pair = standbys.primary.get(rank), standbys.standby.get(rank)
+    if not whole.issuperset(pair) or pair[1] not in standbys.ready:
+        return None
+    return pair[fault.standby]

@@ -1,0 +1,234 @@
+"""What a job under chaos has shown of each promise (DESIGN: "what is promised"), with the evidence."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from psfleet.chaos.audit import Pushed, read_pushed
+from psfleet.errors import PsfleetError
+from psfleet_launch.job import guard, job_snapshots
+
+__all__ = ["Finding", "Left", "Run", "findings", "show"]
+
+_VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One promise. `kept` None: this job could not show it."""
+
+    promise: str
+    kept: bool | None
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """What there is of a kind that a job could leave behind."""
+
+    descriptors: frozenset[str]
+    memory: frozenset[str]
+
+    @classmethod
+    def now(cls) -> "Left":
+        """Descriptors of this process and shared memory of this machine that is psfleet's."""
+        shared = Path("/dev/shm")
+        names = [path.name for path in shared.iterdir()] if shared.is_dir() else []
+        return cls(
+            frozenset(os.listdir("/proc/self/fd")),
+            frozenset(name for name in names if "psfleet" in name),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job that has ended.
+
+    Attributes:
+        notes: Where its processes have noted what they did.
+        logs: Its folder of logs.
+        private: The folder of its sockets, which should be gone.
+        before: What there was before it.
+    """
+
+    code: int
+    token: str
+    notes: Path
+    logs: Path
+    private: Path
+    before: Left
+
+    @property
+    def held(self) -> dict[int, dict[str, Any]]:
+        """What each server held at its end."""
+        found = {}
+        for path in sorted(self.notes.glob("held.*.json")):
+            found[int(path.name.split(".")[1])] = json.loads(path.read_text())
+        return found
+
+
+def findings(run: Run, plain: Run | None, servers: int) -> list[Finding]:
+    """Every promise.
+
+    Args:
+        plain: The same job without faults; None: it was not run, because bits are promised to sync
+            mode alone.
+    """
+    return [
+        _bits(run, plain, servers),
+        _once(run, servers),
+        _logs(run),
+        *_cuts(run),
+        Finding("6 nothing is unpickled", None, "tests/security and tests/fuzz try it"),
+        _ended(run),
+    ]
+
+
+def _bits(run: Run, plain: Run | None, servers: int) -> Finding:
+    promise = "1 the bits are those of a run without faults"
+    if plain is None:
+        return Finding(promise, None, "promised in sync mode")
+    found = {server: held["tables"] for server, held in run.held.items()}
+    wanted = {server: held["tables"] for server, held in plain.held.items()}
+    if len(wanted) < servers or len(found) < servers:
+        return Finding(promise, False, f"{len(found)} of {servers} servers ended in order")
+    wrong = sorted(
+        {name for s in wanted for name in wanted[s] if found[s].get(name) != wanted[s][name]}
+    )
+    if wrong:
+        return Finding(promise, False, f"other bits in {', '.join(wrong)}")
+    count = sum(map(len, wanted.values()))
+    return Finding(promise, True, f"{count} parts of tables on {servers} servers are equal")
+
+
+def _once(run: Run, servers: int) -> Finding:
+    promise = "2 an acknowledged push takes effect once"
+    held, pushed = run.held, read_pushed(run.notes)
+    if len(held) < servers:
+        return Finding(promise, False, f"{len(held)} of {servers} servers ended in order")
+    wrong = [text for key, said in pushed.items() if (text := _miscounted(held, key, said))]
+    if wrong:
+        return Finding(promise, False, "; ".join(wrong[:3]))
+    acknowledged = sum(p.acknowledged - p.first + 1 for p in pushed.values() if p.acknowledged)
+    sent = sum(p.last - p.first + 1 for p in pushed.values())
+    lives = len({key[1:] for key in pushed})
+    return Finding(
+        promise,
+        bool(pushed) or None,
+        f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {lives} lives "
+        "are counted by the audit tables",
+    )
+
+
+def _miscounted(
+    held: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushed: Pushed
+) -> str:
+    """What is wrong with the count of one life on one server; empty: nothing."""
+    server, worker, life = key
+    count = held[server]["audit"].get(str(worker), {}).get(str(life), 0)
+    least = pushed.acknowledged - pushed.first + 1 if pushed.acknowledged else 0
+    most = pushed.last - pushed.first + 1
+    if least <= count <= most:
+        return ""
+    return (
+        f"server {server} counts {count} pushes of life {life} of worker {worker}, which has sent "
+        f"{most} and got {least} acknowledged"
+    )
+
+
+def _logs(run: Run) -> Finding:
+    promise = "3 the log is the truth"
+    files = [*run.logs.glob("server.*.log"), *run.logs.glob("standby.*/server.*.log")]
+    logs = sorted({path.with_name(f"server.{path.name.split('.')[1]}.log") for path in files})
+    if not logs:
+        return Finding(promise, None, "no log is kept; --durability log")
+    program = [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", "replay"]
+    for log in logs:
+        done = subprocess.run(
+            [*program, str(log), str(job_snapshots.folder_of(run.logs))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            return Finding(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
+    return Finding(promise, True, f"{len(logs)} logs are whole and replay to their end")
+
+
+def _cuts(run: Run) -> list[Finding]:
+    names = ("4 a snapshot is one cut", "5 snapshots are checksummed and whole")
+    folder = job_snapshots.folder_of(run.logs)
+    paths = sorted(folder.glob("snapshot-??????")) if folder.is_dir() else []
+    if not paths:
+        return [Finding(name, None, "none was taken; --snapshot-every") for name in names]
+    torn = []
+    for path in paths:
+        try:
+            torn += [f"{path.name}: {text}" for text in _torn(path)]
+        except PsfleetError as error:
+            return [Finding(name, False, f"{path.name}: {error}") for name in names]
+    evidence = f"in each of {len(paths)} all servers have counted the same pushes of each worker"
+    return [
+        Finding(names[0], not torn, "; ".join(torn[:3]) or evidence),
+        Finding(names[1], True, f"{len(paths)} verified, every byte"),
+    ]
+
+
+def _torn(path: Path) -> list[str]:
+    """Workers whose present life has other numbers of pushes on other servers, in a snapshot."""
+    from psfleet.chaos.injection import audited
+    from psfleet.checkpoint import load_shard  # loads NumPy
+    from psfleet.shard.shard import Shard
+
+    shard = Shard()
+    load_shard(str(path), shard)
+    found = []
+    for worker, lives in audited(shard).items():
+        counts = lives[max(lives)] if lives else []
+        if len(set(counts)) > 1:
+            found.append(f"worker {worker} is cut at {counts}")
+    return found
+
+
+def _ended(run: Run) -> Finding:
+    promise = "7 it ends, and nothing is left"
+    left = [f"process {pid}" for pid in guard.find(run.token)]
+    now = Left.now()
+    left += [f"descriptor {number}" for number in sorted(now.descriptors - run.before.descriptors)]
+    left += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]
+    left += [str(run.private)] if run.private.exists() else []
+    if run.code:
+        left.append(f"exit code {run.code}")
+    evidence = "no process, socket, descriptor or shared memory is left; exit code 0"
+    return Finding(promise, not left, ", ".join(left) or evidence)
+
+
+def show(found: Sequence[Finding], faults: Sequence[Any], to: Path, seed: int) -> bool:
+    """Print the findings, write them to a JSON file; whether no promise is broken."""
+    kinds: dict[str, int] = {}
+    for fault in faults:
+        what = f"{fault['kind']} {fault['member'].split()[0]}"
+        kinds[what] = kinds.get(what, 0) + 1
+    counted = ", ".join(f"{count} x {what}" for what, count in sorted(kinds.items())) or "none"
+    table = Table(title=f"chaos {seed}: {counted}; answers lost, calls doubled and late")
+    for column in ("promise", "verdict", "evidence"):
+        table.add_column(column)
+    for finding in found:
+        table.add_row(finding.promise, _VERDICTS[finding.kept], finding.evidence)
+    Console(stderr=True, highlight=False).print(table)
+    said = {
+        "seed": seed,
+        "faults": list(faults),
+        "promises": [{**asdict(f), "verdict": _VERDICTS[f.kept]} for f in found],
+    }
+    to.write_text(json.dumps(said, indent=1))
+    return all(finding.kept is not False for finding in found)

@@ -1,0 +1,152 @@
+"""psfleet ckpt and psfleet log: what lies on the disk, is it whole, and in another form."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+__all__ = ["ckpt", "log"]
+
+
+@click.group()
+def ckpt() -> None:
+    """Snapshots: list, verify, compare, deal to other numbers of servers, export."""
+
+
+@ckpt.command("ls")
+@click.argument("path", default=".")
+def list_snapshots(path: str) -> int:
+    """Say what PATH is, a snapshot or a folder of some; exit code 1 if one cannot be opened.
+
+    `verify` compares every byte with its checksum; here only lengths and the shapes of tensors are looked at.
+    """
+    from psfleet.checkpoint import MANIFEST, Snapshot
+    from psfleet.errors import CheckpointError
+
+    own = Path(path)
+    inside = [own, *own.glob("*/"), *own.glob("snapshots/*/")]
+    found = sorted(folder for folder in inside if os.path.lexists(folder / MANIFEST))
+    if not found:
+        raise CheckpointError(f"{path!r} is no snapshot and holds none")
+    damaged = 0
+    for folder in found:
+        try:
+            print(_line(folder, Snapshot(folder, read_back=False).manifest))
+        except CheckpointError as error:
+            damaged += 1
+            print(f"{folder}  {error}")
+    return 1 if damaged else 0
+
+
+def _line(folder: Path, manifest: Any) -> str:
+    cut = manifest.cut
+    where = f"round {cut.round}" if cut.mode == "sync" else f"{_pushes(cut)} pushes"
+    size = sum(file.bytes for file in manifest.files)
+    based = f"  changes since {manifest.base.path}" if manifest.base else ""
+    return (
+        f"{folder}  {manifest.kind}  {cut.mode or 'no training'}, {where}  "
+        f"{len(manifest.files)} server(s), {len(manifest.tables)} table(s), "
+        f"{size / 2**20:,.1f} MiB{based}"
+    )
+
+
+def _pushes(cut: Any) -> int:
+    return sum(last for _, last in cut.pushes.values())
+
+
+@ckpt.command()
+@click.argument("path")
+def verify(path: str) -> int:
+    """Check every byte of the snapshot at PATH and of those that it builds on."""
+    from psfleet.checkpoint import Snapshot
+
+    snapshot = Snapshot(path)
+    print(f"{path} is whole: {_line(Path(path), snapshot.manifest)}")
+    return 0
+
+
+@ckpt.command()
+@click.argument("first")
+@click.argument("second")
+def diff(first: str, second: str) -> int:
+    """Say table by table what differs between two snapshots; exit code 1 if anything does."""
+    from psfleet.checkpoint import compare
+
+    found = compare(first, second)
+    for d in found:
+        if d.is_equal:
+            print(f"{d.table}: equal, {d.equal:,} after {d.steps[0]:,} updates")
+        elif d.note:
+            print(f"{d.table}: {d.note}")
+        else:
+            print(
+                f"{d.table}: {d.changed:,} differ (a weight by {d.largest:.3g} at most), "
+                f"{d.missing:,} gone, {d.added:,} new, {d.equal:,} equal; "
+                f"updates {d.steps[0]:,} and {d.steps[1]:,}"
+            )
+    return 0 if all(d.is_equal for d in found) else 1
+
+
+@ckpt.command()
+@click.argument("path")
+@click.argument("target")
+@click.option("--servers", type=click.IntRange(1), required=True, help="As how many servers.")
+def reshard(path: str, target: str, servers: int) -> int:
+    """Write the snapshot at PATH anew to TARGET, whole by itself. Not needed for loading it."""
+    from psfleet import checkpoint
+
+    manifest = checkpoint.reshard(path, target, servers)
+    print(_line(Path(target), manifest))
+    return 0
+
+
+@ckpt.command()
+@click.argument("path")
+@click.argument("target")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["safetensors", "npz"]),
+    default="safetensors",
+    show_default=True,
+    help="Of the files.",
+)
+@click.option("--ids", is_flag=True, help="Write the ids of sparse tables as CSV too.")
+def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: bool) -> int:
+    """Write each table of the snapshot at PATH as one file of plain arrays in the folder TARGET."""
+    from psfleet import checkpoint
+
+    for file in checkpoint.export(path, target, kind, ids):
+        print(file)
+    return 0
+
+
+@click.group()
+def log() -> None:
+    """Logs of servers: verify, replay."""
+
+
+@log.command("verify")
+@click.argument("path")
+def verify_log(path: str) -> int:
+    """Check every byte of the log whose first or only file is PATH, and count its records."""
+    return _server_program("verify", path)
+
+
+@log.command()
+@click.argument("path")
+@click.option("--snapshots", default="", help="The job's snapshots; by default beside the log.")
+@click.option("--save", default="", metavar="FOLDER", help="Write what it gives as a checkpoint.")
+def replay(path: str, snapshots: str, save: str) -> int:
+    """Take the records of a log again and say what the server then is. The log stays as it is."""
+    return _server_program("replay", path, snapshots, save)
+
+
+def _server_program(*words: str) -> int:
+    """Logs belong to the server program, which the launcher runs and does not import."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", *words], check=False
+    ).returncode

@@ -1,0 +1,98 @@
+"""`psfleet mode`: let a running job go on in another consistency mode."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import click
+
+from psfleet.errors import ConfigError
+from psfleet.settings.mode_request import DONE, WISH
+from psfleet_launch.job.job_folder import is_claimed
+
+__all__ = ["mode"]
+
+_LOOK = 0.1  # seconds between two looks whether the workers have been told
+_NUMBERS = {"ssp": "staleness", "geo": "k_steps", "half-async": "max_merge"}
+
+
+@click.command()
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("psfleet-logs"),
+    show_default=True,
+    help="Where the job's logs are, as it was launched.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds until the workers must have been told; the wish stays beyond that.",
+)
+@click.argument("job")
+@click.argument("wanted", metavar="MODE[:NUMBER]")
+def mode(log_dir: Path, wait: float, job: str, wanted: str) -> int:
+    """Change the mode of the running JOB at the next barrier of its workers.
+
+    MODE is sync, async, ssp, geo or half-async; NUMBER the staleness of ssp, the k_steps of geo, the
+    max_merge of half-async. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
+    """
+    part, folder = _part(wanted), log_dir / job
+    if not (folder / "serverlog.0").is_file():
+        raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
+    _check_running(folder)
+    number = _number(folder / WISH) + 1
+    (folder / DONE).unlink(missing_ok=True)
+    draft = folder / f".{WISH}.{os.getpid()}"
+    draft.write_text(json.dumps({"number": number, "consistency": part}))
+    draft.replace(folder / WISH)
+    if not _told(folder, number, wait):
+        raise ConfigError(
+            f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
+            f"{wanted!r} stays, and they follow it at their next one"
+        )
+    click.echo(f"the workers of {job} have met and were told to go on in mode {wanted}")
+    return 0
+
+
+def _part(wanted: str) -> dict[str, str | int]:
+    """The settings of `ssp:4`, checked."""
+    from psfleet.strategy import Settings  # here: it loads NumPy
+
+    name, colon, number = wanted.partition(":")
+    part: dict[str, str | int] = {"mode": name}
+    if colon:
+        if name not in _NUMBERS or not number.isdigit():
+            raise ConfigError(
+                f"mode {wanted!r} is none; name sync, async, ssp:STALENESS, geo:K_STEPS or "
+                "half-async:MAX_MERGE"
+            )
+        part[_NUMBERS[name]] = int(number)
+    Settings.from_parts({"consistency": part})
+    return part
+
+
+def _number(path: Path) -> int:
+    """Of the last wish; 0: there was none."""
+    try:
+        return int(json.loads(path.read_text())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _check_running(folder: Path) -> None:
+    if not is_claimed(folder):
+        raise ConfigError(f"job {folder.name!r} is not running; only one that does has a mode")
+
+
+def _told(folder: Path, number: int, wait: float) -> bool:
+    path, deadline = folder / DONE, time.monotonic() + wait
+    while not path.exists() or path.read_text() != str(number):
+        if time.monotonic() > deadline:
+            return False
+        _check_running(folder)
+        time.sleep(_LOOK)
+    return True

@@ -1,0 +1,125 @@
+"""psfleet: what one does with a job besides starting it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from psfleet.errors import ConfigError, PsfleetError
+from psfleet.stages.schedule import Kind
+from psfleet_launch.commands.certificates_command import certs
+from psfleet_launch.commands.inspection import ckpt, log
+from psfleet_launch.commands.launch_command import merged
+from psfleet_launch.commands.mode_command import mode
+
+__all__ = ["main"]
+
+_USAGE_EXIT = 2
+
+
+@click.group()
+@click.version_option(package_name="psfleet", prog_name="psfleet")
+def psfleet() -> None:
+    """Tools around psfleet-launch."""
+
+
+psfleet.add_command(certs)
+psfleet.add_command(ckpt)
+psfleet.add_command(log)
+psfleet.add_command(mode)
+
+
+@psfleet.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--pipeline",
+    "schedule",
+    type=click.Choice(get_args(Kind)),
+    help="Run the program in pieces on micro-batches, in this order.",
+)
+@click.option("--stages", type=click.IntRange(1), help="Processes of each worker.")
+@click.option("--micro-batches", type=click.IntRange(1), help="Parts that each batch is cut into.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Drop activations and compute them again in the backward pass.",
+)
+@click.option(
+    "--strategy", "strategy_file", metavar="FILE", help="A strategy file, as for launching."
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    schedule: str | None,
+    stages: int | None,
+    micro_batches: int | None,
+    recompute: bool,
+    strategy_file: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Say what a strategy means for SCRIPT: memory of each process, bytes, schedule and bubble.
+
+    The script runs by itself up to its first training step, which is measured and not applied.
+    """
+    parts = merged(
+        strategy_file,
+        {
+            "recompute": {} if recompute else None,
+            "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
+        },
+    )
+    stages = int(parts.get("pipeline", {}).get("stages", 1))
+    with tempfile.TemporaryDirectory(prefix="psfleet-") as folder:
+        return _plan(
+            [script, *arguments], json.dumps(parts) if parts else "", stages, Path(folder, "plan")
+        )
+
+
+def _plan(words: Sequence[str], strategy: str, stages: int, out: Path) -> int:
+    """Run the script until it has written its plan; show that, or why there is none.
+
+    BLAS has as many threads as it would have in a job of one worker of these stages.
+    """
+    share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // stages))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PSFLEET_", "PADDLE_", "TRAINING_ROLE"))
+    }
+    done = subprocess.run(
+        [sys.executable, *words],
+        text=True,
+        capture_output=True,
+        check=False,
+        env=share | inherited | {"PSFLEET_PLAN": str(out), "PSFLEET_STRATEGY": strategy},
+    )
+    if done.returncode or not out.exists():
+        why = done.stderr.strip() or "it ended without a training step"
+        raise ConfigError(f"{words[0]} has no plan:\n{why}")
+    print(f"plan of {words[0]}: {out.read_text().rstrip()}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    try:
+        code: int = psfleet.main(arguments, prog_name="psfleet", standalone_mode=False) or 0
+        return code
+    except click.ClickException as error:
+        message = error.format_message()
+    except (PsfleetError, OSError) as error:
+        message = str(error)
+    except click.Abort:
+        return 130
+    print(f"psfleet: {message}", file=sys.stderr)
+    return _USAGE_EXIT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

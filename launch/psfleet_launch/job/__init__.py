@@ -1,0 +1,1 @@
+"""What a job is made of: its processes, folder, snapshots and guard."""

@@ -1,0 +1,82 @@
+"""The folder of a job's logs: one job at a time has it."""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from psfleet.errors import ConfigError
+from psfleet.settings.mode_request import DONE, WISH
+
+__all__ = ["claimed", "is_claimed"]
+
+_PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
+
+
+@contextlib.contextmanager
+def claimed(parent: Path, name: str) -> Iterator[Path]:
+    """A job's folder, without the logs of an earlier job of this name, for this job alone.
+
+    Raises:
+        ConfigError: The name is none for a folder, it cannot be made, or a job is running in it.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(
+            f"--job is {name!r}; it names a folder: use letters, digits, '.', '_', '-'"
+        )
+    folder = parent / name
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            if not _lock(descriptor):
+                raise ConfigError(
+                    f"a job is running in log folder {str(folder)!r}; choose another --job or "
+                    "--log-dir, or wait for its end"
+                )
+            os.fchmod(descriptor, _PRIVATE)  # that of an earlier job may have been open to others
+            _clear(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose "
+                "another with --log-dir"
+            ) from None
+        yield folder
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a job runs in it, as far as its file system can say."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return not _lock(descriptor, unknown=False)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, unknown: bool = True) -> bool:
+    """Lock what is open until it is closed, as by the death of this process; False: it is locked.
+
+    `unknown` is the answer where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return unknown
+    return True
+
+
+def _clear(folder: Path) -> None:
+    for old in (
+        *folder.glob("serverlog.*"),
+        *folder.glob("workerlog.*"),
+        *folder.glob("server.*.log"),
+        *folder.glob("standby.*/server.*.log"),
+        *folder.glob(WISH),
+        *folder.glob(DONE),
+    ):
+        old.unlink()

@@ -1,0 +1,1 @@
+"""How a job starts, fails and ends. Pure."""

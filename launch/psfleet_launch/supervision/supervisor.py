@@ -1,0 +1,517 @@
+"""How a job starts, fails and ends: events of its processes in, actions out.
+
+STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers end--> DONE
+    ^  `--------- a failure or a signal, from any of these ---------> STOPPING ---------> DONE
+    `-- all ended -- GOING_BACK <--a server died, snapshots are kept-- TRAINING
+
+Pure: no process, no clock, no signal handler. Times are seconds of whatever clock the caller uses.
+"""
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from psfleet_launch.job.job_plan import Member, listed
+from psfleet_launch.supervision.hang_detection import Watch
+from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+
+__all__ = [
+    "Action",
+    "Asked",
+    "Event",
+    "Exited",
+    "Failure",
+    "Finish",
+    "GiveUp",
+    "Heard",
+    "Limits",
+    "Lost",
+    "Parting",
+    "Phase",
+    "Ready",
+    "Send",
+    "Silent",
+    "Start",
+    "Supervisor",
+    "Tick",
+    "Wordless",
+    "causes_first",
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long each stage may take, in seconds.
+
+    Attributes:
+        start: Until all servers are ready.
+        leave: For servers to end by themselves after the last worker.
+        grace: Between asking processes to stop and killing them; workers first, then servers.
+    """
+
+    start: float = 120.0
+    leave: float = 5.0
+    grace: float = 4.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A server answers."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
+
+    `left`: it is a worker that had left the fleet before.
+    """
+
+    member: Member
+    code: int
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A server or a standby has given a sign of life."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A server or a standby has given its last sign of life: it is about to end."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+Event = Ready | Exited | Asked | Heard | Parting | Tick
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these processes."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a signal to these processes and their groups."""
+
+    members: tuple[Member, ...]
+    signal: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Kill this server or standby: it has been silent for so many seconds."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Silent:
+    """This server has been silent for so many seconds, and is left alone."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
+
+    member: Member
+    code: int
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Wordless:
+    """This worker has ended well, but has not left the fleet: others may wait for it."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All processes have ended."""
+
+    exit_code: int
+
+
+Action = Start | Send | GiveUp | Silent | Lost | Wordless | Promote | Release | Finish
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first. `code` None: it did not end, it was not ready in time."""
+
+    member: Member
+    code: int | None
+    why: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code; for a signal 128 and its number, as shells say it."""
+        if self.code is None:
+            return 1
+        return 128 - self.code if self.code < 0 else self.code or 1
+
+
+class Phase(Enum):
+    """Where the job stands."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    GOING_BACK = "going back"
+    LEAVING = "leaving"
+    STOPPING_WORKERS = "stopping workers"
+    STOPPING_SERVERS = "stopping servers"
+    DONE = "done"
+
+
+_STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
+
+
+@dataclass
+class Supervisor:
+    """The state of one job. Call `begin` once, then `handle` with every event.
+
+    Attributes:
+        alive: Started and not ended.
+        failure: The first one.
+        asked: The signal that ended the job, if one did.
+        restarts: How often a server that dies during training is started again; needs a log.
+        restarted: How often that has happened.
+        worker_restarts: How often a worker that dies during training is started again.
+        spares_workers: A worker that dies for good does not end the job while others train.
+        rollbacks: How often the whole job goes back to its last snapshot when a server dies.
+        generation: How often that has happened.
+        over: Servers that have ended by themselves during training, as every worker had told them that it
+            leaves.
+        standbys: Who follows each server and takes over when it dies; None: nobody.
+        watch: Which of them are silent; None: none is given up for that.
+        restarts_hung: A server without a standby is given up too; only where `restarts` are.
+        hung: Those that were given up and killed, or are left alone in their silence.
+        stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
+    """
+
+    servers: tuple[Member, ...]
+    workers: tuple[Member, ...]
+    limits: Limits = Limits()
+    restarts: int = 0
+    rollbacks: int = 0
+    worker_restarts: int = 0
+    spares_workers: bool = False
+    standbys: Standbys | None = None
+    watch: Watch | None = None
+    restarts_hung: bool = False
+    generation: int = 0
+    phase: Phase = Phase.STARTING
+    alive: set[Member] = field(default_factory=set)
+    awaited: set[Member] = field(default_factory=set)
+    failure: Failure | None = None
+    asked: int | None = None
+    restarted: dict[Member, int] = field(default_factory=dict)
+    stopped: list[Member] = field(default_factory=list)
+    killed: set[Member] = field(default_factory=set)
+    hung: set[Member] = field(default_factory=set)
+    over: set[Member] = field(default_factory=set)
+    deadline: float = float("inf")
+
+    def begin(self, at: float) -> list[Action]:
+        """Start the servers."""
+        self.over.clear()
+        self.awaited = set(self.servers)
+        self.deadline = at + self.limits.start
+        return self._start(self.servers)
+
+    def handle(self, event: Event, at: float) -> list[Action]:
+        """What is to be done now that `event` has happened, at time `at`."""
+        if self.phase is Phase.DONE:
+            return []
+        if self.watch is not None:
+            self.watch.look(at)
+        match event:
+            case Ready(member):
+                return self._ready(member)
+            case Exited():
+                return self._exited(event, at)
+            case Asked(number):
+                return self._asked(number, at)
+            case Heard(member):
+                return self._heard(member)
+            case Parting(member):
+                return self._parting(member)
+            case Tick():
+                return self._overdue(at) if at >= self.deadline else self._give_up_hung()
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        assert self.awaited <= self.alive
+        assert not self.awaited or self.phase is not Phase.TRAINING
+        assert self.killed <= set(self.stopped)
+        assert self.alive or self.phase is Phase.DONE
+        assert (self.failure or self.asked) or self.phase not in (Phase.STOPPING_WORKERS,)
+
+    # -- in order --------------------------------------------------------------------------------
+
+    def _start(self, members: tuple[Member, ...]) -> list[Action]:
+        self.alive |= set(members)
+        self.hung -= set(members)
+        return [Start(members)] if members else []
+
+    def _ready(self, member: Member) -> list[Action]:
+        self.awaited.discard(member)
+        if self.phase is Phase.TRAINING and self.standbys is not None:
+            return self._start(self.standbys.is_ready(member))
+        if self.phase is not Phase.STARTING or self.awaited:
+            return []
+        self.phase, self.deadline = Phase.TRAINING, float("inf")
+        following = [] if self.standbys is None else self.standbys.begin(self.servers)
+        return [*self._start(tuple(following)), *self._start(self.workers)]
+
+    @property
+    def unready(self) -> set[Member]:
+        """Whose ready files are looked for."""
+        return self.awaited | (self.standbys.awaited if self.standbys else set())
+
+    def _exited(self, exited: Exited, at: float) -> list[Action]:
+        member, code = exited.member, exited.code
+        self.alive.discard(member)
+        if self.watch is not None:
+            self.watch.forget(member)
+        awaited = member in self.awaited
+        self.awaited.discard(member)
+        if self.phase in _STOPPING:
+            return self._stopping_goes_on(at)
+        if self.phase is Phase.GOING_BACK:
+            return self._going_back(at)
+        if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
+            code = 0  # it is not needed any more
+        if code and (found := self._taken_over(member)):
+            return found
+        if code and self._had_left(exited):
+            lost = Lost(member, code, left=True)
+            return [lost] if self._living("worker") else [lost, *self._leave(at)]
+        if code and self._may_go_back(member):
+            self.generation += 1
+            self.phase, self.failure = Phase.GOING_BACK, None
+            living = self._living()
+            return [Send(living, signal.SIGKILL)] if living else self._going_back(at)
+        if code and not exited.left and self._may_restart(member):
+            self.restarted[member] = self.restarted.get(member, 0) + 1
+            return self._start((member,))
+        if code and self._may_lose(member):
+            return [Lost(member, code)]
+        if code or awaited:
+            why = "ended before it was ready" if awaited else ""
+            return self._fail(Failure(member, code, why), at)
+        if self.phase is Phase.TRAINING and member in self.servers:
+            self.over.add(member)
+        if not self._living("worker"):
+            return self._leave(at)
+        return [] if exited.left or member.role == "server" else [Wordless(member)]
+
+    def _had_left(self, exited: Exited) -> bool:
+        """Whether a worker that has died is done: nobody waits for it, nor could it come back.
+
+        A server ends by itself when every worker has told it that it leaves, which is the last thing that
+        a script does. So one that is killed then is done, also before it could tell the other servers. One
+        that was killed a moment earlier is started again; what that ends with does not count.
+        """
+        member = exited.member
+        if member.role != "worker" or self.phase is not Phase.TRAINING:
+            return False
+        if exited.code > 0:
+            return member in self.restarted and bool(self.over)
+        return (exited.left or bool(self.over)) and bool(
+            self.worker_restarts or self.spares_workers
+        )
+
+    def _follows(self, member: Member) -> bool:
+        return self.standbys is not None and self.standbys.follows(member)
+
+    def _taken_over(self, member: Member) -> list[Action]:
+        """What is done if a standby has died, or a server that has one; empty: nothing helps."""
+        if self.standbys is None or self.phase is not Phase.TRAINING:
+            return []
+        if self.standbys.follows(member):
+            release, following = self.standbys.replace(member)
+            return [release, *self._start(following)]
+        promote = self.standbys.take_over(member)
+        return [] if promote is None else [promote]
+
+    def _heard(self, member: Member) -> list[Action]:
+        if self.watch is not None and member in self.alive:
+            self.watch.heard(member)
+        return []
+
+    def _parting(self, member: Member) -> list[Action]:
+        if self.watch is not None:
+            self.watch.forget(member)
+        return []
+
+    def _give_up_hung(self) -> list[Action]:
+        """Kill who is silent while its partner is not: it is dead then, and deaths are provided for.
+
+        Nobody is ever told anything by one that is dead, whatever woke it.
+        """
+        if self.watch is None or self.phase is not Phase.TRAINING:
+            return []
+        if self.standbys is None:
+            return self._give_up_silent(self.watch)
+        hung = {
+            member
+            for member, other in self.standbys.pairs()
+            if member not in self.hung and self.watch.has_hung(member, other)
+        }
+        self.hung |= hung
+        return [GiveUp(member, self.watch.patience) for member in sorted(hung)]
+
+    def _give_up_silent(self, watch: Watch) -> list[Action]:
+        """The same without standbys: kill who has a log to go on from; of others say so once a silence."""
+        silent = {member for member in self._living("server") if watch.is_silent(member)}
+        fresh, self.hung = sorted(silent - self.hung), silent
+        return [
+            GiveUp(member, watch.patience)
+            if self.restarts_hung and self._may_restart(member)
+            else Silent(member, watch.patience)
+            for member in fresh
+        ]
+
+    def _may_go_back(self, member: Member) -> bool:
+        """What the processes have in memory is lost with one server; nobody needs to end in order."""
+        return (
+            member.role == "server"
+            and self.phase is Phase.TRAINING
+            and self.generation < self.rollbacks
+        )
+
+    def _going_back(self, at: float) -> list[Action]:
+        if self.alive:
+            return []
+        self.phase = Phase.STARTING
+        return self.begin(at)
+
+    def _may_restart(self, member: Member) -> bool:
+        often = self.restarts if member.role == "server" else self.worker_restarts
+        return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
+
+    def _was_killed(self, exited: Exited) -> bool:
+        """Whether a server was killed that has kept a log of all that its workers have pushed."""
+        return exited.member.role == "server" and self.restarts > 0 and exited.code < 0
+
+    def _may_lose(self, member: Member) -> bool:
+        return (
+            member.role == "worker"
+            and self.spares_workers
+            and self.phase is Phase.TRAINING
+            and bool(self._living("worker"))
+        )
+
+    def _leave(self, at: float) -> list[Action]:
+        """The workers are done; servers that know it end by themselves."""
+        if self.phase is Phase.TRAINING:
+            self.phase, self.deadline = Phase.LEAVING, at + self.limits.leave
+            late = (
+                set(self.standbys.standby.values()) & self.alive - self.standbys.ready
+                if self.standbys
+                else set()
+            )
+            if late:  # nobody tells them that all is over
+                return [Send(tuple(sorted(late)), signal.SIGTERM)]
+        return [] if self.alive else self._finish()
+
+    def _finish(self) -> list[Action]:
+        self.phase, self.deadline = Phase.DONE, float("inf")
+        if self.failure:
+            return [Finish(self.failure.exit_code)]
+        return [Finish(128 + self.asked if self.asked else 0)]
+
+    # -- out of order ----------------------------------------------------------------------------
+
+    def _fail(self, failure: Failure, at: float) -> list[Action]:
+        self.failure = failure
+        return self._stop_workers(signal.SIGTERM, at)
+
+    def _asked(self, number: int, at: float) -> list[Action]:
+        if self.phase in _STOPPING and (self.asked or self.failure):
+            self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
+            return self._kill(self._living())
+        self.asked = number
+        return self._stop_workers(number, at)
+
+    def _stop_workers(self, number: int, at: float) -> list[Action]:
+        """Workers first: what a script does on its way out may need the servers."""
+        workers = self._living("worker")
+        if not workers:
+            return self._stop_servers(at)
+        self.phase, self.deadline = Phase.STOPPING_WORKERS, at + self.limits.grace
+        self.stopped += workers
+        return [Send(workers, number)]
+
+    def _stop_servers(self, at: float) -> list[Action]:
+        if not self.alive:
+            return self._finish()
+        self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
+        servers = self._living("server")
+        self.stopped += servers
+        return [Send(servers, signal.SIGTERM)] if servers else []
+
+    def _stopping_goes_on(self, at: float) -> list[Action]:
+        if self.phase is Phase.STOPPING_WORKERS and not self._living("worker"):
+            return self._stop_servers(at)
+        return [] if self.alive else self._finish()
+
+    def _overdue(self, at: float) -> list[Action]:
+        match self.phase:
+            case Phase.STARTING:
+                return self._fail(self._never_ready(), at)
+            case Phase.STOPPING_WORKERS:
+                return [*self._kill(self._living("worker")), *self._stop_servers(at)]
+            case Phase.STOPPING_SERVERS:
+                self.deadline = at + self.limits.grace
+                return self._kill(self._living())
+            case _:
+                return self._stop_servers(at)
+
+    def _never_ready(self) -> Failure:
+        member, *others = sorted(self.awaited)
+        nor = f"; nor were {listed(others)}" if others else ""
+        return Failure(member, None, f"was not ready within {self.limits.start:g} s{nor}")
+
+    def _kill(self, members: tuple[Member, ...]) -> list[Action]:
+        self.stopped += [member for member in members if member not in self.stopped]
+        self.killed |= set(members)
+        return [Send(members, signal.SIGKILL)] if members else []
+
+    def _living(self, role: str = "") -> tuple[Member, ...]:
+        return tuple(sorted(member for member in self.alive if role in ("", member.role)))
+
+
+def causes_first(exits: Iterable[Exited]) -> list[Exited]:
+    """Exits that were noticed at the same moment, the likeliest cause first.
+
+    A process killed by a signal does not owe that to another; a worker may well fail because of
+    its server, hardly the other way round.
+    """
+    return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))

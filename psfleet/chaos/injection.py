@@ -1,0 +1,164 @@
+"""What processes of a job under `psfleet-launch --chaos` do: faults of the network, and an audit.
+
+With every push a worker adds 1 at a row of its own in a hidden table, one row on every server, and
+each server that ends in order says what it holds. So whatever was acknowledged (psfleet.chaos.audit)
+can be counted by somebody who trusts no sequence number.
+"""
+
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from psfleet.chaos.audit import ChaosSettings, Notes
+from psfleet.faults.crash_points import Faults
+from psfleet.kernels.dedup import owned_by
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import OWN, Initializer, TableSpec
+from psfleet.wire import frame
+from psfleet.wire.v1.frame_pb2 import OUTCOME_HELD
+from psfleet.wire.v1.shard_pb2 import LeaveRequest
+
+if TYPE_CHECKING:  # workers need not load it
+    from psfleet.shard.shard import Shard
+
+__all__ = ["Audit", "Meddler", "audited", "say_what_is_held"]
+
+Send = Callable[[str, bytes, float], bytes]
+
+_TABLE = f"{OWN}audit/"
+_LONGEST_DELAY = 0.05  # seconds
+_ROWS_OF_LIFE = 1 << 16
+
+
+# -- workers ------------------------------------------------------------------------------------
+
+
+class Meddler:
+    """Faults on the way to the servers, and notes of what went there; a ClusterRuntime's `meddle`."""
+
+    def __init__(self, settings: ChaosSettings, worker: int) -> None:
+        self._settings = settings
+        seed = settings.seed * 1009 + worker
+        self._faults = Faults(seed, settings.drop, settings.duplicate)
+        self._dice = random.Random(seed)
+        self._notes = Notes(Path(settings.folder))
+        self._left = Path(settings.folder) / f"left.{worker}"
+
+    @classmethod
+    def wanted(cls, worker: int) -> "Meddler | None":
+        """One if the environment asks for it."""
+        settings = ChaosSettings.wanted()
+        return None if settings is None else cls(settings, worker)
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server, with faults and notes."""
+        meddled = self._faults(server, send)
+
+        def noted(method: str, request: bytes, seconds: float) -> bytes:
+            if self._dice.random() < self._settings.delay:
+                time.sleep(self._dice.random() * _LONGEST_DELAY)
+            if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
+                self._left.touch()  # whoever dies from now on has nobody to come back to
+            if not method.startswith("Shard/P") and method != "Shard/Exchange":
+                return meddled(method, request, seconds)
+            header = frame.decode(request)[0]
+            pushes = method != "Shard/Pull"
+            if pushes:
+                self._notes.sent(server, header.worker, header.incarnation, header.sequence)
+            answer = meddled(method, request, seconds)
+            done = header.sequence if pushes else header.commit
+            held = method == "Shard/Push" and frame.decode(answer)[0].outcome == OUTCOME_HELD
+            if done and not held:  # a push that is held is acknowledged by the pull that commits it
+                self._notes.acknowledged(server, header.worker, header.incarnation, done)
+            return answer
+
+        return noted
+
+
+class Audit:
+    """The hidden table of one worker, into which each of its pushes adds 1 on every server."""
+
+    def __init__(self, worker: int, life: int, servers: int) -> None:
+        zero = Initializer("constant", 0.0)
+        self.spec = TableSpec(
+            f"{_TABLE}{worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero
+        )
+        self._ids = np.array([_row(life, server, servers) for server in range(servers)], np.int64)
+
+    @classmethod
+    def wanted(cls, worker: int, life: int, servers: int) -> "Audit | None":
+        """One if the environment asks for it."""
+        return None if ChaosSettings.wanted() is None else cls(worker, life, servers)
+
+    def gradient(self, mode: str) -> Gradient:
+        """What a push in this mode adds."""
+        value = 1 if mode == "geo" else -1  # deltas are added, gradients subtracted
+        values = np.full((len(self._ids), 1), value, np.float32)
+        return Gradient(self.spec.key, values, self._ids, 1.0)
+
+
+def _row(life: int, server: int, servers: int) -> int:
+    """The row of a life that lies on the server."""
+    ids = life * _ROWS_OF_LIFE + np.arange(_ROWS_OF_LIFE, dtype=np.int64)
+    return int(ids[np.argmax(owned_by(ids, server, servers))])
+
+
+# -- servers ------------------------------------------------------------------------------------
+
+
+def say_what_is_held(shard: "Shard") -> None:
+    """Write what a server holds at its end, if this is a job under chaos.
+
+    `held.<server>.json`: the mode; of each life (`audit`: worker, then life) how many pushes were
+    counted; of each other table the SHA-256 of its updates, ids, weights and optimizer state.
+    """
+    settings = ChaosSettings.wanted()
+    if settings is None:
+        return
+    audit = {
+        str(worker): {str(life): counts[0] for life, counts in lives.items()}
+        for worker, lives in audited(shard).items()
+    }
+    digests = {
+        table.spec.name: _digest(table)
+        for table in shard.tables.values()
+        if not table.spec.name.startswith(_TABLE)
+    }
+    said = {"mode": shard.mode, "audit": audit, "tables": digests}
+    path = Path(settings.folder) / f"held.{shard.index}.json"
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(said))
+    temporary.rename(path)
+
+
+def audited(shard: "Shard") -> dict[int, dict[int, list[int]]]:
+    """By worker and life: how many pushes each of the servers has counted whose rows are here."""
+    found: dict[int, dict[int, list[int]]] = {}
+    tables: Any = shard.tables
+    for table in tables.values():
+        if table.spec.name.startswith(_TABLE):
+            ids = table.ids()
+            lives = found.setdefault(int(table.spec.name.removeprefix(_TABLE)), {})
+            for row, count in zip(ids.tolist(), table.rows(ids).values[:, 0].tolist(), strict=True):
+                lives.setdefault(row // _ROWS_OF_LIFE, []).append(round(count))
+    return found
+
+
+def _digest(table: Any) -> str:
+    summed = hashlib.sha256(str(table.step).encode())
+    if table.spec.kind == "dense":
+        parts = table.state()
+    else:
+        ids = table.ids()
+        parts = [ids, table.rows(ids).values]
+    for part in parts:
+        summed.update(np.ascontiguousarray(part).tobytes())
+    return summed.hexdigest()

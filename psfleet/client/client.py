@@ -1,0 +1,473 @@
+"""Just tables: push and pull from a plain script, embedded or on the cluster the environment names.
+
+with psfleet.connect() as ps:
+    users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
+    rows = users.pull(ids)
+    users.push(ids, grads).wait()
+    ps.pull({users: ids, items: others})  # several tables in one call; push and pull_ahead likewise
+"""
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.client.multitable import PlainTable, TablesAhead, by_table, gradients_of, reads_of
+from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.execution.model_files import folder_of, load, save
+from psfleet.modes.switch import change, check_mode, check_wire
+from psfleet.modes.switch import connect as connect_cluster
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.standalone import check_outside
+from psfleet.parameters.initializer import Start, starting
+from psfleet.parameters.parameter import as_numbers
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import (
+    Awaited,
+    Closed,
+    Gradient,
+    Parts,
+    Read,
+    Runtime,
+    Ticket,
+    pull_ahead,
+)
+from psfleet.runtime.validation import as_ids
+from psfleet.schema.entry import Entry
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.mode import Mode
+from psfleet.strategy import Settings, Wire, resolve
+
+__all__ = ["Client", "DenseTable", "RowsAhead", "SparseTable", "connect"]
+
+Floats = NDArray[np.float32]
+T = TypeVar("T", bound=PlainTable)
+
+
+class RowsAhead:
+    """Rows on their way, see `SparseTable.pull_ahead`."""
+
+    def __init__(self, awaited: Awaited) -> None:
+        self._awaited = awaited
+
+    def wait(self) -> Floats:
+        """The rows: float32 [*ids.shape, dim]."""
+        return self._awaited.wait()[0]
+
+
+class SparseTable(PlainTable):
+    """Rows by id. Made by `Client.sparse_table`."""
+
+    def pull(self, ids: ArrayLike) -> Floats:
+        """Current rows: float32 [*ids.shape, dim].
+
+        Args:
+            ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
+                gets its deterministic first value and no row is made for it.
+        """
+        return self._runtime.pull([self._read(ids)])[0]
+
+    def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
+        """Begin to pull the rows of a batch to come, while this one is worked on.
+
+        Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
+        for rows before the push whose turn it is; that push then travels with the next question. Ask
+        before you look at the rows that were asked for last: the servers are at work meanwhile. In the
+        other modes and embedded it is a plain pull, made at once.
+        """
+        return RowsAhead(pull_ahead(self._runtime, [self._read(ids)]))
+
+    def push(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Ticket:
+        """Send gradients, to be applied with the optimizer's current learning rate.
+
+        Args:
+            ids: int64 of any shape; the gradients of repeated ids are summed in order.
+            grads: float32 [*ids.shape, dim], as `pull` gives rows.
+            shows: float32 [*ids.shape], of a table with a ShowClickEntry: how often each id was shown;
+                None: once.
+            clicks: float32 [*ids.shape], likewise: how often it was clicked; None: never.
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
+        """
+        return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
+
+    def _read(self, asked: Any) -> Read:
+        return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
+
+    def _gradient(self, given: Any) -> Gradient:
+        """The arguments of `push` as a tuple."""
+        if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+            raise ShapeError(
+                f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "
+                f"(ids, grads, shows, clicks), not {_described(given)}"
+            )
+        return self._rows_gradient(*given)
+
+    def _rows_gradient(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Gradient:
+        checked = as_ids(ids, f"table {self.spec.name!r}")
+        values = _as_gradient(grads, self.spec)
+        shape = checked.shape
+        if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
+            checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
+        if shows is not None or clicks is not None:
+            values = self._with_scores(values, shape, shows, clicks)
+        return Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
+
+    def _with_scores(
+        self,
+        grads: Floats,
+        shape: tuple[int, ...],
+        shows: ArrayLike | None,
+        clicks: ArrayLike | None,
+    ) -> Floats:
+        if not self.spec.scores:
+            raise UsageError(
+                f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
+            )
+        columns = [
+            self._column(1 if shows is None else shows, "shows", shape),
+            self._column(0 if clicks is None else clicks, "clicks", shape),
+        ]
+        return np.concatenate([grads, *columns], axis=1)
+
+    def _column(self, given: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+        """One number for each id, below each other."""
+        array = as_numbers(given, f"the {what} for table {self.spec.name!r}")
+        try:
+            return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
+        except ValueError:
+            raise ShapeError(
+                f"the {what} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
+                "give one number for each id"
+            ) from None
+
+
+class DenseTable(PlainTable):
+    """One array. Made by `Client.dense_table`."""
+
+    def pull(self) -> Floats:
+        """The current value: float32 of the table's shape."""
+        return self._runtime.pull([self._read(None)])[0]
+
+    def push(self, grad: ArrayLike) -> Ticket:
+        """Send a gradient of the table's shape; see SparseTable.push."""
+        return self._runtime.push([self._gradient(grad)])
+
+    def _read(self, asked: Any) -> Read:
+        if asked is not None:
+            raise ShapeError(
+                f"table {self.spec.name!r} is dense and is pulled whole; "
+                f"give None for it, not {_described(asked)}"
+            )
+        return Read(self.spec.key)
+
+    def _gradient(self, given: Any) -> Gradient:
+        values = _as_gradient(given, self.spec)
+        return Gradient(self.spec.key, values, None, self.optimizer.get_lr())
+
+
+_CLOSED = (
+    "this client is closed, and so are its tables; use them before close() or inside the `with` block, "
+    "or call psfleet.connect() again"
+)
+Table = TypeVar("Table", SparseTable, DenseTable)
+
+
+class Client:
+    """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet.
+
+    All clients of a process without an environment of their own, and `psfleet.fleet`, share one seat in
+    the fleet: it is left when the last of them is closed, or after `fleet.init()` when the script ends.
+
+    Args:
+        runtime: Through which it reaches the tables.
+        leave: What closing does with the runtime; None: closes it.
+    """
+
+    def __init__(self, runtime: Runtime, leave: Callable[[Runtime], None] | None = None) -> None:
+        self.runtime = runtime
+        self._leave = leave or type(runtime).close
+        self._tables: weakref.WeakSet[SparseTable | DenseTable] = weakref.WeakSet()
+
+    def sparse_table(
+        self,
+        name: str,
+        dim: int,
+        optimizer: Optimizer,
+        initializer: Initializer | Start | None = None,
+        seed: int = 0,
+        entry: Entry | None = None,
+    ) -> SparseTable:
+        """The table of that name, made if no worker has made it yet.
+
+        Args:
+            name: Unique in the fleet.
+            dim: Width of a row, 1 to 1024.
+            optimizer: Its rule and hyperparameters become the table's; pushes carry its rate.
+            initializer: First value of a row, of psfleet.initializer; default uniform in [-0.01, 0.01).
+            seed: Of the initializer, if it has none of its own.
+            entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
+                and none.
+
+        Raises:
+            TableConflict: The table exists with another definition.
+        """
+        _check(name, optimizer)
+        if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+            raise ShapeError(f"table {name!r}: dim is {dim!r}, it must be a whole number")
+        if entry is not None and not isinstance(entry, Entry):
+            raise ConfigError(
+                f"the entry of table {name!r} is {entry!r}; it must be one of psfleet.entry"
+            )
+        start, seed = starting(initializer, (None, int(dim)), seed, f"table {name!r}")
+        spec = TableSpec(
+            name,
+            "sparse",
+            (int(dim),),
+            optimizer.rule(),
+            optimizer.decay(),
+            start,
+            seed,
+            optimizer.every_row,
+            entry,
+        )
+        self.runtime.create(spec)
+        return self._opened(SparseTable(self.runtime, spec, optimizer))
+
+    def dense_table(self, name: str, value: ArrayLike, optimizer: Optimizer) -> DenseTable:
+        """The table of that name; if no worker has made it yet, it starts with `value`."""
+        _check(name, optimizer)
+        array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
+        spec = TableSpec(name, "dense", array.shape, optimizer.rule(), optimizer.decay())
+        self.runtime.create(spec, array)
+        return self._opened(DenseTable(self.runtime, spec, optimizer))
+
+    def _opened(self, table: Table) -> Table:
+        self._tables.add(table)
+        return table
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.
+
+        Worker 0 saves; for the others the call does nothing. Call `barrier()` first if what they have
+        pushed is to be in it.
+
+        Args:
+            folder: Appears whole or not at all; the servers must see it too.
+
+        Raises:
+            CheckpointError: The fleet has no table, or the folder cannot be written.
+        """
+        if self.runtime.worker_index == 0:
+            save(self.runtime, folder_of(folder, "save"))
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Set every table from a folder that `save` or `fleet.save_persistables` has written.
+
+        Worker 0 loads; the others wait for it. All workers must call it, once their tables are made. The
+        folder may come from a fleet with any number of servers.
+
+        Raises:
+            CheckpointError: The folder is missing or damaged, or no table of the script would get a
+                value; nothing was changed.
+        """
+        load(self.runtime, folder_of(folder, "load"))
+
+    def pull(self, asked: Mapping[T, ArrayLike | None]) -> dict[T, Floats]:
+        """Current values of several tables, with one call to each server.
+
+            rows = ps.pull({users: ids, items: others, bias: None})
+            rows[users], rows[bias]
+
+        Args:
+            asked: For each table its ids, as for `SparseTable.pull`; None for a dense table.
+
+        Returns:
+            The values by table, in the order of `asked`: sparse float32 [*ids.shape, dim], dense float32
+            of the table's shape.
+
+        Raises:
+            UsageError: A key is no table of this client, or its value cannot be what is asked of it.
+        """
+        reads = reads_of(self.runtime, asked)
+        return by_table(list(asked), self.runtime.pull(reads))
+
+    def pull_ahead(self, asked: Mapping[T, ArrayLike | None]) -> TablesAhead[T]:
+        """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
+        reads = reads_of(self.runtime, asked)
+        return TablesAhead(list(asked), pull_ahead(self.runtime, reads))
+
+    def push(self, given: Mapping[T, Any]) -> Ticket:
+        """Send one step's gradients of several tables, with one call to each server.
+
+            ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
+
+        Each table is updated once, with its own optimizer and rate. In sync mode the call is this
+        worker's part of one round, however many tables it names; a table that only some workers
+        name gets the mean of their gradients. With an empty mapping the worker takes part in the
+        round and changes nothing.
+
+        Args:
+            given: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
+                (ids, grads, shows, clicks). For each dense table its gradient.
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            UsageError: A key is no table of this client, or its value cannot be what is sent to it.
+                Nothing was sent, to no table.
+        """
+        return self.runtime.push(gradients_of(self.runtime, given))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push so far is applied."""
+        self.runtime.flush(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every worker is here."""
+        self.runtime.barrier(timeout)
+
+    def set_mode(self, mode: str, **settings: Any) -> None:
+        """Go on in another consistency mode, see `psfleet.fleet.set_mode`; all workers call it."""
+        wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}})
+        change(self.runtime, wanted.consistency)
+
+    @property
+    def worker_index(self) -> int:
+        """This worker's index, from 0."""
+        return self.runtime.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """How many workers there are."""
+        return self.runtime.worker_num
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Tables, pushes and bytes, one entry per server."""
+        return self.runtime.stats()
+
+    def close(self) -> None:
+        """Flush and leave the fleet; afterwards the client's tables are refused. Safe to call twice."""
+        if isinstance(self.runtime, Closed):
+            return
+        runtime, closed = self.runtime, cast(Runtime, Closed(_CLOSED))
+        for table in self._tables:
+            table._runtime = closed
+        self.runtime = closed
+        self._leave(runtime)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check(name: Any, optimizer: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"a table's name is {name!r}; it must be a text")
+    check_outside(f"table {name!r}", optimizer)
+    schedule = optimizer.common()["learning_rate"]
+    if isinstance(schedule, LRScheduler) and schedule.steps_itself:
+        raise ConfigError(
+            f"the learning rate of table {name!r} counts updates, which a plain table does not have; "
+            "take a schedule of psfleet.optimizer.lr and call its step()"
+        )
+
+
+def _as_gradient(value: Any, spec: TableSpec) -> Floats:
+    return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
+
+
+def _described(value: Any) -> str:
+    """What was given, short enough for a message."""
+    what = type(value).__name__
+    if isinstance(value, tuple | list):
+        return f"a {what} of {len(value)}"
+    return f"{value!r:.60} ({what})"
+
+
+def connect(
+    environment: Environment | None = None,
+    mode: Mode | None = None,
+    tls: str | None = None,
+    insecure: bool | None = None,
+    wire: str | None = None,
+) -> Client:
+    """Tables of the cluster that the environment names, or of an embedded fleet where it names none.
+
+    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
+    client shares what is there, tables included.
+
+    Args:
+        environment: Instead of the process's own; the client then has a seat for itself.
+        mode: When pushes take effect, unless the launcher has decided; see docs/strategies.md. In
+            sync mode each push of every worker makes a round; push the tables of a step together. None: that
+            of `fleet.init()`, else async.
+        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
+        insecure: Use TCP in the clear, without credentials.
+        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
+
+    Raises:
+        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
+            another mode.
+    """
+    here = environment or read_environment()
+    said = {"tls": tls, "insecure": insecure}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    here = dataclasses.replace(here, **given)
+    if here.role == "server":
+        raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
+    asked: dict[str, dict[str, Any]] = {}
+    if mode is not None:
+        asked["consistency"] = {"mode": mode}
+    if wire is not None:
+        asked["wire"] = {"push": wire, "pull": wire}
+    settings = resolve({"consistency": {"mode": "async"}, **asked}, here.strategy)
+
+    def make(_: Parts) -> Runtime:
+        if here.role is None:
+            return runtimes.load_runtime("embedded", wire=settings.wire)
+        return connect_cluster(here.seat, settings.consistency, settings.wire)
+
+    if environment is not None:
+        return Client(make(asked))
+    client = Client(runtimes.hold(make, asked), runtimes.let_go)
+    try:
+        if mode is not None:
+            check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
+        if wire is not None:
+            check_wire(client.runtime, settings.wire or Wire(), "psfleet.connect")
+    except ConfigError:
+        client.close()
+        raise
+    return client

@@ -1,0 +1,104 @@
+"""Several plain tables in one call: every table's part is checked before anything is sent."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import UsageError
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.runtime.interface import Awaited, Gradient, Read, Runtime
+from psfleet.schema.table import TableSpec
+
+__all__ = ["PlainTable", "TablesAhead", "by_table", "gradients_of", "reads_of"]
+
+Floats = NDArray[np.float32]
+T = TypeVar("T", bound="PlainTable")
+
+
+class PlainTable(ABC):
+    """What a call for several tables needs to know of each.
+
+    Attributes:
+        spec: The table's definition.
+        optimizer: Gives the learning rate of each push.
+    """
+
+    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer) -> None:
+        self._runtime = runtime
+        self.spec = spec
+        self.optimizer = optimizer
+
+    @abstractmethod
+    def _read(self, asked: Any) -> Read:
+        """The table's part of a pull.
+
+        Raises:
+            UsageError: `asked` cannot be one.
+        """
+
+    @abstractmethod
+    def _gradient(self, given: Any) -> Gradient:
+        """The table's part of a push.
+
+        Raises:
+            UsageError: `given` cannot be one.
+        """
+
+
+class TablesAhead(Generic[T]):
+    """Values of several tables on their way, see `Client.pull_ahead`."""
+
+    def __init__(self, tables: Sequence[T], awaited: Awaited) -> None:
+        self._tables = tables
+        self._awaited = awaited
+
+    def wait(self) -> dict[T, Floats]:
+        """The values by table, as `Client.pull` returns them."""
+        return by_table(self._tables, self._awaited.wait())
+
+
+def by_table(tables: Sequence[T], values: Sequence[Floats]) -> dict[T, Floats]:
+    """The values with their tables as keys, in the order of the call."""
+    return dict(zip(tables, values, strict=True))
+
+
+def reads_of(runtime: Runtime, asked: Mapping[T, Any]) -> list[Read]:
+    """What `Client.pull` asks the runtime for.
+
+    Raises:
+        UsageError: One of the parts cannot be meant; the error names its table.
+    """
+    return [table._read(part) for table, part in _parts(runtime, asked, "pull", "ids")]
+
+
+def gradients_of(runtime: Runtime, given: Mapping[T, Any]) -> list[Gradient]:
+    """What `Client.push` gives the runtime.
+
+    Raises:
+        UsageError: One of the parts cannot be meant; the error names its table.
+    """
+    return [table._gradient(part) for table, part in _parts(runtime, given, "push", "gradients")]
+
+
+def _parts(
+    runtime: Runtime, parts: Mapping[T, Any], call: str, what: str
+) -> Sequence[tuple[T, Any]]:
+    if not isinstance(parts, Mapping):
+        raise UsageError(
+            f"{call} needs a mapping from tables to {what}, as {{users: ...}}; "
+            f"it got {parts!r:.80} of {type(parts).__name__}"
+        )
+    for table in parts:
+        if not isinstance(table, PlainTable):
+            raise UsageError(
+                f"a key of this {call} is {table!r}; it must be a table, "
+                "as sparse_table() and dense_table() return it"
+            )
+        if table._runtime is not runtime:
+            raise UsageError(
+                f"table {table.spec.name!r} belongs to another client; {call} it with that one"
+            )
+    return list(parts.items())

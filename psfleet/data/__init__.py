@@ -1,0 +1,1 @@
+"""Samples in batches, each dispatched to one worker."""

@@ -1,0 +1,122 @@
+"""fleet.dataset: samples in batches, each handed to one worker by the fleet."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.data.assignment import MOST, Range
+from psfleet.data.peekable import Coming
+from psfleet.errors import UsageError
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import Runtime
+
+__all__ = ["batches"]
+
+Ids = NDArray[np.int64]
+
+
+def batches(
+    source: int | Sequence[Any] | NDArray[Any],
+    batch_size: int,
+    epochs: int | None,
+    shuffle_seed: int | None,
+    merged: int,
+    runtime: Callable[[], Any] = runtimes.active,
+) -> Coming[Any]:
+    """See Fleet.dataset; `merged`: batches of one push."""
+    dataset = _Dataset(source, batch_size, epochs, shuffle_seed, runtime)
+    return Coming(dataset.run(merged), dataset.peek)
+
+
+class _Dataset:
+    """One use of a dataset."""
+
+    def __init__(
+        self,
+        source: int | Sequence[Any] | NDArray[Any],
+        batch_size: int,
+        epochs: int | None,
+        shuffle_seed: int | None,
+        runtime: Callable[[], Any],
+    ) -> None:
+        self._runtime = runtime
+        self._source = source
+        self._size = source if isinstance(source, int) else len(source)
+        self._batch = batch_size
+        self._epochs = MOST // max(self._size, 1) if epochs is None else epochs
+        self._seed = shuffle_seed
+        self._order = _Order(self._size, shuffle_seed)
+        self._seen: tuple[tuple[Range, ...], Any] = ((), None)
+
+    def run(self, merged: int) -> Iterator[Any]:
+        """The batches."""
+        named = (("size", self._size), ("batch_size", self._batch), ("epochs", self._epochs))
+        for name, value in named:
+            if isinstance(value, bool) or value < 1:
+                raise UsageError(f"dataset {name} is {value!r}; it must be at least 1")
+        if self._size * self._epochs > MOST:
+            raise UsageError(
+                f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
+                "None to train until the script stops"
+            )
+        runtime = self._runtime()
+        seed = -1 if self._seed is None else self._seed
+        asked = (self._size, self._batch, self._epochs, seed, merged)
+        for ranges in runtime.shares(_Steps(runtime), *asked):
+            (coming, samples), self._seen = self._seen, ((), None)
+            yield samples if coming == ranges else self._samples(ranges)
+
+    def peek(self) -> Any:
+        """The next batch, if this worker has it already; else None."""
+        ranges = getattr(self._runtime(), "coming", ())
+        if ranges and ranges != self._seen[0]:
+            self._seen = (ranges, self._samples(ranges))
+        return self._seen[1] if ranges else None
+
+    def _samples(self, ranges: Sequence[Range]) -> Any:
+        chosen = self._order.samples(ranges)
+        if isinstance(self._source, int):
+            return chosen
+        if isinstance(self._source, np.ndarray):
+            return self._source[chosen]
+        return [self._source[index] for index in chosen]
+
+
+class _Steps:
+    """Who pushes, for the one who deals."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def skip(self) -> None:
+        """A step without gradients."""
+        self._runtime.push([])
+
+    def flush(self) -> None:
+        """Wait until every push is applied."""
+        self._runtime.flush()
+
+
+class _Order:
+    """Which sample is at which position: a pure function of seed and epoch."""
+
+    def __init__(self, size: int, seed: int | None) -> None:
+        self._size = size
+        self._seed = seed
+        self._epoch = -1
+        self._shuffled: Ids = np.empty(0, np.int64)
+
+    def samples(self, ranges: Sequence[Range]) -> Ids:
+        """int64 indices of the samples at these positions, in order."""
+        return np.concatenate([self._of(low, high) for low, high in ranges])
+
+    def _of(self, low: int, high: int) -> Ids:
+        epoch, start = divmod(low, self._size)
+        if self._seed is None:
+            return np.arange(start, start + high - low, dtype=np.int64)
+        if epoch != self._epoch:
+            dice = np.random.default_rng((abs(self._seed), self._seed < 0, epoch))
+            self._epoch, self._shuffled = epoch, dice.permutation(self._size).astype(np.int64)
+        return self._shuffled[start : start + high - low]

@@ -1,0 +1,264 @@
+"""The fleet of one process: a shard right here, no network, no other process."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint import load_shard, save_fleet
+from psfleet.data.assignment import Range
+from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.kernels.dedup import dedup
+from psfleet.kernels.float16 import rounded
+from psfleet.platform.interrupts import deferred
+from psfleet.runtime.finiteness import Watch
+from psfleet.runtime.interface import Closed, Done, Gradient, Read, TableState
+from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
+from psfleet.schema.table import TableSpec
+from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
+from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.strategy import Wire
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+from psfleet.wire.compression import Packer, repacked, value_format
+
+__all__ = ["EmbeddedRuntime"]
+
+Floats = NDArray[np.float32]
+_CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
+
+
+class EmbeddedRuntime:
+    """Implements psfleet.runtime.interface.Runtime on a shard in this process; bit-equal to one server.
+
+    Every push is applied before `push` returns, which for a single worker is what both sync and
+    async mode do.
+
+    Args:
+        clock: Seconds, for tables with rows that age.
+        wire: The form that values would have on their way to a server.
+        watch: Looks for values that are not finite; None: one of its own.
+
+    Attributes:
+        wire: As passed.
+    """
+
+    worker_index = 0
+    worker_num = 1
+    server_num = 0
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wire: Wire | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._shard = Shard()
+        self.wire = wire or Wire()
+        self._packer = Packer(self.worker_index, self.wire.gradients)
+        self._watch = watch or Watch(self.worker_index)
+        self._clock = clock
+        self._ticked = clock()
+        self._specs: dict[int, TableSpec] = {}
+        self._pushes = 0
+        self._saves = 0
+        self._base: tuple[int, str] | None = None
+        self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
+
+    @deferred()
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        flat = check_spec_value(spec, value)
+        self._shard.create(spec, flat)
+        self._specs[spec.key] = spec
+        return spec.key
+
+    def table(self, key: int) -> DenseTable | SparseTable:
+        """The table itself."""
+        return self._shard.tables.find(key)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return [self._pull(read) for read in reads]
+
+    def _pull(self, read: Read) -> Floats:
+        spec = self._shard.tables.find(read.table).spec
+        if spec.kind == "dense":
+            return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
+        ids = check_ids(spec, read.ids)
+        unique = dedup(ids.reshape(-1), 1)
+        [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
+        return unique.expand([self._arrived(spec, rows)]).reshape(*ids.shape, spec.dim)
+
+    def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
+        """What a worker would get of these values."""
+        form = value_format(spec, self.wire.values)
+        return values if form == "float32" else repacked(values, form)
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Done:
+        """See Runtime.push."""
+        merged = self._merged(gradients)
+        self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
+        parts = tuple(self._packer.sent(self._pushes + 1, merged))
+        self._tick()
+        push = Push(0, 1, self._pushes + 1, parts, samples, loss)
+        self._expect(self._shard.handle(push, "push"))
+        self._pushes += 1
+        return Done()
+
+    def _tick(self) -> None:
+        every, now = self._shard.tables.tick_every, self._clock()
+        if every and now - self._ticked >= every:
+            self._expect(self._shard.handle(Tick(now - self._ticked), "tick"))
+            self._ticked = now
+
+    def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
+        """The gradients with each id once, as amp rounds them."""
+        specs = [self._shard.tables.find(gradient.table).spec for gradient in gradients]
+        checked = check_gradients(specs, gradients)
+        return [
+            (spec, _merged(spec, gradient, values, ids))
+            for spec, gradient, (values, ids) in zip(specs, gradients, checked, strict=True)
+        ]
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return at once: pushes are applied when they return."""
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return at once: there is one worker."""
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """The array itself: there is one worker."""
+        if mode not in ("sum", "max", "min"):
+            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        return np.array(value)
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        held = self._shard.tables.find(table)
+        if isinstance(held, DenseTable):
+            return TableState(held.step, [v.reshape(held.spec.shape) for v in held.state()])
+        rows = held.page(0, len(held))
+        planes = np.split(rows.values, 1 + len(held.spec.rule.slots), axis=1)
+        return TableState(
+            held.step, list(map(np.ascontiguousarray, planes)), rows.ids, rows.touched, rows.scores
+        )
+
+    @deferred()
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self._packer.forget()
+        held = self._shard.tables.find(table)
+        if isinstance(held, DenseTable):
+            held.restore(state.step, [v.reshape(-1) for v in state.values])
+            return
+        held.restore_step(state.step)
+        held.restore(
+            check_ids(held.spec, state.ids),
+            np.concatenate(state.values, axis=1),
+            state.touched,
+            state.scores,
+        )
+
+    @deferred()
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
+
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """See Runtime.save."""
+        if not path:
+            raise ConfigError(
+                "without a cluster there is no job's folder; name one for the snapshot"
+            )
+        if delta and self._base is None:
+            raise CheckpointError(
+                "there is no snapshot that a delta could say the changes of; save a base first (mode 2)"
+            )
+        before = self._base if delta else None
+        self._saves += 1
+        cutting = Cutting(self._saves, since=before[0] if before else 0, remember=delta or base)
+        save_fleet(path, [self._shard], cutting, before[1] if before else None)
+        if delta or base:
+            self._base = self._saves, path
+            self._shard.handle(EndCut(self._saves, self._saves), "save")
+        return path
+
+    @deferred()
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self._packer.forget()
+        load_shard(path, self._shard)
+        self._specs = {key: table.spec for key, table in self._shard.tables.items()}
+
+    def shares(
+        self, trainer: Any, size: int, batch: int, epochs: int, seed: int, merged: int
+    ) -> Iterator[tuple[Range, ...]]:
+        """Every sample, in order; see fleet.dataset."""
+        for start in range(0, epochs * size, size):
+            for low in range(start, start + size, batch):
+                yield ((low, min(low + batch, start + size)),)
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return dict(self._specs)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        counters = self._shard.counters
+        return [
+            {
+                "server": 0,
+                "pid": os.getpid(),
+                "pushes": counters.pushes,
+                "samples": sum(counters.samples.values()),
+                "losses": dict(counters.losses),
+                "tables": [
+                    {
+                        "name": t.spec.name,
+                        "kind": t.spec.kind,
+                        "bytes": t.bytes,
+                        "step": t.step,
+                        "count": t.count if isinstance(t, DenseTable) else len(t),
+                    }
+                    for t in self._shard.tables.values()
+                ],
+            }
+        ]
+
+    def close(self) -> None:
+        """Let go of the tables; whoever asks for one afterwards is refused."""
+        self._shard = cast(Shard, Closed(_CLOSED))
+
+    @staticmethod
+    def _expect(instructions: Sequence[Any]) -> int:
+        """The number of the last answer."""
+        number = 0
+        for instruction in instructions:
+            if isinstance(instruction, Refuse):
+                raise instruction.error
+            if not isinstance(instruction, Answer):
+                raise PsfleetError(f"unexpected instruction {instruction!r}")
+            number = instruction.number
+        return number
+
+
+def _merged(
+    spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
+) -> Gradient:
+    if ids is not None and spec.kind == "sparse":
+        unique = dedup(ids, 1)
+        ids, values = unique.unique[0], unique.merge(values)[0]
+    if gradient.precision != "float32":
+        values = rounded(values, gradient.precision, gradient.scale)
+    return dataclasses.replace(gradient, values=values, ids=ids)

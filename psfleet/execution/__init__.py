@@ -1,0 +1,1 @@
+"""Running programs: the executor, inference models and files of models."""

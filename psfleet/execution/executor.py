@@ -1,0 +1,369 @@
+"""Running programs: validate the feed, fetch parameters, forward, backward, update."""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from psfleet.data.peekable import with_next
+from psfleet.errors import UsageError
+from psfleet.execution import untrained
+from psfleet.parameters.binding import invalidate, read_ahead
+from psfleet.parameters.moving_average import note
+from psfleet.parameters.parameter import SparseGrad, fetch
+from psfleet.pipeline.engine import PipelinedRun, pipelined_step
+from psfleet.pipeline.global_norm import shared_norms
+from psfleet.platform.interrupts import deferred
+from psfleet.program.feed import batch_size, check_feed
+from psfleet.program.operation import Array, Gradient
+from psfleet.program.plan import Plan, make_plan
+from psfleet.program.program import Program, default_main_program
+from psfleet.program.recompute import RecomputingRun
+from psfleet.program.run import Run
+from psfleet.program.variable import Variable, VariableSource
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import ReadsAhead
+from psfleet.settings.environment import plan_file
+from psfleet.stages.links import here
+from psfleet.wire import grpc_process
+
+__all__ = ["CPUPlace", "CUDAPlace", "Executor"]
+
+T = TypeVar("T")
+Fetch = Variable | VariableSource | str
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+_PLANS = 64  # programs and fetch lists whose plans an executor remembers
+
+
+class CPUPlace:
+    """Programs run on the CPU."""
+
+    def __repr__(self) -> str:
+        return "CPUPlace()"
+
+
+class CUDAPlace:
+    """Accepted for the reference's sake: programs run on the CPU, CUDA is the servers' matter."""
+
+    def __init__(self, id: int = 0) -> None:
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.id})"
+
+
+class Executor:
+    """Runs programs.
+
+    Attributes:
+        place: Where; kept for the reference's sake.
+        meter: If set, an object whose `measure(run)` is called after every operation.
+    """
+
+    def __init__(self, place: Any = None) -> None:
+        _settle_process()
+        self.place = place or CPUPlace()
+        self.meter: Any = None
+        self._plans: OrderedDict[tuple[int, tuple[str, ...]], Plan] = OrderedDict()
+        self._coming: _Pair = None, None
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[Fetch] | Fetch | None = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Any = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        use_prune: bool = True,
+    ) -> list[Any]:
+        """Run a program once; if optimizers have added updates to it, this is a training step.
+
+        Args:
+            program: The default main program if None. A startup program has nothing to do.
+            feed: Arrays by the names of the program's data.
+            fetch_list: Variables or names of what to return: results, parameters, gradients; or
+                schedules that count updates, for the rate of this one.
+            return_numpy: False gives concrete variables instead of arrays.
+            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for the
+                reference's sake.
+
+        Returns:
+            One array per entry of the fetch list; SparseGrad for a sparse parameter's gradient.
+
+        Raises:
+            ShapeError: A feed does not fit its variable.
+            IdError: Ids are fractional, NaN or outside a table.
+            UsageError: A feed is missing or unknown, or a fetch is unknown.
+        """
+        return self._run(program, feed, fetch_list, self._following(program, feed), return_numpy)
+
+    def _following(
+        self, program: Program | None, feed: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """The feed after this one, if this is the step of `read_ahead` that trains with it."""
+        program = program or default_main_program()
+        present, following = self._coming
+        if feed is None or feed is not present or program.for_test or not program.updates:
+            return None
+        self._coming = None, None
+        return following
+
+    def read_ahead(
+        self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Feeds for a loop of `run` that reads what the next one needs while this one is computed.
+
+            for feed in exe.read_ahead(fleet.shard(batches())):
+                exe.run(feed=feed, fetch_list=[loss])
+
+        Async mode: each step then sees values that lack this worker's last push, and that one only. In
+        the other modes, and where the next batch is not known, nothing changes.
+
+        Args:
+            batches: Of `fleet.shard` and `fleet.dataset` the next batch is seen without being taken;
+                any other iterable is one batch ahead of the training.
+            feed: Makes a feed of a batch; None: batches are feeds.
+        """
+        try:
+            for present, following in _with_next(batches, feed):
+                self._coming = present, following
+                yield present
+        finally:
+            self._coming = None, None
+
+    def _run(
+        self,
+        program: Program | None,
+        feed: Mapping[str, Any] | None,
+        fetch_list: Sequence[Fetch] | Fetch | None,
+        following: Mapping[str, Any] | None,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """See `run`. While it computes, what the step with the feed `following` needs is read."""
+        program = program or default_main_program()
+        if not isinstance(program, Program):
+            raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
+        fetches = [_named(program, entry) for entry in _entries(fetch_list)]
+        plan = self._plan(program, fetches)
+        arrays = check_feed(program, plan.feeds, feed or {})
+        if plan_file() and plan.backwards and program.updates:
+            _write_plan(program, plan, arrays)
+        run: Run | PipelinedRun
+        if plan.pipelined:
+            run = pipelined_step(program, plan, arrays, fetches, self.meter)
+        else:
+            _check_whole(program)
+            run = self._step(program, plan, arrays, following)
+        results = [run.result(variable) for variable in fetches]
+        if not (program.updates or program.for_test) and program.all_parameters():
+            untrained.note()
+        self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
+        if return_numpy:
+            return results
+        return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
+
+    def _plan(self, program: Program, fetches: Sequence[Variable]) -> Plan:
+        key = (program.version, tuple(variable.name for variable in fetches))
+        if key not in self._plans:
+            self._plans[key] = make_plan(program, fetches)
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return self._plans[key]
+
+    def _step(
+        self,
+        program: Program,
+        plan: Plan,
+        feeds: dict[Variable, Array],
+        following: Mapping[str, Any] | None,
+    ) -> Run:
+        kind = RecomputingRun if plan.recomputes else Run
+        run = kind(program, plan, feeds, self.meter)
+        if not program.records:
+            return run
+        run.forward(plan.early)
+        dense = [v.parameter for v in plan.dense if v.parameter]
+        fetch(dense, [(parameter, run.values[ids]) for parameter, ids in plan.lookups])
+        run.take_parameters()
+        if following is not None and all(ids in feeds for _, ids in plan.lookups):
+            coming = check_feed(program, plan.feeds, following)
+            read_ahead(dense, [(parameter, coming[ids]) for parameter, ids in plan.lookups])
+        run.main()
+        run.backward()
+        run.forward(plan.late)
+        return run
+
+    @staticmethod
+    @deferred()
+    def _update(program: Program, found: Mapping[Variable, Any], samples: int) -> None:
+        observed = program.take_observed()
+        if program.for_test or _shows_averages(program):
+            return
+        if program.updates:
+            for parameter, momentum, value in observed:
+                note(parameter, momentum, value)
+        for update in program.updates:
+            values: list[tuple[Any, Gradient]] = [
+                (parameter, found[variable])
+                for parameter, variable in update.params_grads
+                if found.get(variable) is not None
+            ]
+            loss = None if update.loss is None else float(found[update.loss].item())
+            with shared_norms([parameter.name for parameter, _ in update.params_grads]):
+                update.optimizer.apply_values(values, samples=samples, loss=loss)
+        program.step += 1
+        if here().processes > 1:  # the other stages have changed what is theirs
+            invalidate()
+        if program.updates:
+            for hook in program.after_step:
+                hook(program.step)
+
+    def train_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Variable | str] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: Callable[[list[Any]], Any] | None = None,
+        read_ahead: bool = False,
+    ) -> int:
+        """Run the program once for each batch of a dataset.
+
+        Args:
+            program: The default main program if None.
+            dataset: Feeds: a dataset of fluid.DatasetFactory, or any iterable of feeds.
+            scope, thread, debug: Accepted for the reference's sake.
+            fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
+            fetch_handler: Called with the fetched values in place of printing.
+            read_ahead: Async mode: read what the next batch needs while this one is computed. Each step
+                then sees values that lack this worker's last push, and that one only; see
+                `Executor.read_ahead`. Ids that the program computes from its feeds, and the other
+                modes, are read when it is their turn.
+
+        Returns:
+            The number of batches.
+        """
+        if dataset is None:
+            raise UsageError("train_from_dataset needs a dataset")
+        texts = list(fetch_info or [v if isinstance(v, str) else v.name for v in fetch_list or ()])
+        done = 0
+        feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
+        for done, (feed, following) in enumerate(feeds, 1):
+            shown = fetch_list if done % max(print_period, 1) == 0 else None
+            values = self._run(program, feed, shown, following)
+            if shown and fetch_handler is not None:
+                fetch_handler(values)
+            elif shown:
+                parts = (f"{text}: {value}" for text, value in zip(texts, values, strict=True))
+                print(f"batch {done}", *parts, flush=True)
+        return done
+
+    def infer_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> int:
+        """As train_from_dataset, without updates."""
+        test = (program or default_main_program()).clone(for_test=True)
+        return self.train_from_dataset(test, dataset, **options)
+
+    def close(self) -> None:
+        """Let go of the plans."""
+        self._plans.clear()
+
+
+def _with_next(
+    batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Each feed with the one after it, as far as that can be read ahead."""
+    make: Callable[[Any], Mapping[str, Any]] = feed or _itself
+    coming: Mapping[str, Any] | None = None
+    for batch, following in with_next(batches, _reads_ahead):
+        present = make(batch) if coming is None else coming
+        coming = None if following is None else make(following)
+        yield present, coming
+
+
+def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
+    return feed
+
+
+def _reads_ahead() -> bool:
+    runtime = runtimes.active() if runtimes.is_active() else None
+    return isinstance(runtime, ReadsAhead) and runtime.reads_ahead
+
+
+def _check_whole(program: Program) -> None:
+    """Refuse to train in every stage what is meant to be trained by all of them together."""
+    if program.updates and not program.for_test and here().processes > 1:
+        raise UsageError(
+            f"the program is not cut into stages, and this is {here().name(here().process)}; "
+            "minimize with fleet.distributed_optimizer or a PipelineOptimizer"
+        )
+
+
+def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> None:
+    """For `psfleet plan`: say what the step would be, and end the script."""
+    from psfleet.pipeline.plan_report import study
+
+    Path(plan_file()).write_text(study(program, plan, feeds) + "\n")
+    raise SystemExit(0)
+
+
+def _counted(plan: Plan, samples: int) -> int:
+    """The samples that this process tells of: of several stages only the first one does."""
+    return 0 if plan.pipelined and here().process else samples
+
+
+def _shows_averages(program: Program) -> bool:
+    """Whether parameters show averages of themselves: then there is nothing to update.
+
+    In the reference such a run updates the averages, which `restore` throws away.
+    """
+    return any(
+        getattr(parameter.binding, "read_only", False)
+        for update in program.updates
+        for parameter, _ in update.params_grads
+    )
+
+
+@functools.cache
+def _settle_process() -> None:
+    """Let this process keep the memory that every step uses anew: 20 % of a step of an MLP."""
+    grpc_process.prepare()
+
+
+def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
+    if fetch_list is None:
+        return []
+    return (
+        [fetch_list]
+        if isinstance(fetch_list, Variable | VariableSource | str)
+        else list(fetch_list)
+    )
+
+
+def _named(program: Program, entry: Any) -> Variable:
+    if isinstance(entry, VariableSource):
+        entry = entry.as_variable(program)
+    if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
+        raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")
+    return program.variable(entry if isinstance(entry, str) else entry.name, "fetch")
+
+
+def _wrapped(variable: Variable, value: Array | SparseGrad) -> Any:
+    if isinstance(value, SparseGrad):
+        return value
+    return Variable(variable.name, np.shape(value), value.dtype, value=value, stop_gradient=True)

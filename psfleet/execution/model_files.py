@@ -1,0 +1,86 @@
+"""Whole checkpoints of one worker's fleet, for `psfleet.fleet` and the clients of `psfleet.connect()`."""
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+from psfleet.checkpoint import read_specs
+from psfleet.errors import CheckpointError, ConfigError, UsageError
+from psfleet.parameters.binding import invalidate
+from psfleet.parameters.parameter import living_names
+from psfleet.runtime.interface import Runtime, passes
+
+__all__ = ["folder_of", "has_loaded", "load", "save"]
+
+_NAMED = 5  # tables in a message
+_loads = 0
+
+
+def folder_of(path: Any, caller: str) -> str:
+    """The path of a folder as a text.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{caller} needs the path of a folder; it got {path!r}")
+    return os.fspath(path)
+
+
+def save(runtime: Runtime, path: str, *, delta: bool = False, base: bool = False) -> None:
+    """Write every table of the fleet; see Runtime.save.
+
+    Raises:
+        ConfigError: The path is empty.
+        CheckpointError: The fleet has no table yet, or the folder cannot be written.
+    """
+    if not path:
+        raise ConfigError("the folder to save into is ''; name one")
+    runtime.flush()
+    if not any(server["tables"] for server in runtime.stats()):
+        raise CheckpointError(
+            f"there is nothing to save into {path!r}: the fleet has no table yet; make one, or train a "
+            "step, before saving"
+        )
+    runtime.save(path, delta=delta, base=base)
+
+
+def load(runtime: Runtime, path: str) -> None:
+    """Set every table from a folder, by worker 0 while the others wait; every worker must come here.
+
+    Raises:
+        CheckpointError: The folder is missing or damaged, or no table or parameter of the script would
+            get a value from it; nothing was changed.
+    """
+    global _loads
+    runtime.barrier()
+    if runtime.worker_index == 0 and not passes(runtime):
+        _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
+        runtime.load(path)
+    runtime.barrier()
+    _loads += 1
+    invalidate()
+
+
+def has_loaded() -> bool:
+    """Whether this process has loaded a checkpoint."""
+    return _loads > 0
+
+
+def _check_useful(path: str, wanted: Collection[str]) -> None:
+    """Refuse a folder from which nothing of the script would get a value."""
+    held = {spec.name for spec in read_specs(path)}
+    if not held.isdisjoint(wanted):
+        return
+    raise CheckpointError(
+        f"{path!r} has {_listed(held)} and the script {_listed(wanted)}: none of them would get a "
+        "value; load after the model or its tables are made, from a checkpoint of the same names"
+    )
+
+
+def _listed(names: Collection[str]) -> str:
+    if not names:
+        return "no table"
+    shown = ", ".join(sorted(names)[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{'table' if len(names) == 1 else 'tables'} {shown}{more}"

@@ -1,0 +1,1 @@
+"""Faults by name and seed: crash points, and errors of the network."""

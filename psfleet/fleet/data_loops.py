@@ -1,0 +1,272 @@
+"""The loops of a script over its data: who gets which batch, and how far this worker is.
+
+The place in the loops is remembered with whatever else the script wants remembered: in snapshots, where
+those are taken, and with every push that counts. A script that runs again, because its worker has died
+or because the fleet goes on from a snapshot, passes over what lies before that place; there all that is
+remembered gets back its state.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, TypeVar
+
+from psfleet.checkpoint.worker_state import PLACE, Place, Remembered
+from psfleet.data.peekable import Coming, Counted, Peeked, Renewed
+from psfleet.errors import UsageError
+from psfleet.execution import untrained
+from psfleet.fleet.progress import Progress
+from psfleet.platform.notices import say
+
+__all__ = ["Loops"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Loops:
+    """Of one process.
+
+    Args:
+        index, workers: Which worker it is, of how many.
+        meet: Waits until every worker is here.
+        runtime: Gives the runtime of the cluster; None: there is none.
+        snapshots: Snapshots are taken, or one is gone on from: server 0 is to ask for the place.
+        restarts: Workers that die may be started again.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        workers: int,
+        meet: Callable[[], object],
+        *,
+        runtime: Callable[[], Any] | None = None,
+        snapshots: bool = False,
+        restarts: bool = False,
+    ) -> None:
+        self._index = index
+        self._workers = workers
+        self._meet = meet
+        self._runtime = runtime
+        self._snapshots = snapshots
+        self._restarts = restarts
+        self._alone = Progress()
+        self._place = Place()
+        self._remembered = Remembered()
+        self._remembered.add(PLACE, self._place)
+        self._restored: dict[str, Any] = {}
+        self._aim = Place()  # where the script was when it ran before
+        self._there = False  # whether it is there again
+        self._asked = self._keeps = False
+        self._said: set[str] = set()
+        self._loops = 0  # begun
+        self._is_open = False  # one of them is under way
+        self._met = (0, 0)  # meetings and changes of the mode before the present loop
+
+    # -- what is remembered --------------------------------------------------------------------
+
+    def remember(self, name: str, thing: R) -> R:
+        """See Fleet.remember."""
+        self._ask(keeps=True)
+        self._remembered.add(name, thing, self._restored.get(name) if self._there else None)
+        return thing
+
+    def step_done(self) -> None:
+        """See Fleet.step_done."""
+        self._ask()
+        # In a loop of the fleet a later life goes on between two of its batches, and nowhere else.
+        self._mark(-1 if self._is_open else self._loops)
+
+    def _ask(self, keeps: bool = False) -> None:
+        """Learn, once, where the script was when it ran before.
+
+        Args:
+            keeps: Snapshots are to hold what is remembered.
+        """
+        if (keeps or self._snapshots) and not self._keeps:
+            self._keeps = True
+            kept = self._of_runtime("keep", _nothing)(self._remembered.state_at)
+            self._restored = {**(json.loads(kept) if kept else {}), **self._restored}
+        if not self._asked:
+            self._asked = True
+            # What came with a push is newer than a snapshot.
+            self._restored |= self._progress.states
+            self._aim.set_state_dict(self._restored.get(PLACE, {}))
+            self._look()
+            self._mark(0)
+
+    @property
+    def _progress(self) -> Progress:
+        """How far the script is with its pushes."""
+        found: Progress = self._of_runtime("progress", self._alone)
+        return found
+
+    def _of_runtime(self, name: str, otherwise: Any) -> Any:
+        """What only a cluster's runtime has."""
+        return otherwise if self._runtime is None else getattr(self._runtime(), name, otherwise)
+
+    def _look(self, dealt: bool = False) -> None:
+        """Where the script was, it gets back what it remembered there, and its pushes count again.
+
+        Args:
+            dealt: The fleet deals the data, so that every batch is new.
+        """
+        if not self._there and self._place.reached(self._aim):
+            self._there = True
+            self._remembered.restore(self._restored)
+            self._progress.arrive()
+        if dealt and self._there:
+            self._progress.catch_up()
+
+    def _mark(self, loop: int, latest: bool = False) -> None:
+        """The script is between two steps of a loop."""
+        if not self._there:
+            return
+        if self._is_open:
+            self._note_meetings(self._place.loop, self._of_runtime("meetings", (0, 0)))
+        state = self._remembered.capture(self._of_runtime("step", 0))
+        if loop >= 0:
+            self._progress.mark(state, latest)
+
+    def _note_meetings(self, loop: int, now: tuple[int, int]) -> None:
+        """Those that the script has come to within the present loop."""
+        if now != self._met:
+            self._place.meetings[loop] = (now[0] - self._met[0], now[1] - self._met[1])
+
+    # -- loops ---------------------------------------------------------------------------------
+
+    def stepping(self, found: Coming[T]) -> Coming[T]:
+        """The same batches, which the fleet deals; what is remembered is taken after each."""
+
+        def taken() -> Iterator[T]:
+            with self._loop() as loop:
+                for batch in found:
+                    self._look()
+                    yield batch
+                    self._mark(loop, latest=True)
+                # It was in this loop that the script was: its last push was one of a dealt batch.
+                dealt = not self._there and self._aim.is_in(loop)
+            self._look(dealt)
+            self._mark(loop, latest=True)
+            untrained.check()
+
+        return Coming(taken(), found.peek)
+
+    def shard(self, batches: Iterable[T], repeatable: bool) -> Coming[T]:
+        """See Fleet.shard."""
+        if not isinstance(batches, Iterable):
+            raise UsageError(
+                f"fleet.shard got {batches!r}; it needs the batches themselves: a list, a loader or a "
+                "generator"
+            )
+        if isinstance(batches, io.IOBase) and not batches.seekable():
+            repeatable = False
+        if not repeatable and self._restarts:
+            self._say(
+                "repeatable",
+                f"fleet.shard cannot read {batches!r} again: if worker {self._index} starts again, "
+                "it goes on with what comes then, and the batch that it had in hand is lost",
+            )
+        if _is_unseeded(batches) and (self._workers > 1 or self._restarts):
+            self._say(
+                "seed",
+                f"fleet.shard reads {batches!r}, which shuffles in another order on every worker: some "
+                "batches come twice and others never; call torch.manual_seed(0) before it, or give it a "
+                "generator with the same seed everywhere",
+            )
+
+        def begin() -> Coming[T]:
+            own = Peeked(self._own(batches))
+
+            def peek() -> T | None:
+                found = own.peek()
+                return None if found is None else found[1]
+
+            return Coming(self._sharded(own, repeatable), peek)
+
+        if isinstance(batches, Iterator):
+            return begin()
+        if not isinstance(batches, Sized):
+            return Renewed(begin)
+        return Counted(begin, lambda: len(range(self._index, len(batches), self._workers)))
+
+    def _say(self, about: str, text: str) -> None:
+        """Tell whoever reads the worker's output, once."""
+        if about not in self._said:
+            self._said.add(about)
+            say(text)
+
+    def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """This worker's batches with their numbers."""
+        return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
+
+    def _sharded(self, own: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
+        """The batches; the place in the data is noted after each, and the workers meet at the end."""
+        with self._loop() as loop:
+            passed, stop = (0, None) if self._there else self._aim.behind(loop)
+            if not repeatable:  # nothing that was read comes again
+                own, passed = () if passed == sys.maxsize or stop is not None else own, 0
+            for number, batch in own:
+                if stop is not None and number >= stop:
+                    break
+                if number < passed:
+                    continue
+                self._place.at(loop, number if repeatable else 0)
+                self._look(dealt=not repeatable)
+                yield batch
+                self._place.at(loop, number + 1 if repeatable else 0)
+                self._mark(loop)
+            if stop is not None:
+                self._place.broken[loop] = stop
+        self._look()
+        if stop is None:
+            self._mark(loop)
+            self._meet()
+        untrained.check()
+
+    @contextlib.contextmanager
+    def _loop(self) -> Iterator[int]:
+        """A loop; its number. One within another has none (-1): the place is that of the outer one."""
+        self._ask()
+        if self._is_open:
+            yield -1
+            return
+        loop, self._loops, self._is_open = self._loops, self._loops + 1, True
+        place, runtime = self._place, self._runtime and self._runtime()
+        self._met = self._of_runtime("meetings", (0, 0))
+        place.enter(loop)
+        if not self._there and PLACE in self._progress.states:
+            # Those in the part that is passed over; who goes on from a snapshot meets anew.
+            place.meetings[loop] = self._aim.meetings.get(loop, (0, 0))
+            self._of_runtime("pass_meetings", _nothing)(*place.meetings[loop])
+        self._look()
+        self._mark(loop)
+        try:
+            yield loop
+        except GeneratorExit:  # the script has left it before its end
+            place.broken[loop] = place.item + 1
+            self._note_meetings(loop, getattr(runtime, "meetings", (0, 0)))
+            raise
+        finally:
+            self._is_open = False
+            place.leave(loop)
+
+
+def _nothing(*_: Any) -> bytes:
+    """What a runtime does that has no meetings, and keeps nothing."""
+    return b""
+
+
+def _is_unseeded(batches: Any) -> bool:
+    """Whether it is a torch DataLoader that shuffles with a generator that nobody has seeded.
+
+    torch seeds those from the system with 64 bits; seeds that people choose fit into 32.
+    """
+    sampler, torch = getattr(batches, "sampler", None), sys.modules.get("torch")
+    if torch is None or type(sampler).__name__ != "RandomSampler":
+        return False
+    generator = getattr(sampler, "generator", None) or torch.default_generator
+    return bool(generator.initial_seed() >= 1 << 32)

@@ -1,0 +1,140 @@
+"""Saving and loading state dicts: tensors as safetensors, all else as JSON; nothing is unpickled."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from psfleet.errors import CheckpointError, ShapeError, UsageError
+from psfleet.parameters.binding import tables
+from psfleet.parameters.parameter import Parameter
+from psfleet.program.variable import Variable
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import TableState
+from psfleet.schema.table import key_of
+
+__all__ = ["ParameterState", "load", "load_dygraph", "save", "save_dygraph", "set_value"]
+
+Floats = NDArray[np.float32]
+
+
+class ParameterState(dict[str, Any]):
+    """A state dict of parameters, to tell it from an optimizer's."""
+
+
+def save(state_dict: dict[str, Any], path: str) -> None:
+    """Write a state dict to a file, which appears whole or not at all.
+
+    Args:
+        state_dict: Arrays and variables by name; and numbers, strings, lists and dicts of those.
+        path: The file.
+
+    Raises:
+        UsageError: A value cannot be saved. CheckpointError: The file cannot be written.
+    """
+    arrays = {
+        name: np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
+        for name, value in state_dict.items()
+        if isinstance(value, Variable | np.ndarray)
+    }
+    rest = {name: value for name, value in state_dict.items() if name not in arrays}
+    try:
+        text = json.dumps(rest, default=_plain)
+    except TypeError as error:
+        raise UsageError(f"the state dict cannot be saved to {path!r}: {error}") from None
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        save_file(arrays, temporary, {"psfleet": text})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path!r} cannot be written: {error}") from None
+    os.replace(temporary, path)
+
+
+def load(path: str) -> dict[str, Any]:
+    """A state dict from a file written by `save`.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or another's.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            rest = json.loads((file.metadata() or {})["psfleet"])
+            found: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path!r} is not a saved state dict: {error}") from None
+    return found | dict(rest)
+
+
+def save_dygraph(state_dict: dict[str, Any], model_path: str) -> None:
+    """Write a layer's state dict to `<model_path>.pdparams`, an optimizer's to `.pdopt`."""
+    suffix = "pdparams" if isinstance(state_dict, ParameterState) else "pdopt"
+    save(state_dict, f"{model_path}.{suffix}")
+
+
+def load_dygraph(model_path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state dicts of parameters and of the optimizer; empty if there is no such file.
+
+    Raises:
+        CheckpointError: There is neither file.
+    """
+    base = model_path.removesuffix(".pdparams").removesuffix(".pdopt")
+    parts = [Path(f"{base}.{suffix}") for suffix in ("pdparams", "pdopt")]
+    if not any(part.exists() for part in parts):
+        raise CheckpointError(f"neither {parts[0]} nor {parts[1]} exists")
+    parameters, optimizer = (load(str(part)) if part.exists() else {} for part in parts)
+    return ParameterState(parameters), optimizer
+
+
+def set_value(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
+    """Set parameters, in the fleet's tables where they have one.
+
+    Raises:
+        ShapeError: A value has another shape than its parameter. Nothing was changed.
+    """
+    for parameter, value in pairs:
+        if value.shape != parameter.shape:
+            raise ShapeError(
+                f"parameter {parameter.name!r} has shape {parameter.shape}, "
+                f"the value has {value.shape}"
+            )
+    bound = (
+        []
+        if not runtimes.is_active()
+        else [(p, value) for p, value in pairs if key_of(p.name) in runtimes.active().specs()]
+    )
+    for parameter, value in pairs:
+        parameter._value = np.array(value, np.float32)
+    if bound:
+        tables().exclusively(lambda: _write_all(bound))
+
+
+def _write_all(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
+    for parameter, value in pairs:
+        _write(parameter, value)
+
+
+def _write(parameter: Parameter, value: NDArray[Any]) -> None:
+    """Set a table's weights and leave its state; rows that had no state start theirs."""
+    runtime, key = runtimes.active(), key_of(parameter.name)
+    state = runtime.read_table(key)
+    weights: Floats = np.array(value, np.float32)
+    if state.ids is None:
+        runtime.write_table(key, TableState(state.step, [weights, *state.values[1:]]))
+        return
+    slots = [np.full_like(weights, slot.initial) for slot in runtime.specs()[key].rule.slots]
+    for slot, held in zip(slots, state.values[1:], strict=True):
+        slot[state.ids] = held
+    ids = np.arange(len(weights), dtype=np.int64)
+    runtime.write_table(key, TableState(state.step, [weights, *slots], ids))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a value is {value!r}")

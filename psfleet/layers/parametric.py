@@ -1,0 +1,363 @@
+"""Layers with parameters, and products."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.layers.activations import activate
+from psfleet.layers.arithmetic import scale as scaled
+from psfleet.layers.reductions import sum as summed
+from psfleet.parameters import initializer
+from psfleet.parameters.moving_average import promise
+from psfleet.parameters.parameter import Parameter
+from psfleet.program import names
+from psfleet.program.attribute import (
+    Attribute,
+    ParamAttr,
+    attribute,
+    create_parameter,
+    make_parameter,
+)
+from psfleet.program.ops import dropout as dropping
+from psfleet.program.ops.arithmetic import Add
+from psfleet.program.ops.batch_norm import BatchNorm
+from psfleet.program.ops.embedding import DenseEmbedding, Embedding
+from psfleet.program.ops.matmul import Affine, MatMul
+from psfleet.program.ops.normalize import LayerNorm
+from psfleet.program.program import default_main_program
+from psfleet.program.shapes import axis_of, extents, size_of
+from psfleet.program.variable import Variable, apply, as_variable, leaf
+from psfleet.schema.entry import Entry, ShowClickEntry, part_of
+
+__all__ = [
+    "batch_norm",
+    "channel_axis",
+    "create_parameter",
+    "dropout",
+    "embedding",
+    "fc",
+    "layer_norm",
+    "matmul",
+    "moving_average",
+]
+
+
+def fc(
+    input: Variable | Sequence[Variable],
+    size: int,
+    num_flatten_dims: int = 1,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """A fully connected layer: act(sum of input_i @ w_i + b).
+
+    Args:
+        input: One variable or several, each with its own weights `name.w_0`, `name.w_1`, ...
+        size: The number of outputs.
+        num_flatten_dims: So many leading axes stay; the others are flattened into the inputs.
+        param_attr: Of the weights (one, or a list for several inputs). Default start: Xavier.
+        bias_attr: Of the bias `name.b_0`, False for none. Default start: zeros.
+        act: relu, sigmoid, tanh, softmax or None.
+    """
+    label = name or names.generate("fc")
+    if not isinstance(size, int | np.integer) or size < 1:
+        raise ShapeError(f"fc {label!r}: size is {size!r}, it must be a whole number above 0")
+    inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
+    said = param_attr if isinstance(param_attr, list | tuple) else [param_attr] * len(inputs)
+    if not inputs or len(said) != len(inputs):
+        raise ShapeError(f"fc {label!r} has {len(inputs)} inputs and {len(said)} param_attr")
+    weights = [
+        _weights(x, size, num_flatten_dims, f"{label}.w_{i}", attr)
+        for i, (x, attr) in enumerate(zip(inputs, said, strict=True))
+    ]
+    bias = _bias(size, f"{label}.b_0", bias_attr)
+    rest = [] if bias is None else [bias]
+    if len(inputs) == 1:
+        op = Affine(axis_of(num_flatten_dims, (*inputs[0].shape, None), "fc"), act == "relu")
+        out = apply(op, inputs[0], weights[0], *rest, name=label)
+        return out if act == "relu" else activate(out, act, label)
+    parts = [apply(Affine(num_flatten_dims), x, w) for x, w in zip(inputs, weights, strict=True)]
+    total = summed(parts)
+    out = apply(Add(), total, *rest, name=label) if rest else total
+    return activate(out, act, label)
+
+
+def _weights(x: Variable, size: int, axes: int, name: str, said: Attribute) -> Variable:
+    width = size_of(x.shape[axes:])
+    if width is None:
+        raise ShapeError(
+            f"fc of {x.name!r} {x.shape}: the extents from axis {axes} on must be known"
+        )
+    attr = attribute(said)
+    if attr is None:
+        raise ShapeError(f"fc of {x.name!r}: param_attr is False, but weights there must be")
+    return leaf(make_parameter((width, size), name, attr, initializer.Xavier()))
+
+
+def _bias(size: int, name: str, said: Attribute) -> Variable | None:
+    attr = attribute(said)
+    if attr is None:
+        return None
+    return leaf(make_parameter((size,), name, attr, initializer.Constant(0.0)))
+
+
+def embedding(
+    input: Variable,
+    size: Sequence[int | None],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+    entry: Entry | None = None,
+) -> Variable:
+    """Rows of a table by id: [*input.shape, dim].
+
+    Args:
+        input: int64 ids of any shape.
+        size: [rows, dim]; rows may be None with `is_distributed`.
+        is_sparse: The gradient holds the batch's rows only, and they alone are updated.
+        is_distributed: Ids are any int64; rows appear when first updated. Implies is_sparse.
+        padding_idx: This id gives zeros and its row is never updated.
+        param_attr: Of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the same whether
+            sparse or not.
+        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry. The two
+            inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
+            shape of `input` or with one value for each sample. Runs that do not train need no value of
+            them. Computed at once (eager), each id counts one show and no click.
+    """
+    if np.dtype(dtype) != np.float32:
+        raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
+    label = name or names.generate("embedding")
+    rows, dim = _table_size(size, is_distributed, label)
+    sparse = is_sparse or is_distributed
+    attr = attribute(param_attr)
+    if attr is None:
+        raise ShapeError(f"embedding {label!r}: param_attr is False, but weights there must be")
+    if padding_idx is not None and rows > 0 and not -rows <= padding_idx < rows:
+        raise IdError(
+            f"embedding {label!r}: padding_idx is {padding_idx}, it must be in [{-rows}, {rows})"
+        )
+    parameter = make_parameter(
+        (rows, dim),
+        f"{label}.w_0",
+        attr,
+        None,
+        sparse=sparse,
+        distributed=is_distributed,
+        by_row=not sparse,
+        entry=entry,
+    )
+    padding = padding_idx
+    if padding is not None and padding < 0 and rows > 0:
+        padding += rows
+    op = Embedding(padding) if sparse else DenseEmbedding(padding)
+    return apply(op, input, leaf(parameter), *_scores(input, entry, label), name=label)
+
+
+def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
+    """The inputs of the program that a ShowClickEntry names."""
+    counting = part_of(entry, ShowClickEntry)
+    if counting is None or ids.value is not None:
+        return []
+    known = default_main_program().variables
+    found = [known.get(name) for name in (counting.show_name, counting.click_name)]
+    for name, variable in zip((counting.show_name, counting.click_name), found, strict=True):
+        if variable is None or not variable.is_data:
+            raise UsageError(
+                f"embedding {label!r}: its ShowClickEntry names the input {name!r}, which the program "
+                f"does not have; call layers.data({name!r}, [None, 1]) before"
+            )
+    return [variable for variable in found if variable is not None]
+
+
+def _table_size(size: Sequence[int | None], distributed: bool, label: str) -> tuple[int, int]:
+    shape = extents(size)
+    if len(shape) != 2 or not shape[1]:
+        raise ShapeError(f"embedding {label!r}: size is {tuple(size)}, it must be [rows, dim]")
+    rows = shape[0]
+    if rows is None and not distributed:
+        raise IdError(
+            f"embedding {label!r}: size is {tuple(size)}; the number of rows may be left "
+            "open with is_distributed=True only"
+        )
+    return -1 if rows is None else rows, shape[1]
+
+
+def matmul(
+    x: Any,
+    y: Any,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    alpha: float = 1.0,
+    name: str | None = None,
+) -> Variable:
+    """alpha * x @ y over the last two axes; leading axes broadcast."""
+    out = apply(MatMul(transpose_x, transpose_y), x, y, name=name)
+    return out if alpha == 1.0 else scaled(out, alpha)
+
+
+def dropout(
+    x: Variable,
+    dropout_prob: float,
+    is_test: bool = False,
+    seed: int | None = None,
+    name: str | None = None,
+    dropout_implementation: str = "downgrade_in_infer",
+) -> Variable:
+    """Sets values to 0 at random in training.
+
+    The mask is a pure function of (seed, name, the program's step).
+
+    Args:
+        dropout_prob: The share set to 0.
+        is_test: True: as in a program cloned for tests.
+        seed: None: the program's random_seed.
+        dropout_implementation: `downgrade_in_infer`: x * mask in training, x * (1 - p) in tests.
+            `upscale_in_train`: x * mask / (1 - p) in training, x in tests.
+    """
+    if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
+        raise ShapeError(
+            f"dropout_implementation is {dropout_implementation!r}; use "
+            "downgrade_in_infer or upscale_in_train"
+        )
+    label = name or names.generate("dropout")
+    op = dropping.Dropout(
+        label, float(dropout_prob), is_test, seed, dropout_implementation == "upscale_in_train"
+    )
+    return apply(op, x, name=label)
+
+
+def layer_norm(
+    input: Variable,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """(x - mean) / sqrt(variance + epsilon) within each sample, times `name.w_0` plus `name.b_0`.
+
+    Args:
+        begin_norm_axis: Mean and variance are over this axis and those after it.
+    """
+    label = name or names.generate("layer_norm")
+    width = size_of(input.shape[begin_norm_axis:])
+    if width is None:
+        raise ShapeError(
+            f"layer_norm of {input.name!r} {input.shape}: the extents from axis "
+            f"{begin_norm_axis} on must be known"
+        )
+    weights = []
+    wanted = ((scale, param_attr, "w_0", 1.0), (shift, bias_attr, "b_0", 0.0))
+    for used, said, suffix, start in wanted:
+        attr = attribute(said) if used else None
+        if attr is not None:
+            weights.append(
+                leaf(
+                    make_parameter((width,), f"{label}.{suffix}", attr, initializer.Constant(start))
+                )
+            )
+    has_scale = scale and attribute(param_attr) is not None
+    op = LayerNorm(begin_norm_axis, epsilon, has_scale, len(weights) > has_scale)
+    return activate(apply(op, input, *weights, name=label), act, label)
+
+
+def batch_norm(
+    input: Variable,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+) -> Variable:
+    """(x - mean) / sqrt(variance + epsilon) for each channel, times `name.w_0` plus `name.b_0`.
+
+    In training mean and variance are the batch's, and each update takes them into moving ones:
+    moving = momentum * moving + (1 - momentum) * batch's. Programs cloned for tests, inference models,
+    `is_test` and `use_global_stats` use the moving ones, the parameters `name.w_1` (mean, from 0) and
+    `name.w_2` (variance, biased, from 1).
+
+    The moving statistics are dense tables of the fleet, which checkpoints and inference models hold. A worker
+    normalises by its own batch and sends the batch's statistics along with its gradients. In sync mode a
+    round takes the mean over the workers, so that the bits are those of any number of servers; in the
+    other modes each push is one update of them. With merged gradients they are the mean of the merged
+    batches'. They change with the optimizer's updates only: a training program without an optimizer leaves
+    them alone. In a pipeline, whose stages see parts of batches, training with them is refused.
+
+    Args:
+        input: [batch, channels], [batch, channels, ...] or, with NHWC, [batch, ..., channels].
+        act: relu, sigmoid, tanh, softmax or None.
+        is_test: True: as in a program cloned for tests.
+        momentum: In [0, 1].
+        epsilon: At least 0.
+        param_attr: Of the scale, False for none. Default start: 1.
+        bias_attr: Of the shift, False for none. Default start: 0.
+        data_layout: NCHW or NHWC: where the channels are.
+        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake: averages of weights
+            leave the moving statistics out.
+        moving_mean_name, moving_variance_name: Names of the moving statistics.
+        use_global_stats: Normalise by the moving statistics in training too, and leave them.
+
+    Raises:
+        ConfigError: momentum, epsilon or data_layout is none of these.
+        ShapeError: The number of channels is not known.
+    """
+    label = name or names.generate("batch_norm")
+    axis = channel_axis(data_layout, input.ndim)
+    channels = input.shape[axis] if input.ndim > 1 else None
+    if channels is None:
+        raise ShapeError(
+            f"batch_norm of {input.name!r} {input.shape}: it must be [batch, channels, ...] with a "
+            "known number of channels"
+        )
+    moving = [
+        leaf(moving_average((channels,), said or f"{label}.{suffix}", start, momentum))
+        for said, suffix, start in (
+            (moving_mean_name, "w_1", 0.0),
+            (moving_variance_name, "w_2", 1.0),
+        )
+    ]
+    weights = {
+        suffix: leaf(
+            make_parameter((channels,), f"{label}.{suffix}", attr, initializer.Constant(start))
+        )
+        for said, suffix, start in ((param_attr, "w_0", 1.0), (bias_attr, "b_0", 0.0))
+        if (attr := attribute(said)) is not None
+    }
+    op = BatchNorm(
+        axis, momentum, epsilon, is_test, use_global_stats, "w_0" in weights, "b_0" in weights
+    )
+    return activate(apply(op, input, *moving, *weights.values(), name=label), act, label)
+
+
+def channel_axis(data_layout: str, rank: int) -> int:
+    """Where the channels of an input are: NCHW and NC have them second, NHWC last."""
+    if data_layout not in ("NCHW", "NHWC"):
+        raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
+    return rank - 1 if data_layout == "NHWC" else 1
+
+
+def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
+    """A parameter that no optimizer trains: a moving average of what batches show."""
+    said = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
+    parameter = make_parameter(shape, name, said, initializer.Constant(start))
+    promise(parameter, momentum)
+    return parameter

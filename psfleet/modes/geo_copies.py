@@ -1,0 +1,183 @@
+"""A worker's copies of tables in geo mode, and what it owes the servers. See psfleet.modes.geo."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.kernels.dedup import dedup
+from psfleet.rules import make_rule
+from psfleet.schema.table import Decay, TableSpec
+from psfleet.tables.assigned_weights import rows_of, set_rows, set_values, values_of
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+
+__all__ = ["Copies", "DenseCopy", "SparseCopy"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class Copies(Protocol):
+    """A copy of one table."""
+
+    @property
+    def owes(self) -> bool:
+        """Whether anything was learned that the servers do not have."""
+
+    def __len__(self) -> int:
+        """Rows that are copied; 0 of a dense table."""
+
+    def touch(self, ids: Ids) -> None:
+        """A push has named these ids."""
+
+    def take(self, share: float) -> tuple[Floats, Ids | None]:
+        """What to add on the servers, and where: this share of what is owed."""
+
+    def expire(self) -> None:
+        """From now on the servers may hold something else."""
+
+    def settle(self) -> None:
+        """The copy is what the servers hold."""
+
+    def forget(self) -> None:
+        """Drop the copies, of which nothing is owed."""
+
+
+class DenseCopy:
+    """A dense table and the base of what it has learned."""
+
+    def __init__(self, table: DenseTable) -> None:
+        self._table = table
+        self._base = values_of(table)
+        self._moved = table.step
+
+    @property
+    def owes(self) -> bool:
+        """See Copies."""
+        return bool((values_of(self._table) != self._base).any())
+
+    def __len__(self) -> int:
+        return 0
+
+    def touch(self, ids: Ids) -> None:
+        """See Copies."""
+
+    def take(self, share: float) -> tuple[Floats, Ids | None]:
+        """See Copies."""
+        delta = (values_of(self._table) - self._base) * np.float32(share)
+        self._base = values_of(self._table) if share == 1.0 else self._base + delta
+        return delta.reshape(self._table.spec.shape), None
+
+    def refresh(self, value: Floats) -> None:
+        """The servers hold this value, float32 [m]."""
+        set_values(self._table, value + (values_of(self._table) - self._base))
+        self._base = value.copy()
+
+    def expire(self) -> None:
+        """See Copies."""
+
+    def settle(self) -> None:
+        """See Copies."""
+        self._base = values_of(self._table)
+
+    def forget(self) -> None:
+        """See Copies."""
+
+
+class SparseCopy:
+    """Rows of a sparse table, the base of what they have learned, and which of them are up to date."""
+
+    def __init__(self, local: EmbeddedRuntime, spec: TableSpec) -> None:
+        self._local = local
+        self._spec = spec
+        self._bases = dataclasses.replace(
+            spec, rule=make_rule("sgd", {}), decay=Decay(), every_row=False
+        )
+        self._base = SparseTable(self._bases)
+        self._fresh = _NONE  # ascending
+        self._touched: list[Ids] = []
+        self._owing = _NONE  # of earlier exchanges
+
+    @property
+    def _table(self) -> SparseTable:
+        table = self._local.table(self._spec.key)
+        assert isinstance(table, SparseTable)
+        return table
+
+    @property
+    def owes(self) -> bool:
+        """See Copies."""
+        return bool(self._touched) or len(self._owing) > 0
+
+    def __len__(self) -> int:
+        return max(len(self._base), len(self._table))
+
+    def touch(self, ids: Ids) -> None:
+        """See Copies."""
+        self._touched.append(_distinct(ids))
+
+    def stale(self, ids: Ids) -> Ids:
+        """Those of the ids, each once, that have not been read since the last exchange."""
+        ids = _distinct(ids)
+        if not len(self._fresh):
+            return ids
+        at = np.minimum(np.searchsorted(self._fresh, ids), len(self._fresh) - 1)
+        unread: Ids = ids[self._fresh[at] != ids]
+        return unread
+
+    def refresh(self, ids: Ids, rows: Floats) -> None:
+        """The servers hold these rows [n, dim] of the ids [n], each once."""
+        base, mine = rows_of(self._base, ids), rows_of(self._table, ids)
+        moved = (rows != base).any(axis=1)
+        if moved.any():
+            set_rows(self._table, ids[moved], rows[moved] + (mine[moved] - base[moved]))
+            set_rows(self._base, ids[moved], rows[moved])
+        # Two ascending runs, which a stable sort merges.
+        self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
+
+    def take(self, share: float) -> tuple[Floats, Ids | None]:
+        """See Copies. A part of it of rows pushed since the last exchange, all of it of any rows."""
+        named = [*self._touched, *([self._owing] if share == 1.0 else [])]
+        if self._spec.every_row and named:
+            named = [self._table.ids()]
+        ids = _distinct(np.concatenate(named)) if named else _NONE
+        base, mine = rows_of(self._base, ids), rows_of(self._table, ids)
+        delta = (mine - base) * np.float32(share)
+        learned = (delta != 0).any(axis=1)
+        ids, delta, base, mine = ids[learned], delta[learned], base[learned], mine[learned]
+        if len(ids):
+            set_rows(self._base, ids, mine if share == 1.0 else base + delta)
+        self._owing = _NONE if share == 1.0 else _distinct(np.concatenate([self._owing, ids]))
+        self._touched.clear()
+        self._fresh = _NONE
+        return delta, ids
+
+    def expire(self) -> None:
+        """See Copies."""
+        self._fresh = _NONE
+
+    def settle(self) -> None:
+        """See Copies."""
+        self._base = SparseTable(self._bases)
+        ids = self._table.ids()
+        set_rows(self._base, ids, rows_of(self._table, ids))
+        self._fresh, self._owing = _NONE, _NONE
+        self._touched.clear()
+
+    def forget(self) -> None:
+        """See Copies."""
+        self._table.remove(self._table.ids())
+        self._base = SparseTable(self._bases)
+        self._fresh, self._owing = _NONE, _NONE
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _distinct(ids: Ids) -> Ids:
+    """Each id once."""
+    found: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
+    return found

@@ -1,0 +1,297 @@
+"""half-async: gradients wait in a queue and leave several at a time, summed to one push.
+
+As the reference's asynchronous communicator does it: a thread of its own takes what is waiting, at
+most `max_merge` gradients, sums them, pushes the sum and waits for the servers. A slow fleet so gets
+fewer and larger pushes instead of holding up the worker, until `queue_size` gradients wait. A pull
+does not wait for the queue; flush and every meeting do.
+
+A sum of gradients is one update of the rule. Only steps that name the same tables in the same way, at
+the same learning rate, are summed; others leave one after the other, in order.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
+from psfleet.platform.interrupts import deferred, wait_for
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.runtime.interface import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime.validation import check_gradients
+from psfleet.schema.table import TableSpec
+from psfleet.strategy import Consistency
+
+__all__ = ["MergingRuntime"]
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Step:
+    """A push that waits."""
+
+    gradients: list[Gradient]
+    samples: int
+    loss: float | None
+    runtime: "MergingRuntime"
+    done: bool = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """See Ticket.wait."""
+        self.runtime.settle(lambda: self.done, timeout)
+
+
+class MergingRuntime:
+    """Implements psfleet.runtime.interface.Runtime on a cluster, with a queue before its pushes.
+
+    An error of a push is raised by its ticket and by every later call: no push is skipped.
+
+    Args:
+        fleet: The cluster.
+        settings: How many gradients to merge, and how many may wait.
+    """
+
+    def __init__(self, fleet: Runtime, settings: Consistency) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
+        self._changed = threading.Condition()
+        self._queue: deque[_Step] = deque()
+        self._sending = 0  # steps that have left the queue and are not acknowledged
+        self._error: PsfleetError | None = None
+        self._closing = False
+        self._thread = ServiceThread(self._run, "merging")
+        self._thread.start()
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker_num
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.server_num
+
+    # -- training ------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        return self._use(lambda: self._fleet.create(spec, value))
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull. Gradients that wait are not in it yet."""
+        return self._use(lambda: self._fleet.pull(reads))
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> _Step:
+        """See Runtime.push. Waits while the queue is full."""
+        # Checked before it waits: an error of what has been taken is final.
+        known = self._fleet.specs()
+        for gradient in gradients:
+            if gradient.table not in known:
+                raise UnknownTable(f"table {gradient.table:#x} is unknown; create it first")
+        check_gradients([known[gradient.table] for gradient in gradients], gradients)
+        step = _Step([_owned(gradient) for gradient in gradients], samples, loss, self)
+        self.settle(lambda: len(self._queue) < self._settings.queue_size)
+        with self._changed:
+            self._queue.append(step)
+            self._changed.notify_all()
+        return step
+
+    @deferred()
+    def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait for the thread that sends; raises what it has failed with.
+
+        Raises:
+            DeadlineExceeded: `until` did not hold within `timeout` seconds.
+        """
+        with self._changed:
+            held = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
+            if self._error is not None:
+                raise self._error
+            if not held:
+                raise DeadlineExceeded(
+                    f"{len(self._queue) + self._sending} gradients were not sent within "
+                    f"{timeout:g} seconds"
+                )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self.settle(lambda: not self._queue and not self._sending, timeout)
+        self._use(lambda: self._fleet.flush(timeout))
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier."""
+        self.flush(timeout)
+        self._use(lambda: self._fleet.barrier(timeout))
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        self.flush()
+        return self._use(lambda: self._fleet.all_reduce(value, mode))
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (steps := self._next()) is not None:
+            try:
+                self._send(_merged(steps)).wait()
+            except PsfleetError as error:
+                self._ended(steps, error)
+                return
+            except Exception as error:
+                self._ended(steps, PsfleetError(f"merged gradients were not sent: {error!r}"))
+                return
+            self._ended(steps, None)
+
+    def _send(self, step: _Step) -> Ticket:
+        return self._use(
+            lambda: self._fleet.push(step.gradients, samples=step.samples, loss=step.loss)
+        )
+
+    def _next(self) -> list[_Step] | None:
+        """What leaves together next; None when this runtime is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._closing:
+                return None
+            steps = [self._queue.popleft()]
+            kind = _kind(steps[0])
+            while (
+                self._queue
+                and len(steps) < self._settings.max_merge
+                and kind is not None
+                and _kind(self._queue[0]) == kind
+            ):
+                steps.append(self._queue.popleft())
+            self._sending = len(steps)
+            self._changed.notify_all()
+            return steps
+
+    def _ended(self, steps: Sequence[_Step], error: PsfleetError | None) -> None:
+        with self._changed:
+            self._error, self._sending = error, 0
+            for step in steps:
+                step.done = error is None
+            self._changed.notify_all()
+
+    # -- whole tables --------------------------------------------------------------------------
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        self.flush()
+        return self._use(lambda: self._fleet.read_table(table))
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self.flush()
+        self._use(lambda: self._fleet.write_table(table, state))
+
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """See Runtime.save."""
+        self.flush()
+        return self._use(lambda: self._fleet.save(path, delta=delta, base=base))
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self.flush()
+        self._use(lambda: self._fleet.load(path))
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        self.flush()
+        return self._use(lambda: self._fleet.shrink(table, threshold, unseen))
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return self._fleet.specs()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        return self._use(self._fleet.stats)
+
+    def release(self) -> None:
+        """End the thread; the fleet goes on. What still waits is dropped: flush before."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        try:
+            self.flush()
+        finally:
+            self.release()
+            self._fleet.close()
+
+    def _use(self, work: Callable[[], T]) -> T:
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+        with self._using:
+            return work()
+
+
+def _owned(gradient: Gradient) -> Gradient:
+    """The gradient in arrays of its own: the caller's may change while it waits."""
+    return Gradient(
+        gradient.table,
+        np.array(gradient.values, np.float32),
+        None if gradient.ids is None else np.array(gradient.ids),
+        gradient.learning_rate,
+        gradient.precision,
+        gradient.scale,
+    )
+
+
+def _kind(step: _Step) -> tuple[Any, ...] | None:
+    """Equal for steps that may be summed; None: it leaves alone."""
+    kinds = []
+    for gradient in step.gradients:
+        if gradient.ids is not None and gradient.values.ndim < 2:
+            return None  # elements of a dense table, which are few already
+        shape = gradient.values.shape if gradient.ids is None else gradient.values.shape[1:]
+        kinds.append(
+            (gradient.table, gradient.learning_rate, gradient.precision, gradient.scale, shape)
+        )
+    return tuple(kinds)
+
+
+def _merged(steps: Sequence[_Step]) -> _Step:
+    """One push in place of all: dense gradients summed, rows side by side for the push to sum."""
+    if len(steps) == 1:
+        return steps[0]
+    last = steps[-1]
+    gradients = []
+    for parts in zip(*(step.gradients for step in steps), strict=True):
+        first = parts[0]
+        if first.ids is None:
+            values, ids = np.array(first.values), None
+            for part in parts[1:]:
+                values += part.values
+        else:
+            values = np.concatenate([part.values for part in parts])
+            ids = np.concatenate([part.ids.reshape(-1) for part in parts if part.ids is not None])
+        gradients.append(
+            Gradient(first.table, values, ids, first.learning_rate, first.precision, first.scale)
+        )
+    return _Step(gradients, sum(step.samples for step in steps), last.loss, last.runtime)

@@ -1,0 +1,273 @@
+"""The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.modes.geo import GeoRuntime
+from psfleet.modes.half_async import MergingRuntime
+from psfleet.platform.notices import say
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import (
+    Awaited,
+    Gradient,
+    Read,
+    ReadsAhead,
+    Runtime,
+    TableState,
+    Ticket,
+    pull_ahead,
+)
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.settings.mode import Mode
+from psfleet.shard.events import Correction
+from psfleet.strategy import Consistency, Settings, Wire
+
+__all__ = ["ChangingRuntime", "Cluster", "change", "check_mode", "check_wire", "connect"]
+
+Floats = NDArray[np.float32]
+
+
+class Cluster(Runtime, Protocol):
+    """The runtime of a cluster: psfleet_worker.cluster_runtime.ClusterRuntime."""
+
+    @property
+    def mode(self) -> tuple[Mode, int]:
+        """The mode in which the fleet runs, and its staleness."""
+
+    def set_mode(self, mode: Mode, staleness: int) -> None:
+        """Tell the servers, together with all workers."""
+
+    def correct(self, correction: Correction) -> None:
+        """Let the servers correct the pushes to come if they are late."""
+
+    def take_wish(self) -> tuple[str, dict[str, int]] | None:
+        """The mode that the last barrier has told all workers to go on in; None: it has not."""
+
+    def abandon(self) -> None:
+        """Let go of everything as if this process had died."""
+
+
+def connect(
+    environment: Environment, consistency: Consistency, wire: Wire | None = None
+) -> "ChangingRuntime":
+    """The cluster that the environment names, in this mode."""
+    cluster: Any = runtimes.load_runtime(
+        "cluster", environment, consistency.mode, _staleness(consistency), wire=wire
+    )
+    return ChangingRuntime(cluster, consistency)
+
+
+class ChangingRuntime:
+    """Implements psfleet.runtime.interface.Runtime; what scripts hold on to while the mode changes.
+
+    Args:
+        cluster: The cluster's runtime.
+        consistency: The mode that was asked for.
+
+    Attributes:
+        consistency: The mode that it is in.
+        check: Raises ConfigError if a mode does not go with the rest of the strategy; asked before the
+            mode is changed from outside the script.
+    """
+
+    def __init__(self, cluster: Cluster, consistency: Consistency) -> None:
+        self._cluster = cluster
+        self.consistency = _settled(cluster, consistency)
+        self.check: Callable[[Consistency], Any] = lambda wanted: None
+        self._enter()
+
+    def _enter(self) -> None:
+        """Work as the mode says."""
+        asked = self.consistency
+        correction = Correction(asked.staleness_damping, asked.delay_compensation)
+        self._cluster.correct(correction)
+        self._inner = _around(self._cluster, asked)
+
+    def set_mode(self, consistency: Consistency) -> None:
+        """Go on in another mode; all workers must come here between the same two steps.
+
+        Raises:
+            ConfigError: They want different things; nothing was changed.
+        """
+        self._inner.flush()
+        self._cluster.set_mode(consistency.mode, _staleness(consistency))
+        self._release()
+        self.consistency = _settled(self._cluster, consistency)
+        self._enter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)  # what only a cluster has
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._cluster.worker_index
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._cluster.worker_num
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return self._cluster.server_num
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        return self._inner.create(spec, value)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return self._inner.pull(reads)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """See ReadsAhead."""
+        return isinstance(self._inner, ReadsAhead) and self._inner.reads_ahead
+
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead."""
+        return pull_ahead(self._inner, reads)
+
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Ticket:
+        """See Runtime.push."""
+        return self._inner.push(gradients, samples=samples, loss=loss)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self._inner.flush(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier. If somebody outside wants another mode, all workers go on in that."""
+        self._inner.barrier(timeout)
+        wish = self._cluster.take_wish()
+        if wish is not None:
+            self._follow(*wish)
+
+    def _follow(self, mode: str, settings: dict[str, int]) -> None:
+        """Do what is wished for from outside; what does not go with the strategy is not done anywhere."""
+        try:
+            wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}}).consistency
+            self.check(wanted)
+        except ConfigError as error:
+            say(f"the mode stays {self.consistency.mode!r}: {error}")
+            return
+        self.set_mode(wanted)
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        return self._inner.all_reduce(value, mode)
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        return self._inner.read_table(table)
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self._inner.write_table(table, state)
+
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """See Runtime.save."""
+        return self._inner.save(path, delta=delta, base=base)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self._inner.load(path)
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        return self._inner.shrink(table, threshold, unseen)
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return self._inner.specs()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        return self._inner.stats()
+
+    def _release(self) -> None:
+        if isinstance(self._inner, GeoRuntime | MergingRuntime):
+            self._inner.release()
+
+    def abandon(self) -> None:
+        """Let go of every resource without a word to the fleet, as if this process had died."""
+        self._cluster.abandon()
+        self._release()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        self._inner.close()
+
+
+def change(runtime: Runtime, consistency: Consistency) -> None:
+    """Let the runtime go on in another mode, if it is one of a cluster; embedded all modes are one.
+
+    Raises:
+        ConfigError: The workers ask for different things; nothing was changed.
+    """
+    if isinstance(runtime, ChangingRuntime):
+        runtime.set_mode(consistency)
+
+
+def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
+    """Refuse to join a runtime that is in another mode; embedded all modes are one.
+
+    Raises:
+        ConfigError: It is in another one.
+    """
+    found = getattr(runtime, "consistency", None)
+    if found is not None and found.mode != mode:
+        raise ConfigError(
+            f"this process is in its fleet already, in mode {found.mode!r}, and {caller}() asks for "
+            f"{mode!r}; name the same mode in both, or none in the second"
+        )
+
+
+def check_wire(runtime: Runtime, wire: Wire, caller: str) -> None:
+    """Refuse to join a runtime whose values travel in another form.
+
+    Raises:
+        ConfigError: They do.
+    """
+    found = getattr(runtime, "wire", None)
+    if found is not None and found != wire:
+        raise ConfigError(
+            f"this process is in its fleet already, with {found}, and {caller}() asks for {wire}; name the "
+            "same in both, or none in the second"
+        )
+
+
+def _settled(cluster: Cluster, wanted: Consistency) -> Consistency:
+    """What was asked for, or the mode that the fleet has come to in the meantime.
+
+    Settings that servers do not know, those of geo and half-async, are then the usual ones until the script
+    comes to the change that says them.
+    """
+    mode, staleness = cluster.mode
+    if (wanted.mode, _staleness(wanted)) == (mode, staleness):
+        return wanted
+    return Consistency(mode, staleness) if mode == "ssp" else Consistency(mode)
+
+
+def _staleness(consistency: Consistency) -> int:
+    return consistency.staleness if consistency.mode == "ssp" else 0
+
+
+def _around(cluster: Cluster, consistency: Consistency) -> Runtime:
+    """The cluster, or what stands before it in this mode."""
+    if consistency.mode == "geo":
+        return GeoRuntime(cluster, consistency)
+    if consistency.mode == "half-async":
+        return MergingRuntime(cluster, consistency)
+    return cluster

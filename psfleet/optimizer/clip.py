@@ -1,0 +1,226 @@
+"""Gradient clipping: on the worker, per worker, before the push and before regularization.
+
+Parameters with `need_clip=False` are left out, of a global norm too. The rows of repeated ids in a
+sparse gradient are summed first, so it is clipped as the array that it stands for.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.parameters.gradient_norms import (
+    gathered_squares,
+    merge_rows,
+    scaled_down,
+    squared_norm,
+)
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.validation.annotations import Positive, checked
+
+__all__ = [
+    "ClipGradBase",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "GradientClipByGlobalNorm",
+    "GradientClipByNorm",
+    "GradientClipByValue",
+    "clip_by_own",
+    "set_gradient_clip",
+]
+
+Floats = NDArray[np.float32]
+Grad = Floats | SparseGrad
+Pairs = Sequence[tuple[Parameter, Grad]]
+
+
+class ClipGradBase:
+    """Base of the clips: calling one clips (parameter, gradient) pairs.
+
+    Gradients are arrays, SparseGrad, or variables of a program, whose runs then clip. Pairs without a
+    gradient, (parameter, None), stay.
+    """
+
+    def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """New pairs, in the same order; gradients are not changed in place."""
+        given = [(p, _held(g)) for p, g in params_grads]
+        wanted = [i for i, (p, g) in enumerate(given) if g is not None]
+        pairs = [given[i] for i in wanted]
+        symbolic = [hasattr(g, "record") for _, g in pairs]
+        if any(symbolic) and not all(symbolic):
+            raise UsageError("params_grads mixes arrays and variables; give one kind")
+        clipped = self._record(pairs) if any(symbolic) else self._clip_pairs(pairs)
+        for i, pair in zip(wanted, clipped, strict=True):
+            given[i] = pair
+        return given
+
+    def _record(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The pairs with clipped variables, for gradients that are variables of a program."""
+        chosen = iter(self._operations([g for p, g in pairs if _parameter(p).need_clip]))
+        return [(p, next(chosen) if _parameter(p).need_clip else g) for p, g in pairs]
+
+    def _operations(self, gradients: list[Any]) -> list[Any]:
+        """Variables for the clipped gradients."""
+        raise NotImplementedError
+
+    def _clip_pairs(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:
+        merged = [(p, _merged(g) if p.need_clip else g) for p, g in params_grads]
+        clipped = iter(self._clip([_values(g) for p, g in merged if p.need_clip]))
+        return [(p, _like(g, next(clipped)) if p.need_clip else g) for p, g in merged]
+
+    def _clip(self, values: list[Floats]) -> list[Floats]:
+        raise NotImplementedError
+
+
+class ClipGradByValue(ClipGradBase):
+    """Every component into [min, max]; min is -max unless given."""
+
+    @checked
+    def __init__(self, max: float, min: float | None = None) -> None:
+        low = -max if min is None else min
+        if low > max:
+            raise ConfigError(
+                f"{type(self).__name__}: min is {low!r} and max is {max!r}, they must be in order"
+            )
+        self.max = float(max)
+        self.min = float(low)
+
+    def _operations(self, gradients: list[Any]) -> list[Any]:
+        from psfleet.program.ops.clipping import BoundGradient
+        from psfleet.program.variable import apply
+
+        return [apply(BoundGradient(self.min, self.max), g) for g in gradients]
+
+    def _clip(self, values: list[Floats]) -> list[Floats]:
+        return [np.clip(v, np.float32(self.min), np.float32(self.max)) for v in values]
+
+
+class ClipGradByNorm(ClipGradBase):
+    """Each gradient scaled down to an L2 norm of at most clip_norm."""
+
+    @checked
+    def __init__(self, clip_norm: Positive) -> None:
+        self.clip_norm = float(clip_norm)
+
+    def _operations(self, gradients: list[Any]) -> list[Any]:
+        from psfleet.program.ops.clipping import GradientSquare, ScaleGradient
+        from psfleet.program.variable import apply
+
+        return [
+            apply(ScaleGradient(self.clip_norm), g, apply(GradientSquare(), g)) for g in gradients
+        ]
+
+    def _clip(self, values: list[Floats]) -> list[Floats]:
+        return [scaled_down(v, self.clip_norm, math.sqrt(squared_norm(v))) for v in values]
+
+
+class ClipGradByGlobalNorm(ClipGradBase):
+    """All gradients scaled by one factor to a common norm of at most clip_norm."""
+
+    @checked
+    def __init__(
+        self, clip_norm: Positive, group_name: str = "default_group", auto_skip_clip: bool = False
+    ) -> None:
+        self.clip_norm = float(clip_norm)
+        self.group_name = group_name
+        self.auto_skip_clip = auto_skip_clip
+
+    def _operations(self, gradients: list[Any]) -> list[Any]:
+        from psfleet.program.ops.clipping import GradientSquare, ScaleGradient
+        from psfleet.program.variable import apply
+
+        squares = [apply(GradientSquare(), g) for g in gradients]
+        return [apply(ScaleGradient(self.clip_norm), g, *squares) for g in gradients]
+
+    def _clip_pairs(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:
+        self._names = [p.name for p, _ in params_grads if p.need_clip]
+        return super()._clip_pairs(params_grads)
+
+    def _clip(self, values: list[Floats]) -> list[Floats]:
+        squares = [squared_norm(v) for v in values]
+        squares = gathered_squares(self._names, squares)
+        norm = math.sqrt(sum(squares))
+        return [scaled_down(v, self.clip_norm, norm) for v in values]
+
+
+GradientClipByValue = ClipGradByValue
+GradientClipByNorm = ClipGradByNorm
+GradientClipByGlobalNorm = ClipGradByGlobalNorm
+
+
+def set_gradient_clip(
+    clip: ClipGradBase | None,
+    param_list: Sequence[Parameter | str | Any] | None = None,
+    program: Any = None,
+) -> None:
+    """Clip the gradients of parameters under any optimizer that has no grad_clip of its own.
+
+    Parameters with one clip are clipped together, by their common norm if it is a global one.
+
+    Args:
+        clip: The clip; None: none from now on.
+        param_list: Parameters, their variables or names; None: all that the program uses by now.
+        program: None: the default main program.
+
+    Raises:
+        ConfigError: It is no clip. UsageError: An entry is no parameter of the program.
+    """
+    from psfleet.program.program import default_main_program
+
+    if not isinstance(clip, ClipGradBase | None):
+        raise ConfigError(
+            f"set_gradient_clip: clip is {clip!r}, it must be a ClipGradBy... or None"
+        )
+    known = {p.name: p for p in (program or default_main_program()).all_parameters()}
+    if isinstance(param_list, str):
+        raise UsageError(f"set_gradient_clip: param_list is {param_list!r}; it must be a list")
+    chosen = list(known.values()) if param_list is None else [_named(p, known) for p in param_list]
+    for parameter in chosen:
+        parameter.gradient_clip = clip
+
+
+def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
+    """The pairs clipped by what `set_gradient_clip` has said of their parameters."""
+    clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
+    found = list(pairs)
+    for clip in clips.values():
+        places = [i for i, (p, _) in enumerate(found) if p.gradient_clip is clip]
+        for i, pair in zip(places, clip([found[i] for i in places]), strict=True):
+            found[i] = pair
+    return found
+
+
+def _named(entry: Any, known: dict[str, Parameter]) -> Parameter:
+    parameter = known.get(entry) if isinstance(entry, str) else _parameter(entry)
+    if not isinstance(parameter, Parameter):
+        raise UsageError(
+            f"set_gradient_clip: param_list has {entry!r}, which is no parameter of the program; it has "
+            f"{', '.join(known) or 'none'}"
+        )
+    return parameter
+
+
+def _parameter(item: Any) -> Any:
+    return getattr(item, "parameter", None) or item
+
+
+def _held(gradient: Any) -> Any:
+    """The array of a variable that has a value."""
+    value = getattr(gradient, "value", None)
+    return value if isinstance(value, np.ndarray) else gradient
+
+
+def _merged(grad: Grad) -> Grad:
+    return merge_rows(grad) if isinstance(grad, SparseGrad) else grad
+
+
+def _values(grad: Grad) -> Floats:
+    return grad.rows if isinstance(grad, SparseGrad) else grad
+
+
+def _like(grad: Grad, values: Floats) -> Grad:
+    return grad.with_rows(values) if isinstance(grad, SparseGrad) else values

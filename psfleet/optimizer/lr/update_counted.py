@@ -1,0 +1,219 @@
+"""Schedules under their older names: they count updates and the optimizer advances them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from psfleet.optimizer.lr.decay import NoamDecay, PiecewiseDecay, PolynomialDecay
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.validation.annotations import NonNegative, Positive, checked
+
+__all__ = [
+    "PerUpdate",
+    "cosine_decay",
+    "exponential_decay",
+    "inverse_time_decay",
+    "linear_lr_warmup",
+    "natural_exp_decay",
+    "noam_decay",
+    "piecewise_decay",
+    "polynomial_decay",
+]
+
+
+class PerUpdate(LRScheduler):
+    """A rate given by a function of the number of updates before this one.
+
+    Arithmetic with numbers and other schedules of this kind gives another one. Programs take it for
+    a variable: as an input of a layer, and in a fetch list. Its value there is the rate of the run's
+    update.
+
+    Args:
+        learning_rate: The base rate.
+        rate: Of `first` + the number of updates.
+        first: What `last_epoch` is before the first update.
+    """
+
+    steps_itself = True
+
+    @checked
+    def __init__(
+        self, learning_rate: NonNegative, rate: Callable[[int], float], first: int = 0
+    ) -> None:
+        self.rate = rate
+        self.first = first
+        self._label = ""
+        super().__init__(learning_rate, first - 1)
+
+    def get_lr(self) -> float:
+        return self.rate(self.last_epoch)
+
+    def after(self, updates: int) -> float:
+        """The rate after so many updates."""
+        return self.rate(self.first + updates)
+
+    def as_variable(self, program: Any = None) -> Any:
+        """The variable that stands for it in a program; in eager mode the current rate.
+
+        Args:
+            program: None: the one that is being built.
+        """
+        from psfleet.program import names
+        from psfleet.program.ops.source import PerRun
+        from psfleet.program.program import default_main_program, in_eager_mode, program_guard
+        from psfleet.program.variable import apply, to_variable
+
+        if program is None and in_eager_mode():
+            return to_variable([self.last_lr])
+        program = program or default_main_program()
+        self._label = self._label or names.generate("learning_rate")
+        found = program.variables.get(f"{self._label}.tmp_0")
+        if found is not None:
+            return found
+        with program_guard(program), names.guard():
+            return apply(PerRun(self.after), name=self._label)
+
+    def _with(
+        self, other: Any, combine: Callable[[float, float], float], swap: bool = False
+    ) -> Any:
+        if isinstance(other, bool) or not isinstance(other, int | float | PerUpdate):
+            return NotImplemented
+        then: Callable[[int], float] = (
+            other.after if isinstance(other, PerUpdate) else lambda _: float(other)
+        )
+        if swap:
+            return PerUpdate(self.base_lr, lambda n: combine(then(n), self.after(n)))
+        return PerUpdate(self.base_lr, lambda n: combine(self.after(n), then(n)))
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a + b)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a + b, swap=True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a - b)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a - b, swap=True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a * b)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a * b, swap=True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a / b)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._with(other, lambda a, b: a / b, swap=True)
+
+
+@checked
+def noam_decay(
+    d_model: Positive, warmup_steps: Positive, learning_rate: NonNegative = 1.0
+) -> PerUpdate:
+    """NoamDecay in updates, with epoch 1 at the first."""
+    return _counting(NoamDecay(d_model, warmup_steps, learning_rate), first=1)
+
+
+@checked
+def exponential_decay(
+    learning_rate: NonNegative, decay_steps: Positive, decay_rate: Positive, staircase: bool = False
+) -> PerUpdate:
+    """learning_rate * decay_rate^(n / decay_steps); `staircase` rounds the exponent down."""
+    part = _part(decay_steps, staircase)
+    return PerUpdate(learning_rate, lambda n: learning_rate * float(decay_rate ** part(n)))
+
+
+@checked
+def natural_exp_decay(
+    learning_rate: NonNegative,
+    decay_steps: Positive,
+    decay_rate: NonNegative,
+    staircase: bool = False,
+) -> PerUpdate:
+    """learning_rate * e^(-decay_rate * n / decay_steps); `staircase` rounds the quotient down."""
+    part = _part(decay_steps, staircase)
+    return PerUpdate(learning_rate, lambda n: learning_rate * math.exp(-decay_rate * part(n)))
+
+
+@checked
+def inverse_time_decay(
+    learning_rate: NonNegative,
+    decay_steps: Positive,
+    decay_rate: NonNegative,
+    staircase: bool = False,
+) -> PerUpdate:
+    """learning_rate / (1 + decay_rate * n / decay_steps); `staircase` as in natural_exp_decay."""
+    part = _part(decay_steps, staircase)
+    return PerUpdate(learning_rate, lambda n: learning_rate / (1 + decay_rate * part(n)))
+
+
+@checked
+def polynomial_decay(
+    learning_rate: NonNegative,
+    decay_steps: Positive,
+    end_learning_rate: NonNegative = 0.0001,
+    power: Positive = 1.0,
+    cycle: bool = False,
+) -> PerUpdate:
+    """From learning_rate to end_learning_rate in decay_steps updates (see PolynomialDecay)."""
+    return _counting(PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle))
+
+
+@checked
+def piecewise_decay(boundaries: Sequence[float], values: Sequence[NonNegative]) -> PerUpdate:
+    """values[i] until update boundaries[i], the last value from then on."""
+    return _counting(PiecewiseDecay(boundaries, values))
+
+
+@checked
+def cosine_decay(
+    learning_rate: NonNegative, step_each_epoch: Positive, epochs: Positive
+) -> PerUpdate:
+    """Half a cosine from learning_rate to 0 in `epochs` epochs of step_each_epoch updates."""
+    epoch = _part(step_each_epoch, True)
+    return PerUpdate(
+        learning_rate, lambda n: learning_rate * 0.5 * (math.cos(epoch(n) * math.pi / epochs) + 1)
+    )
+
+
+@checked
+def linear_lr_warmup(
+    learning_rate: NonNegative | LRScheduler,
+    warmup_steps: NonNegative,
+    start_lr: NonNegative,
+    end_lr: NonNegative,
+) -> PerUpdate:
+    """From start_lr to end_lr in warmup_steps updates, then `learning_rate`.
+
+    A schedule that follows counts from the first update, as in the reference.
+    """
+
+    def rate(n: int) -> float:
+        if n < warmup_steps:
+            return start_lr + (end_lr - start_lr) * n / warmup_steps
+        if isinstance(learning_rate, LRScheduler):
+            learning_rate.step(n + first)
+            return learning_rate.last_lr
+        return learning_rate
+
+    first = learning_rate.last_epoch if isinstance(learning_rate, LRScheduler) else 0
+    return PerUpdate(start_lr, rate)
+
+
+def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdate:
+    """The schedule with updates for epochs."""
+
+    def rate(n: int) -> float:
+        scheduler.last_epoch = n
+        return scheduler.get_lr()
+
+    return PerUpdate(scheduler.base_lr, rate, first)
+
+
+def _part(decay_steps: float, whole: bool) -> Callable[[int], float]:
+    """n -> n / decay_steps, rounded down if `whole`."""
+    return lambda n: n // decay_steps if whole else n / decay_steps

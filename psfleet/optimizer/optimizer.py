@@ -1,0 +1,524 @@
+"""What every optimizer does: differentiate, clip, push with the current rate, keep its state."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer import optimizer_state, program_access
+from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.arguments import as_documented
+from psfleet.optimizer.clip import ClipGradBase, clip_by_own
+from psfleet.optimizer.gradient_merge import GradientMerger
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.lr.update_counted import PerUpdate
+from psfleet.parameters.binding import Seat, as_gradient, tables
+from psfleet.parameters.gradients import Elements, Grad, check_gradient, zeroed
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.parameters.placeholders import Promised
+from psfleet.parameters.regularizer import WeightDecay, as_decay, as_regularizer
+from psfleet.rules.rule import Rule
+from psfleet.schema.table import Decay
+from psfleet.stages.links import here
+from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, check, checked
+
+__all__ = ["Older", "Optimizer", "Rate"]
+
+Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
+_WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
+Floats = NDArray[np.float32]
+Pairs = Sequence[tuple[Parameter, Grad]]
+T = TypeVar("T", bound="Optimizer")
+
+
+class Older(TypedDict, total=False):
+    """Arguments that the older face of the API names differently, and those shared by all."""
+
+    parameter_list: Iterable[Any] | None
+    regularization: WeightDecay | float | None
+    multi_precision: bool
+
+
+class Optimizer:
+    """Base of the optimizers. A subclass sets `_rule`.
+
+    The optimizer owns no array: weights and state live in the tables of the active runtime, made at
+    the first update. What it does is the same embedded and on a cluster.
+
+    Args:
+        learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable
+            of the program being built, which is then read before each update.
+        parameters: The parameters to update; None: those that are passed with their gradients.
+            Or groups: a list of dicts with `params` and settings of their own: `weight_decay`,
+            `grad_clip`, the rule's hyperparameters, and `learning_rate`, a factor on the optimizer's.
+            Each group's gradients are clipped by themselves, as in the reference.
+        weight_decay: A number (L2), L1Decay or L2Decay; a parameter's own regularizer wins.
+        grad_clip: Applied to each worker's gradients before they are sent.
+        name: For messages.
+        older: `parameter_list` and `regularization` are other names of `parameters` and
+            `weight_decay`. `multi_precision`: the state has the float32 masters of float16 and
+            bfloat16 parameters. (What is updated is the master in any case.)
+
+    Raises:
+        ConfigError: A value is out of range; it is quoted.
+    """
+
+    _rule: Rule
+    factor = 1.0  # on the learning rate, of the parameters of a group
+    lazy = False  # whether rows of a sparse parameter rest while they have no gradient
+    every_row = False  # whether those of a parameter with rows for any id do not
+
+    @as_documented("regularization", "name")
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        parameters: Iterable[Any] | None = None,
+        weight_decay: WeightDecay | float | None = None,
+        grad_clip: ClipGradBase | None = None,
+        name: str | None = None,
+        **older: Unpack[Older],
+    ) -> None:
+        owner = type(self).__name__
+        self._name = name or owner
+        self._rate = _rate(owner, learning_rate)
+        self._parameters = program_access.parameters_of(
+            owner,
+            _one(owner, "parameters", parameters, "parameter_list", older.get("parameter_list")),
+        )
+        decay = _one(
+            owner, "weight_decay", weight_decay, "regularization", older.get("regularization")
+        )
+        self.regularization = as_regularizer(decay, owner)
+        self._grad_clip = grad_clip
+        self.multi_precision = older.get("multi_precision", False)
+        self._lenders: dict[str, Optimizer] = {}  # of parameters in groups, by their names
+        self._known: dict[str, Parameter] = {}
+        self._planned: list[Parameter] = []  # what runs of a program update, in all stages
+        self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
+        self._updates = 0
+        self._last_rate: float | None = None
+        self.merger: GradientMerger[Parameter] | None = None
+        self.shortener: Shortener | None = None
+        self._promise(self._parameters or [], early=False)
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        """The update rule for a parameter; None: for one without exceptions."""
+        return self._rule
+
+    def decay(self, parameter: Parameter | None = None) -> Decay:
+        """The regularization of a parameter, which the servers add to the gradient."""
+        return as_decay(self._regularizer(parameter))
+
+    def _regularizer(self, parameter: Parameter | None) -> WeightDecay | None:
+        """A parameter's own regularizer, or else the optimizer's."""
+        own = parameter.regularizer if parameter is not None else None
+        return self.regularization if own is None else as_regularizer(own, self._name)
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that every optimizer takes, to make another one like this."""
+        return {
+            "learning_rate": self._rate,
+            "parameters": self._parameters,
+            "weight_decay": self.regularization,
+            "grad_clip": self._grad_clip,
+            "multi_precision": self.multi_precision,
+        }
+
+    def rate_factor(self, parameter: Parameter) -> float:
+        """What the rate is multiplied by for this parameter."""
+        return self.factor * parameter.learning_rate
+
+    def lend(self, lender: "Optimizer", parameters: Iterable[Any]) -> None:
+        """Treat these parameters by the rule, decay, factor and clip of another optimizer.
+
+        Raises:
+            ConfigError: One of them is in another group.
+        """
+        for parameter in program_access.parameters_of(self._name, parameters) or []:
+            if parameter.name in self._lenders:
+                raise ConfigError(
+                    f"{self._name}: {parameter!r} is in two groups of parameters; each must be in one"
+                )
+            self._lenders[parameter.name] = lender
+
+    @property
+    def grouped(self) -> bool:
+        """Whether some of its parameters have settings of their own."""
+        return bool(self._lenders)
+
+    def clip_by(self, clip: ClipGradBase) -> None:
+        """Clip gradients by this from now on."""
+        for treated in (self, *self._lenders.values()):
+            treated._grad_clip = clip
+
+    def lender(self, parameter: Parameter) -> "Optimizer":
+        """The optimizer by whose settings this one treats the parameter: itself, or of a group."""
+        return self._lenders.get(parameter.name, self)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters that it was given, or else those that it has updated."""
+        return list(self._known.values()) if self._parameters is None else list(self._parameters)
+
+    # -- learning rate -------------------------------------------------------------------------
+
+    def get_lr(self) -> float:
+        """The learning rate of the next update."""
+        return self._rate.last_lr if isinstance(self._rate, LRScheduler) else self._rate
+
+    def current_step_lr(self) -> float:
+        """The learning rate of the last update; before the first one, that which it will have."""
+        return self.get_lr() if self._last_rate is None else self._last_rate
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate.
+
+        Raises:
+            UsageError: A schedule decides the rate; replace it with `set_lr_scheduler`.
+        """
+        if isinstance(self._rate, LRScheduler):
+            raise UsageError(
+                f"{self._name}: set_lr({value!r}) conflicts with "
+                f"{type(self._rate).__name__}, which decides the rate; "
+                "use set_lr_scheduler"
+            )
+        self._rate = float(check(self._name, "learning_rate", value, NonNegative))
+        self._last_rate = None
+
+    @checked
+    def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
+        """Let a schedule decide the rate from now on."""
+        self._rate = scheduler
+        self._last_rate = None
+
+    # -- minimizing ----------------------------------------------------------------------------
+
+    @checked
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Differentiate the loss and update: at once if it has a value, else in each run.
+
+        Args:
+            loss: A variable with one element.
+            startup_program: Accepted for the reference's sake: parameters start by themselves.
+            parameters: Parameters or names to update; None: all that are trainable.
+            no_grad_set: Parameters, variables or names that get no gradient.
+            grad_clip: In place of the optimizer's own, from now on.
+            parameter_list: Another name of `parameters`.
+
+        Returns:
+            (optimize_ops, params_grads).
+        """
+        chosen = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
+        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self.clip_by(grad_clip)
+        return self.apply_optimize(loss, startup_program, pairs), pairs
+
+    @checked
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[tuple[Any, Any]]:
+        """First part of minimize: differentiate.
+
+        Args:
+            callbacks: Called with (parameter, gradient) for each pair.
+
+        Returns:
+            (parameter, gradient) pairs. Gradients are variables of the program, or arrays if the
+            loss has a value.
+        """
+        pairs = program_access.differentiate(
+            loss, parameter_list, no_grad_set, self._parameters, callbacks
+        )
+        if not pairs:
+            raise UsageError(f"{self._name}: the loss depends on no parameter that may be updated")
+        return pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Second part of minimize: clip, regularize and update.
+
+        Args:
+            params_grads: (parameter, gradient) pairs: arrays in the parameter's shape or SparseGrad
+                which update at once; or variables, which update in each run of the program.
+
+        Returns:
+            The update operations added to the program; none if the update was at once.
+        """
+        return self.apply_optimize(None, None, params_grads)
+
+    def apply_optimize(
+        self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """As `apply_gradients`; the loss is only shown in the progress display."""
+        pairs = [(p, g) for p, g in program_access.pairs(self._name, params_grads) if g is not None]
+        if not pairs:
+            raise UsageError(f"{self._name}: params_grads has no gradient")
+        if program_access.symbolic(pairs):
+            self._planned = [program_access.parameter_of(p) for p, _ in pairs]
+            self._promise(self._planned, early=True)
+            return [program_access.add_update(self, pairs, loss)]
+        self._check_whole()
+        self.apply_values(pairs, loss=program_access.value_of(loss))
+        return []
+
+    def get_opti_var_name_list(self) -> list[str]:
+        """The names of the state that it keeps, as in `state_dict()`: `name.slot` by parameter."""
+        known = self._known or {parameter.name: parameter for parameter in self._planned}
+        return [
+            f"{name}.{slot.name}"
+            for name, parameter in known.items()
+            for slot in self.lender(parameter).rule(parameter).slots
+        ]
+
+    def append_regularization_ops(
+        self,
+        parameters_and_grads: Sequence[tuple[Any, Any]],
+        regularization: WeightDecay | None = None,
+    ) -> list[tuple[Any, Any]]:
+        """The pairs with the regularizers' gradients added: arrays or variables.
+
+        `apply_gradients` does this itself, on the servers.
+        """
+        out = []
+        for parameter, gradient in parameters_and_grads:
+            own = self.lender(parameter).regularization
+            chosen = parameter.regularizer or regularization or own
+            chosen = as_regularizer(chosen, self._name)
+            out.append((parameter, program_access.regularized(parameter, gradient, chosen)))
+        return out
+
+    def step(self) -> None:
+        """Update the parameters by the gradients that the last backward pass left in `grad`."""
+        if self._parameters is None:
+            raise UsageError(
+                f"{self._name}: step() needs to know the parameters; "
+                "pass parameters=[...] to the optimizer"
+            )
+        self._check_whole()
+        pairs = [(p, p.grad) for p in self._parameters if p.trainable and p.grad is not None]
+        if pairs:
+            self.apply_values(pairs)
+
+    @checked
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Set the gradients of the parameters to zero, or drop them."""
+        for parameter in self.parameters:
+            parameter.grad = zeroed(parameter.grad) if set_to_zero else None
+
+    clear_gradients = clear_grad
+
+    # -- updating ------------------------------------------------------------------------------
+
+    def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
+        """Update by these gradients: the end of one step.
+
+        Args:
+            pairs: (parameter, float32 array or SparseGrad).
+            samples: How many samples the step has used, for the progress display.
+            loss: The step's loss, for the progress display.
+        """
+        if self.merger is not None:
+            merged = self.merger.take(self._checked(pairs), samples)
+            if merged is None:
+                return
+            pairs, samples = merged
+        self._update(pairs, samples, loss)
+
+    def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
+        checked = self._checked(pairs)
+        doubled = len(checked) - len({p.name for p, _ in checked})
+        if doubled:
+            raise UsageError(
+                f"{self._name}: {doubled} parameter(s) come with two gradients in one step"
+            )
+        home, rate = tables(), self.get_lr()
+        seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
+        gradients = [
+            (seat, as_gradient(seat, self._sent(p, g), rate * self.lender(p).rate_factor(p)))
+            for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
+        ]
+        if self.shortener is not None:
+            gradients = self.shortener.take(gradients)
+        home.push(gradients, samples, loss)
+        self._last_rate = rate
+        self.advance()
+
+    def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
+        """The gradients of trainable parameters, as arrays in shapes that fit."""
+        strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
+        if strangers:
+            raise UsageError(
+                f"{self._name}: params_grads has {strangers[0]!r}, which is no parameter"
+            )
+        return [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
+
+    def _clip_pairs(self, pairs: Pairs) -> Pairs:
+        """The pairs as they are sent, in the same order; groups are clipped one by one."""
+        if not self._lenders:
+            return (self._grad_clip or clip_by_own)(pairs)
+        clipped: dict[str, Grad] = {p.name: g for p, g in pairs}
+        for lender in dict.fromkeys((*self._lenders.values(), self)):
+            own = [(p, g) for p, g in pairs if self.lender(p) is lender]
+            clipped.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
+        return [(p, clipped[p.name]) for p, _ in pairs]
+
+    def _check_whole(self) -> None:
+        """Refuse to update at once, in every stage, what only a program can be cut for."""
+        if here().processes > 1:
+            raise UsageError(
+                f"{self._name} updates at once by computed gradients, and this is "
+                f"{here().name(here().process)}: stages run programs; build one and minimize() its "
+                "loss, or start the job without --stages"
+            )
+
+    def shorten(self, shortener: Shortener) -> None:
+        """Let gradients travel in 16 bits from now on."""
+        self.shortener = shortener
+
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
+        """What is pushed for a gradient. A hook for compression."""
+        return grad
+
+    def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
+        home = tables()
+        known = home.find(self, parameter) is not None
+        seat = home.seat(self, parameter, by_rows)
+        self._known[parameter.name] = parameter
+        if not known and self._waiting:
+            optimizer_state.restore(home, self._name, [seat], self._waiting)
+        return seat
+
+    def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
+        """Let the parameters' values come from their tables, which are made when one is needed."""
+        promised = Promised(self._seat, early)
+        for parameter in parameters:
+            parameter.binding = parameter.binding or promised
+
+    def advance(self) -> None:
+        """Count an update: schedules that count updates go on. An update here does this itself."""
+        self._updates += 1
+        if isinstance(self._rate, LRScheduler) and self._rate.steps_itself:
+            self._rate.step()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's whole state, gathered from the tables; empty before the first update.
+
+        Returns:
+            `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
+            State that was set and still waits for its parameter's first update is in it as well.
+            A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
+            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
+            with multi_precision `master_weights` has the float32 weights by name.
+        """
+        if not self._updates:
+            return dict(self._waiting)
+        home = tables()
+        if here().processes > 1:
+            for (
+                parameter
+            ) in self._planned:  # other stages have made, and update, the others' tables
+                self._seat(parameter)
+        home.runtime.flush()
+        seats = [seat for p in self._known.values() if (seat := home.find(self, p)) is not None]
+        seated = {seat.parameter.name for seat in seats}
+        found = {
+            key: value
+            for key, value in self._waiting.items()
+            if "." in key and key.rpartition(".")[0] not in seated
+        }
+        found |= optimizer_state.gather(home, seats)
+        if self.multi_precision:
+            found["master_weights"] = optimizer_state.masters(home, seats)
+        found["global_step"] = self._updates
+        if self.shortener is not None:
+            found["loss_scaling"] = self.shortener.state_dict()
+        if isinstance(self._rate, LRScheduler):
+            found["LR_Scheduler"] = self._rate.state_dict()
+        return found
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`; weights are not part of it.
+
+        State of a parameter that was not updated yet waits for its first update. On a cluster every
+        worker must call it.
+
+        Raises:
+            UsageError: An entry is missing, or none is of this optimizer's parameters. ShapeError: One
+                has another shape. Nothing was changed.
+        """
+        self._check_state(state_dict)
+        home = tables()
+        seats = [home.find(self, p) for p in self._known.values()]
+        optimizer_state.restore(
+            home, self._name, [seat for seat in seats if seat is not None], state_dict
+        )
+        self._waiting = dict(state_dict)
+        self._updates = int(state_dict.get("global_step", self._updates))
+        self._last_rate = None
+        if self.shortener is not None and "loss_scaling" in state_dict:
+            self.shortener.set_state_dict(state_dict["loss_scaling"])
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
+            self._rate.set_state_dict(state_dict["LR_Scheduler"])
+
+    def _check_state(self, found: Any) -> None:
+        """Refuse what is no state of this optimizer, before any of it is used."""
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+            )
+        check(self._name, "the state's global_step", found.get("global_step", 0), NonNegativeInt)
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in found:
+            self._rate.check_state(found["LR_Scheduler"])
+        named = {str(key).rpartition(".")[0]: key for key in found if key not in _WHOLE}
+        known = {p.name for p in (*self.parameters, *self._planned)} or named.keys() - {""}
+        if named and not known & named.keys():
+            raise UsageError(
+                f"{self._name}: the state has {next(iter(named.values()))!r} and nothing of the "
+                f"optimizer's own parameters ({', '.join(sorted(known)) or 'none yet'}); is it of "
+                "another model?"
+            )
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(state_dict)
+
+    def load(self, stat_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(stat_dict)
+
+
+def _rate(owner: str, value: Any) -> float | LRScheduler:
+    if not program_access.is_symbolic(value):
+        return value if isinstance(value, LRScheduler) else float(value)
+    read = program_access.reader(value)
+    return PerUpdate(
+        read(0), lambda updates: check(owner, "learning_rate", read(updates), NonNegative)
+    )
+
+
+def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any:
+    if value is not None and older_value is not None:
+        raise ConfigError(
+            f"{owner}: {older}={older_value!r} repeats {name}={value!r}; give one of them"
+        )
+    return older_value if value is None else value

@@ -1,0 +1,209 @@
+"""PipelineOptimizer: a program cut into sections, run in micro-batches by stages."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.settings.environment import read_environment
+from psfleet.stages.links import Place, here
+from psfleet.strategy import Pipeline, resolve
+from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
+
+__all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
+
+_OWN = frozenset(
+    {
+        "__class__",
+        "_cut",
+        "_inner",
+        "_settle_process",
+        "apply_gradients",
+        "apply_optimize",
+        "asked",
+        "concurrency_list",
+        "cut_list",
+        "minimize",
+        "place_list",
+        "queue_size",
+        "sections",
+        "start_cpu_core_id",
+        "sync_steps",
+    }
+)
+
+
+class PipelineOptimizer(Optimizer):
+    """Cuts the program that it minimizes into 2k - 1 sections at k cuts.
+
+    How many micro-batches, which schedule and how many stages there are is the strategy's matter
+    (`psfleet-launch --pipeline`, or the part `pipeline` of a DistributedStrategy). Without one the
+    sections run one after the other on the whole batch: the results are those of the program as it
+    was. Everything but `minimize` is the wrapped optimizer's own.
+
+    Args:
+        optimizer: Updates the parameters.
+        cut_list: For each forward piece the variables that it ends with; the last is [loss]. None:
+            pieces of about equal work, as many as the strategy's stages need.
+        place_list: For each section where it runs; may be left out. If it is given, a stage process
+            whose sections are on CPUPlace keeps to cores of its own, as many as its BLAS has threads.
+            CUDAPlace is accepted: sections run on the CPU, and the process may use every core.
+        concurrency_list: For each section how many copies of it run; may be left out. In a job the
+            strategy's `copies` decide; where they are fewer, a warning says so.
+        queue_size: How many micro-batches may wait before a section.
+        sync_steps: Steps between two synchronisations of copies: 1, as they share weights on servers.
+        start_cpu_core_id: The first process's first core.
+
+    Attributes:
+        sections: After `minimize`: psfleet.program.sections.Section, in the order of a step.
+        asked: The strategy's part `pipeline`; None: as the launcher says.
+
+    Raises:
+        ConfigError: A list has another length than 2k - 1, or a number is out of range.
+    """
+
+    @checked
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        cut_list: Sequence[Any] | None = None,
+        place_list: Sequence[Any] | None = None,
+        concurrency_list: Sequence[PositiveInt] | None = None,
+        queue_size: PositiveInt = 30,
+        sync_steps: PositiveInt = 1,
+        start_cpu_core_id: NonNegativeInt = 0,
+    ) -> None:
+        cuts = list(cut_list or ())
+        count = 2 * len(cuts) - 1
+        for name, said in (("place_list", place_list), ("concurrency_list", concurrency_list)):
+            if said is not None and cuts and len(said) != count:
+                raise ConfigError(
+                    f"PipelineOptimizer: {len(cuts)} cuts make {count} sections, but "
+                    f"{name} has {len(said)} entries"
+                )
+        if sync_steps > 1:
+            raise ConfigError(
+                f"PipelineOptimizer: sync_steps is {sync_steps}, but copies of a section have one set "
+                "of weights, on the servers, and meet in every step; leave it at 1 (the strategy "
+                "gradient_merge makes updates rarer)"
+            )
+        own: dict[str, Any] = {
+            "_inner": optimizer,
+            "cut_list": cuts,
+            "place_list": list(place_list or []),
+            "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
+            "queue_size": queue_size,
+            "sync_steps": sync_steps,
+            "start_cpu_core_id": start_cpu_core_id,
+            "sections": [],
+            "asked": None,
+        }
+        for attribute, own_value in own.items():
+            object.__setattr__(self, attribute, own_value)
+
+    @checked
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Cut the program and let the wrapped optimizer minimize the loss. As Optimizer.minimize.
+
+        Raises:
+            UsageError: A cut is empty, not part of the loss, or behind a later one.
+        """
+        chosen = parameters if parameter_list is None else parameter_list
+        pairs = self._inner.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self._inner.clip_by(grad_clip)
+        return self.apply_optimize(loss, startup_program, pairs), pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Second part of minimize, as Optimizer.apply_gradients."""
+        return self.apply_optimize(None, None, params_grads)
+
+    def apply_optimize(
+        self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """Second part of minimize: cut the program, and update at the end of each run."""
+        passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
+        found = passes.pop()
+        if found is None or passes:
+            raise UsageError(
+                "a pipeline needs the gradients of one loss, as minimize() makes them; "
+                "what is computed at once cannot be cut: build a program and minimize() its "
+                "loss, or train without a pipeline"
+            )
+        self._cut(found)
+        operations: list[Any] = self._inner.apply_optimize(loss, startup_program, params_grads)
+        return operations
+
+    def _cut(self, backward: Any) -> None:
+        from psfleet.pipeline.cutting import Pipelining
+        from psfleet.program.sections import split
+
+        sections = split(backward.loss, self.cut_list or [[backward.loss]])
+        object.__setattr__(self, "sections", sections)
+        parts = [section.records for section in sections if section.forward]
+        asked = self.asked or asked_by_launcher() or Pipeline()
+        backward.pipeline = Pipelining(
+            asked.schedule,
+            asked.stages,
+            asked.micro_batches,
+            asked.per_stage,
+            parts if self.cut_list else None,
+            min(self.queue_size, asked.queue_size),
+        )
+        if here().processes > 1 and self.cut_list:
+            self._settle_process(here())
+
+    def _settle_process(self, place: Place) -> None:
+        """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
+        from psfleet.execution.executor import CUDAPlace
+        from psfleet.pipeline.cores import pin
+
+        pieces = len(self.cut_list)
+        own = range(place.stage, pieces, place.stages)
+        if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
+            pin(place, self.start_cpu_core_id)
+        sections = {i for piece in own for i in (piece, 2 * pieces - 2 - piece)}
+        wanted = max((self.concurrency_list[i] for i in sections), default=1)
+        if wanted > place.copies[place.stage] and place.copy == 0:
+            warnings.warn(
+                f"concurrency_list asks for {wanted} copies of stage {place.stage}, and the job was "
+                f"started with {place.copies[place.stage]}; set copies in the strategy's part pipeline",
+                stacklevel=2,
+            )
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+
+def pipelining(optimizer: Optimizer, asked: Pipeline) -> Optimizer:
+    """The optimizer with a pipeline as a strategy asks for it; one of its own keeps its cuts."""
+    inner: Any = optimizer
+    while inner is not None:
+        if isinstance(inner, PipelineOptimizer):
+            object.__setattr__(inner, "asked", asked)
+            return optimizer
+        inner = object.__getattribute__(inner, "__dict__").get("_inner")
+    made = PipelineOptimizer(optimizer)
+    object.__setattr__(made, "asked", asked)
+    return made
+
+
+def asked_by_launcher() -> Pipeline | None:
+    """What the launcher's strategy says of pipelines."""
+    return resolve(None, read_environment().strategy).pipeline

@@ -1,0 +1,256 @@
+"""What the optimizers ask of the graph; plain arrays and SparseGrad pass without it."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.parameters.gradients import densify
+from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.parameters.placement import has_any_id
+from psfleet.parameters.regularizer import L1Decay, WeightDecay
+from psfleet.validation.annotations import Must, NonNegative, check
+
+__all__ = [
+    "AnyVariable",
+    "add_update",
+    "depended_on",
+    "differentiate",
+    "held_by",
+    "is_symbolic",
+    "is_variable",
+    "pairs",
+    "parameter_of",
+    "parameters_of",
+    "reader",
+    "regularized",
+    "symbolic",
+    "training_program",
+    "value_of",
+]
+
+
+def parameter_of(item: Any) -> Any:
+    """The parameter behind a variable; anything else is returned as it is."""
+    return getattr(item, "parameter", None) or item
+
+
+def held_by(item: Any) -> Any:
+    """The array of a variable that has a value; anything else is returned as it is."""
+    value = getattr(item, "value", None)
+    return value if isinstance(value, np.ndarray) else item
+
+
+def value_of(loss: Any) -> float | None:
+    """The loss as a number, if it has a value."""
+    value = getattr(loss, "value", loss)
+    return None if value is None else float(np.asarray(value).reshape(-1)[0])
+
+
+def training_program(planned: bool = False) -> Any:
+    """The program being built, if runs of it train; None in eager mode or without a graph.
+
+    Args:
+        planned: They will train, if they do not yet.
+    """
+    module = sys.modules.get("psfleet.program.program")
+    if module is None or module.in_eager_mode():
+        return None
+    program = module.default_main_program()
+    return program if program.updates or planned else None
+
+
+def reader(source: Any) -> Callable[[int], float]:
+    """A function of the number of runs before this one that reads a step count.
+
+    Args:
+        source: A number, a function without arguments, or a variable of the program being built.
+    """
+    if isinstance(source, int | float):
+        return lambda run: source
+    if callable(source):
+        return lambda run: float(check("thres_steps", "its value", source(), NonNegative))
+    from psfleet.execution.executor import Executor
+    from psfleet.program.program import default_main_program
+
+    if source.value is not None:
+        return lambda run: float(source.numpy().reshape(-1)[0])
+    program, executor = default_main_program().clone(for_test=True), Executor()
+
+    def read(run: int) -> float:
+        program.step = run
+        return float(executor.run(program, fetch_list=[source])[0].reshape(-1)[0])
+
+    return read
+
+
+def is_variable(item: Any) -> bool:
+    """Whether it is a variable of the graph."""
+    module = sys.modules.get("psfleet.program.variable")
+    return module is not None and isinstance(item, module.Variable)
+
+
+AnyVariable = Annotated[Any, Must(is_variable, "a variable")]
+
+
+def is_symbolic(item: Any) -> bool:
+    """Whether it is a variable that only runs of a program give a value."""
+    return is_variable(item) and item.value is None
+
+
+def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether the gradients are variables of a program rather than arrays.
+
+    Raises:
+        UsageError: Some are, some are not.
+    """
+    kinds = {is_symbolic(gradient) for _, gradient in pairs}
+    if len(kinds) > 1:
+        raise UsageError("params_grads mixes arrays and variables; give one kind")
+    return kinds == {True}
+
+
+def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
+    """(parameter, gradient) pairs; gradients that are variables with a value become arrays."""
+    found = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
+    wrong = [pair for pair in found if not isinstance(pair, list | tuple) or len(pair) != 2]
+    if wrong:
+        raise UsageError(
+            f"{owner}: params_grads has {wrong[0]!r}; it must be a list of (parameter, gradient)"
+        )
+    return [(parameter, held_by(gradient)) for parameter, gradient in found]
+
+
+def parameters_of(owner: str, listed: Iterable[Any] | None) -> list[Parameter] | None:
+    """The parameters of a list of them or of their variables; None of None."""
+    if listed is None:
+        return None
+    if isinstance(listed, Parameter | str):
+        raise ConfigError(f"{owner}: parameters is {listed!r}, it must be a list of parameters")
+    found = [parameter_of(item) for item in listed]
+    wrong = [item for item in found if not isinstance(item, Parameter)]
+    if wrong:
+        raise ConfigError(f"{owner}: parameters has {wrong[0]!r}, which is no parameter")
+    if not found:
+        raise ConfigError(f"{owner}: parameters is [], it must have at least one parameter")
+    return found
+
+
+def differentiate(
+    loss: Any,
+    parameters: Iterable[Any] | None,
+    no_grad_set: Iterable[Any] | None,
+    known: Sequence[Any] | None = None,
+    callbacks: Sequence[Callable[..., Any]] | None = None,
+) -> list[tuple[Parameter, Any]]:
+    """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
+
+    Args:
+        parameters: Parameters, their variables or names; None: those of `known`.
+        no_grad_set: The same, and other variables: what gets no gradient.
+        known: Parameters, of which the loss may depend on some; None: all that are trainable.
+        callbacks: Called with (parameter, gradient) for each pair.
+    """
+    if parameters is None and known is not None:
+        parameters = depended_on(loss, known)
+    found = _pairs_of(loss, parameters, no_grad_set)
+    for callback in callbacks or ():
+        for parameter, gradient in found:
+            callback(parameter, gradient)
+    return found
+
+
+def _pairs_of(
+    loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
+) -> list[tuple[Parameter, Any]]:
+    from psfleet.program.backward import append_backward, known_names
+    from psfleet.program.gradient import ancestors
+
+    _check_loss(loss)
+    if loss.value is None:
+        return list(append_backward(loss, parameter_list=parameters, no_grad_set=no_grad_set))
+    records = ancestors([loss])
+    found = {
+        v.parameter.name: v.parameter
+        for record in records
+        for v in record.inputs
+        if v.parameter is not None and not v.stop_gradient
+    }
+    known = {v.name for record in records for v in (*record.inputs, record.output)}
+    wanted = found if parameters is None else known_names(parameters, "parameter_list", known)
+    barred = known_names(no_grad_set or (), "no_grad_set", known)
+    chosen = [
+        p for name, p in found.items() if name in wanted and name not in barred and p.trainable
+    ]
+    fresh = any(record.context is not None for record in records)
+    if fresh and all(_is_zero(p.grad) for p in chosen):  # the script has not called backward()
+        loss.backward()
+    return [(p, p.grad) for p in chosen if p.grad is not None]
+
+
+def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
+    """Those of the parameters that the loss depends on."""
+    from psfleet.program.gradient import ancestors
+
+    _check_loss(loss)
+    used = {v.name for record in ancestors([loss]) for v in record.inputs}
+    return [item for item in parameters if name_of(item) in used]
+
+
+def _check_loss(loss: Any) -> None:
+    from psfleet.program.variable import Variable
+
+    if not isinstance(loss, Variable):
+        raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
+
+
+def _is_zero(grad: Any) -> bool:
+    return grad is None or not np.any(grad.rows if isinstance(grad, SparseGrad) else grad)
+
+
+def name_of(item: Any) -> str:
+    """The name of a parameter or variable, or the name itself."""
+    return item if isinstance(item, str) else str(item.name)
+
+
+def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> Any:
+    """Let each run of the program end with an update by these gradient variables."""
+    from psfleet.program.program import default_main_program
+
+    program = default_main_program()
+    if any(u.optimizer is optimizer and u.loss is loss is not None for u in program.updates):
+        raise UsageError(
+            f"this optimizer minimizes the loss {loss.name!r} already; each run would train twice: call "
+            "minimize(loss) once, and exe.run for every step"
+        )
+    wrong = [p for p, _ in pairs if not isinstance(parameter_of(p), Parameter)]
+    if wrong:
+        raise UsageError(f"params_grads has {wrong[0]!r} where a parameter is expected")
+    return program.add_update(
+        optimizer, [(parameter_of(p), gradient) for p, gradient in pairs], loss
+    )
+
+
+def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:
+    """The gradient plus the regularizer's, of the same kind; a sparse one becomes dense."""
+    if regularizer is None or gradient is None:
+        return gradient
+    if has_any_id(parameter):
+        raise UsageError(
+            f"append_regularization_ops: parameter {parameter.name!r} has rows for any id, and no array of "
+            "them; apply_gradients lets the servers regularize its rows"
+        )
+    gradient = held_by(gradient)
+    if isinstance(gradient, SparseGrad):
+        gradient = densify(parameter, gradient)
+    if isinstance(gradient, np.ndarray):
+        return gradient + regularizer.gradient(np.asarray(parameter.numpy(), np.float32))
+    from psfleet.program.ops.arithmetic import Sign
+    from psfleet.program.variable import apply, leaf
+
+    weights = leaf(parameter)
+    if isinstance(regularizer, L1Decay):
+        weights = apply(Sign(), weights)
+    return gradient + weights * regularizer.coeff

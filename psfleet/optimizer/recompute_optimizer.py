@@ -1,0 +1,99 @@
+"""RecomputeOptimizer: less memory for activations, the same gradients."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from psfleet.errors import UsageError
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.optimizer.optimizer import Optimizer
+from psfleet.strategy import Recompute
+from psfleet.validation.annotations import checked
+
+__all__ = ["RecomputeOptimizer", "recomputing"]
+
+_OWN = frozenset(
+    {"__class__", "_checkpoints", "_inner", "_set_checkpoints", "backward", "minimize"}
+)
+
+
+class RecomputeOptimizer(Optimizer):
+    """An optimizer whose backward pass drops what lies between checkpoints and computes it again.
+
+    Everything but `backward` and `minimize` is the wrapped optimizer's own.
+
+    Args:
+        optimizer: Updates the parameters.
+    """
+
+    @checked
+    def __init__(self, optimizer: Optimizer) -> None:
+        object.__setattr__(self, "_inner", optimizer)
+        object.__setattr__(self, "_checkpoints", None)
+
+    def _set_checkpoints(self, checkpoints: Any) -> None:
+        """Say what to keep.
+
+        Args:
+            checkpoints: Variables, parameters, or names of variables or layers; or
+                psfleet.program.backward.Automatic(budget): the first run chooses. Data and parameters
+                are kept anyway: among the checkpoints they change nothing.
+        """
+        object.__setattr__(self, "_checkpoints", checkpoints)
+
+    @checked
+    def backward(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[tuple[Any, Any]]:
+        """As the wrapped optimizer's, with recomputing.
+
+        Raises:
+            UsageError: No checkpoints were set, or the loss has a value already.
+        """
+        from psfleet.program.backward import append_backward
+
+        if self._checkpoints is None:
+            raise UsageError("RecomputeOptimizer has no checkpoints; call _set_checkpoints first")
+        if getattr(loss, "value", None) is not None:
+            raise UsageError("the loss has a value already; recompute works in programs")
+        chosen = self._inner._parameters if parameter_list is None else parameter_list
+        return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
+
+    @checked
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameters: Iterable[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+        grad_clip: ClipGradBase | None = None,
+        *,
+        parameter_list: Iterable[Any] | None = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Differentiate with recomputing, and update in each run. Arguments as in Optimizer."""
+        chosen = parameters if parameter_list is None else parameter_list
+        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
+        if grad_clip is not None:
+            self._inner.clip_by(grad_clip)
+        return self._inner.apply_optimize(loss, startup_program, pairs), pairs
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+
+def recomputing(optimizer: Optimizer, settings: Recompute) -> RecomputeOptimizer:
+    """The optimizer with recomputing as a strategy asks for it."""
+    from psfleet.program.backward import Automatic
+
+    wrapped = RecomputeOptimizer(optimizer)
+    wrapped._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
+    return wrapped

@@ -1,0 +1,1 @@
+"""Trainable arrays: their definition, first values, gradients and tables."""

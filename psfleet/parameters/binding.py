@@ -1,0 +1,424 @@
+"""Where the optimizers' parameters live: one table each, and the values this worker has seen."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import UsageError
+from psfleet.parameters.gradients import Elements, Grad, densify, pushed
+from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
+from psfleet.parameters.placeholders import Averaged, Promised
+from psfleet.parameters.placement import has_any_id, place
+from psfleet.platform.interrupts import deferred
+from psfleet.rules.rule import Rule
+from psfleet.runtime import interface as runtimes
+from psfleet.runtime.interface import (
+    Awaited,
+    Gradient,
+    Read,
+    ReadsAhead,
+    Runtime,
+    TableState,
+    is_trained,
+)
+from psfleet.schema.table import Decay, TableSpec
+from psfleet.stages.links import here
+
+__all__ = [
+    "Owner",
+    "Seat",
+    "Tables",
+    "Watcher",
+    "as_gradient",
+    "has_pushed",
+    "invalidate",
+    "tables",
+    "watch",
+]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_LOOKUPS = 8  # of one sparse table whose rows are kept within a step
+
+
+class Owner(Protocol):
+    """What a table needs to know of the optimizer that updates it."""
+
+    lazy: bool
+    every_row: bool
+
+    def rule(self, parameter: Parameter | None = None) -> Rule: ...
+    def decay(self, parameter: Parameter | None = None) -> Decay: ...
+    def lender(self, parameter: Parameter) -> "Owner": ...
+
+
+class Watcher(Protocol):
+    """Has seen values of tables."""
+
+    def forget(self) -> None:
+        """Every table may have changed."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One parameter's table.
+
+    Attributes:
+        value: Dense tables: the value last pulled; None: it may have changed since.
+        rows: Sparse tables: rows pulled for this step, with the ids that they were pulled for.
+    """
+
+    key: int
+    spec: TableSpec
+    parameter: Parameter
+    owner: Owner
+    value: Floats | None = None
+    rows: list[tuple[Ids, Floats]] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """The table may have changed."""
+        self.value = None
+        self.rows.clear()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the parameter is an array: dense, or with a known number of rows."""
+        return not has_any_id(self.parameter)
+
+    def all_ids(self) -> Ids:
+        """Every id of a bounded sparse table."""
+        return np.arange(self.parameter.shape[0], dtype=np.int64)
+
+
+class Tables:
+    """The tables of one runtime. Implements psfleet.parameters.parameter.Binding for all parameters in it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
+        self._seats: dict[int, Seat] = {}
+        self._owned: dict[tuple[int, int], Seat] = {}
+        self._names: dict[str, int] = {}
+        self._pushed: list[Seat] = []
+        # What the next push brings along: by table the sum of some values, their number and rate.
+        self._along: dict[int, tuple[Seat, Floats, int, float]] = {}
+        self._ahead: tuple[list[Read], Awaited] | None = None
+
+    # -- Binding -------------------------------------------------------------------------------
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value, read-only."""
+        seat = self._seats[id(parameter)]
+        if seat.spec.kind == "sparse":
+            return self.lookup(parameter, seat.all_ids())
+        if seat.value is None:
+            # A step that asks for one value will ask for those that changed with it.
+            changed = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
+            self._pull(changed if seat in changed else [seat], [])
+        assert seat.value is not None
+        return seat.value
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Current rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        seat = self._seats[id(parameter)]
+        check_rows(parameter, ids)
+        if seat.spec.kind == "dense":
+            rows: Floats = self.value(parameter)[ids]
+            return rows
+        for known, found in seat.rows:
+            if known.shape == ids.shape and np.array_equal(known, ids):
+                return found
+        if len(seat.rows) >= _LOOKUPS:
+            seat.rows.clear()
+        self._pull([], [(seat, ids)])
+        return seat.rows[-1][1]
+
+    def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+        """Bring what a step needs in one pull; with other workers about, all of it anew."""
+        whole = {id(p): self._seats[id(p)] for p in dense}
+        rows: list[tuple[Seat, Ids]] = []
+        for parameter, ids in sparse:
+            seat = self._seats[id(parameter)]
+            check_rows(parameter, ids)
+            if seat.spec.kind == "dense":
+                whole[id(parameter)] = seat
+            else:
+                rows.append((seat, ids))
+        for seat in [*whole.values(), *(s for s, _ in rows)]:
+            if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
+                seat.forget()
+        rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
+        self._pull([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
+
+    def read_ahead(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]
+    ) -> None:
+        """Begin to bring what the step after the one that runs needs: its push overtakes that.
+
+        Nothing is read ahead in modes in which a step must see the push before it.
+        """
+        if not isinstance(self.runtime, ReadsAhead) or not self.runtime.reads_ahead:
+            return
+        seats = [self._seats[id(parameter)] for parameter in dense]
+        rows = [(self._seats[id(parameter)], ids) for parameter, ids in sparse]
+        if all(seat.spec.kind == "dense" for seat in seats) and all(
+            seat.spec.kind == "sparse" for seat, _ in rows
+        ):
+            reads = _reads(seats, [(seat, np.array(ids)) for seat, ids in rows])
+            self._ahead = reads, self.runtime.pull_ahead(reads)
+
+    def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
+        """The values of these reads, if they were read ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not _alike(ahead[0], reads):
+            return None
+        return ahead[1].wait()
+
+    def _pull(self, dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> None:
+        reads = _reads(dense, sparse)
+        if not reads:
+            return
+        arrays = self._arrived(reads) or self.runtime.pull(reads)
+        for array in arrays:
+            array.flags.writeable = False
+        for seat, array in zip(dense, arrays, strict=False):
+            seat.value = array
+        for (seat, ids), array in zip(sparse, arrays[len(dense) :], strict=True):
+            seat.rows.append((np.array(ids), array))
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[tuple[Seat, Gradient]], samples: int, loss: float | None
+    ) -> None:
+        """Send the gradients of one step. The runtime reports what goes wrong with them."""
+        global _pushes
+        along = [
+            (seat, Gradient(seat.key, total / np.float32(count), None, rate))
+            for seat, total, count, rate in self._along.values()
+        ]
+        self._along.clear()
+        gradients = [*gradients, *along]
+        self.runtime.push([g for _, g in gradients], samples=samples, loss=loss)
+        _pushes += 1
+        self._pushed = [seat for seat, _ in gradients]
+        for seat in self._pushed:
+            seat.forget()
+
+    def send_along(self, seat: Seat, gradient: Floats, rate: float) -> None:
+        """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
+        known = self._along.get(seat.key)
+        total, count = (gradient, 1) if known is None else (known[1] + gradient, known[2] + 1)
+        self._along[seat.key] = seat, total, count, rate
+
+    # -- seats ---------------------------------------------------------------------------------
+
+    def seat(self, owner: Owner, parameter: Parameter, by_rows: bool = False) -> Seat:
+        """The parameter's table under this optimizer, made if it is new."""
+        if isinstance(parameter.binding, Averaged):
+            raise UsageError(
+                f"parameter {parameter.name!r} shows its average; restore() before training on"
+            )
+        if isinstance(parameter.binding, Promised):
+            parameter.binding = None
+        seat = self._owned.get((id(owner), id(parameter)))
+        if seat is not None and self._seats.get(id(parameter)) is seat:
+            parameter.binding = parameter.binding or self
+            return seat
+        if seat is not None:  # another optimizer has trained the parameter in between
+            self._move(parameter, seat)
+        else:
+            seat = self._new_seat(owner, parameter, by_rows)
+        self._owned[id(owner), id(parameter)] = seat
+        self._seats[id(parameter)] = seat
+        parameter.binding = self
+        return seat
+
+    def find(self, owner: Owner, parameter: Parameter) -> Seat | None:
+        """The parameter's table under this optimizer, if it has one."""
+        return self._owned.get((id(owner), id(parameter)))
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters that have a table here."""
+        return [seat.parameter for seat in self._seats.values()]
+
+    def _new_seat(self, owner: Owner, parameter: Parameter, by_rows: bool) -> Seat:
+        spec = self._spec(owner, parameter, by_rows)
+        seat = Seat(spec.key, spec, parameter, owner)
+        if spec.kind == "dense":
+            self.runtime.create(spec, _master(parameter))
+        elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
+            self.runtime, [spec.name]
+        ):
+            self.runtime.create(spec)
+        else:
+            self.exclusively(lambda: self._preload(seat))
+            self.runtime.create(spec)
+        return seat
+
+    def _spec(self, owner: Owner, parameter: Parameter, by_rows: bool) -> TableSpec:
+        if by_rows and len(parameter.shape) == 2:
+            parameter.sparse = True
+        owner = owner.lender(parameter)
+        rule, decay = owner.rule(parameter), owner.decay(parameter)
+        where = place(parameter, rule, decay, owner.lazy, owner.every_row)
+        shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
+        # A second table for one name: another optimizer's, or of a parameter that came later.
+        number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
+        name = parameter.name if number == 1 else f"{parameter.name}~{number}"
+        return TableSpec(
+            name,
+            where.kind,
+            tuple(shape),
+            rule,
+            decay,
+            parameter.initializer,
+            parameter.seed,
+            where.every_row,
+            parameter.entry,
+        )
+
+    def _preload(self, seat: Seat) -> None:
+        """Give a sparse table the rows that its parameter has now."""
+        self.runtime.create(seat.spec)
+        source = seat.parameter.binding
+        if isinstance(source, Tables) and not seat.bounded:
+            state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
+            ids, rows = state.ids, state.values[0]
+        else:
+            ids, rows = seat.all_ids(), _master(seat.parameter)
+        slots = [np.full_like(rows, slot.initial) for slot in seat.spec.rule.slots]
+        self.runtime.write_table(seat.key, TableState(0, [rows, *slots], ids))
+
+    def _move(self, parameter: Parameter, seat: Seat) -> None:
+        """Bring the value that another optimizer's table holds into this one; state stays."""
+        before = self._seats[id(parameter)]
+        self.exclusively(lambda: self._copy_value(before, seat))
+        seat.forget()
+
+    def _copy_value(self, source: Seat, target: Seat) -> None:
+        if not target.bounded:
+            raise UsageError(
+                f"parameter {target.parameter.name!r} has rows for any id and is "
+                "trained by "
+                "two optimizers in turn; use one"
+            )
+        value = np.array(self.value(source.parameter), np.float32)
+        self.write_value(target, value)
+
+    def write_value(self, seat: Seat, value: Floats) -> None:
+        """Set the weights of a table and leave its state. Call it within `exclusively`."""
+        state = self.runtime.read_table(seat.key)
+        if seat.spec.kind == "sparse":
+            assert state.ids is not None
+            ids = seat.all_ids()
+            fresh = [np.full_like(value, slot.initial) for slot in seat.spec.rule.slots]
+            for into, held in zip(fresh, state.values[1:], strict=True):
+                into[state.ids] = held
+            state = TableState(state.step, [value, *fresh], ids)
+        else:
+            state = TableState(state.step, [value, *state.values[1:]])
+        self.runtime.write_table(seat.key, state)
+        seat.forget()
+
+    def exclusively(self, write: Callable[[], None]) -> None:
+        """Let one worker write while all wait. Every worker must come here.
+
+        Raises:
+            UsageError: The workers are cut into stages, which have different tables.
+        """
+        if here().processes > 1:
+            raise UsageError(
+                "optimizer state and values cannot be set from the stages of a pipeline, each "
+                "of which knows its own tables only; use fleet.load_model"
+            )
+        self.runtime.flush()
+        if self.runtime.worker_num > 1:
+            self.runtime.barrier()
+        if self.runtime.worker_index == 0:
+            write()
+        if self.runtime.worker_num > 1:
+            self.runtime.barrier()
+        self.forget()
+
+    def forget(self) -> None:
+        """Every table may have changed."""
+        self._ahead = None
+        for seat in self._seats.values():
+            seat.forget()
+
+
+_known: list[Tables] = []
+_pushes = 0  # of all tables that there were
+_watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
+
+
+def tables(runtime: Runtime | None = None) -> Tables:
+    """The tables of a runtime; None: of the active one."""
+    runtime = runtime or runtimes.active()
+    if not _known or _known[0].runtime is not runtime:
+        _known[:] = [Tables(runtime)]
+    return _known[0]
+
+
+def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
+    """Begin to bring what the next step needs, see `Tables.read_ahead`, if one runtime has it all."""
+    bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
+    binding = next(iter(bindings.values()), None)
+    if len(bindings) == 1 and isinstance(binding, Tables):
+        binding.read_ahead(dense, sparse)
+
+
+def has_pushed() -> bool:
+    """Whether this process has trained any parameter."""
+    return _pushes > 0
+
+
+def watch(watcher: Watcher) -> None:
+    """Tell it, for as long as it lives, of each `invalidate`."""
+    _watchers.add(watcher)
+
+
+def invalidate() -> None:
+    """Forget the values seen: the tables were changed by more than this worker's pushes."""
+    for known in (*_known, *_watchers):
+        known.forget()
+
+
+def _reads(dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> list[Read]:
+    return [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
+
+
+def _alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
+    """Whether they ask for the same."""
+    return [read.table for read in some] == [read.table for read in others] and all(
+        one.ids is other.ids is None
+        or (one.ids is not None and other.ids is not None and np.array_equal(one.ids, other.ids))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def as_gradient(seat: Seat, grad: Grad | Elements, rate: float) -> Gradient:
+    """A gradient in the form that the seat's table takes."""
+    if isinstance(grad, Elements):
+        return Gradient(seat.key, grad.values, grad.positions, rate)
+    if seat.spec.kind == "sparse":
+        if not isinstance(grad, SparseGrad):
+            grad = SparseGrad(seat.all_ids(), grad)
+        return Gradient(seat.key, pushed(grad), grad.ids, rate)
+    if isinstance(grad, SparseGrad):
+        grad = densify(seat.parameter, grad)
+    return Gradient(seat.key, grad, None, rate)
+
+
+def _master(parameter: Parameter) -> Floats:
+    """The value in float32, whatever precision the parameter shows."""
+    bound = parameter.binding
+    return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
+
+
+def _has_value(parameter: Parameter) -> bool:
+    return parameter._value is not None

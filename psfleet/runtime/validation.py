@@ -1,0 +1,166 @@
+"""What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+
+__all__ = [
+    "as_ids",
+    "check_elements",
+    "check_gradient",
+    "check_gradients",
+    "check_ids",
+    "check_spec_value",
+]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_EMPTY = np.zeros(0, np.float32)
+
+
+def as_ids(ids: Any, owner: str) -> Ids:
+    """The ids as int64, in any shape.
+
+    Raises:
+        IdError: They are not whole numbers, or unsigned ones beyond int64.
+    """
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError) as error:
+        raise IdError(f"{owner}: ids cannot be read as an array: {error}") from None
+    if array.dtype == np.int64:
+        return array
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind in "iu":
+        if array.dtype == np.uint64 and int(array.max()) >= 2**63:
+            raise IdError(
+                f"{owner}: id {int(array.max())} is beyond int64; view the array as int64"
+            )
+        return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        bad = array[~(np.isfinite(array) & (array == np.floor(array)))]
+        if bad.size:
+            raise IdError(
+                f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
+            )
+    raise IdError(f"{owner}: ids have dtype {array.dtype}; convert them to int64")
+
+
+def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
+    """The ids of a pull from a sparse table, as int64 in any shape."""
+    if ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
+    return as_ids(ids, f"table {spec.name!r}")
+
+
+def check_gradients(
+    specs: Sequence[TableSpec], gradients: Sequence[Gradient]
+) -> list[tuple[Floats, Ids | None]]:
+    """The parts of one push, each as `check_gradient` returns it.
+
+    Args:
+        specs: Of the gradients' tables.
+        gradients: At most one per table.
+
+    Raises:
+        UsageError: A table is named twice, or a gradient does not fit its table.
+    """
+    named: set[int] = set()
+    for spec in specs:
+        if spec.key in named:
+            raise UsageError(f"a push names table {spec.name!r} twice; sum its gradients first")
+        named.add(spec.key)
+    return [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
+
+
+def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
+    """The gradient's values (dense: flattened; sparse: [n, push_width]) and its ids, contiguous.
+
+    In a table that counts shows and clicks a gradient without them counts one show and no click.
+    """
+    values = np.asarray(gradient.values, np.float32, order="C")
+    _check_precision(spec, gradient)
+    if spec.kind == "dense":
+        if gradient.ids is not None:
+            ids = as_ids(gradient.ids, f"table {spec.name!r}")
+            check_elements(spec, values, ids, spec.size)
+            return values, ids
+        if values.shape != spec.shape:
+            raise ShapeError(
+                f"table {spec.name!r} has shape {spec.shape}, the gradient has {values.shape}"
+            )
+        return values.reshape(-1), None
+    if gradient.ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
+    ids = as_ids(gradient.ids, f"table {spec.name!r}")
+    if spec.scores and values.shape == (ids.size, spec.dim):
+        shown = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.scores))
+        values = np.concatenate([values, shown], axis=1)
+    if ids.ndim != 1 or values.shape != (len(ids), spec.push_width):
+        raise ShapeError(
+            f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
+            f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
+        )
+    return values, ids
+
+
+def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
+    if gradient.precision not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(
+            f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
+            "float32, bfloat16 or float16"
+        )
+    if spec.kind == "sparse" and spec.scores and gradient.precision != "float32":
+        raise ConfigError(
+            f"table {spec.name!r} counts shows and clicks, which {gradient.precision} would round; "
+            "send its gradients as float32 (without amp)"
+        )
+    if not 2.0**-126 <= gradient.scale < 2.0**127:
+        raise ConfigError(
+            f"table {spec.name!r}: scale is {gradient.scale!r}; it must be a number "
+            "between 2^-126 and 2^127"
+        )
+
+
+def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
+    """Refuse positions that are not ascending ones of an array of `count` values, one for each value."""
+    if positions.ndim != 1 or values.shape != positions.shape:
+        raise ShapeError(
+            f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
+            f"{positions.shape}, both must be [k]"
+        )
+    if not positions.size:
+        return
+    if (descents := np.flatnonzero(np.diff(positions) <= 0)).size:
+        raise IdError(
+            f"table {spec.name!r}: position {positions[descents[0] + 1]} comes after "
+            f"{positions[descents[0]]}; positions of a dense gradient must ascend"
+        )
+    low, high = int(positions[0]), int(positions[-1])
+    if low < 0 or high >= count:
+        raise IdError(
+            f"table {spec.name!r} has positions 0 to {count - 1} here; "
+            f"{low if low < 0 else high} is not one of them"
+        )
+
+
+def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
+    """A dense table's first value, flattened; nothing for a sparse table."""
+    if spec.kind == "sparse":
+        if value is not None:
+            raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")
+        return _EMPTY
+    if value is None or value.shape != spec.shape:
+        raise ShapeError(
+            f"table {spec.name!r} has shape {spec.shape}; "
+            f"its first value has {None if value is None else value.shape}"
+        )
+    return np.ascontiguousarray(value, np.float32).reshape(-1)

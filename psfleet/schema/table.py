@@ -1,0 +1,175 @@
+"""The definition of a table: everything that must be equal wherever a part of it lives."""
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Literal, get_args
+
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.rules.rule import Rule
+from psfleet.schema.entry import Entry, ShowClickEntry, part_of
+
+__all__ = [
+    "BLOCK",
+    "LARGEST",
+    "MAX_AXES",
+    "MAX_DIM",
+    "MAX_NAME",
+    "OWN",
+    "Decay",
+    "Initializer",
+    "TableSpec",
+    "key_of",
+]
+
+_Kind = Literal["dense", "sparse"]
+
+MAX_DIM = 1024
+MAX_NAME = 512  # bytes of a table's name
+OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
+MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
+LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
+BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
+
+
+@lru_cache(maxsize=4096)
+def key_of(name: str) -> int:
+    """The 64-bit number that stands for a table's name on the wire and in row initialisation.
+
+    It is a hash of the name, so every process knows it without asking anyone.
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """How values start: a pure function of (seed, table, id, position), the same on every server.
+
+    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
+    these, those within two deviations of the mean. `constant`: `low`.
+    """
+
+    kind: Literal["uniform", "normal", "truncated", "constant"] = "uniform"
+    low: float = -0.01
+    high: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("uniform", "normal", "truncated", "constant"):
+            raise ConfigError(
+                f"initializer {self.kind!r} is unknown; use uniform, normal, truncated or constant"
+            )
+        if not (abs(self.low) <= LARGEST and abs(self.high) <= LARGEST):
+            raise ConfigError(
+                f"initializer {self.kind!r} has the values {self.low!r} and {self.high!r}; "
+                "they must be finite float32"
+            )
+        if self.kind in ("normal", "truncated") and self.high < 0:
+            raise ConfigError(
+                f"initializer {self.kind!r} has the deviation {self.high!r}; it must be at least 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """Regularization that the server adds to the gradient: g + l2 * w + l1 * sign(w)."""
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("l1", self.l1), ("l2", self.l2)):
+            if not abs(value) <= LARGEST:
+                raise ConfigError(
+                    f"the decay {name} of a table is {value!r}; it must be a finite float32"
+                )
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of weights and the rule that updates it.
+
+    Attributes:
+        name: Unique in the fleet.
+        kind: `dense` (one array, cut into blocks over the servers) or `sparse` (rows by id).
+        shape: Dense: the array's shape. Sparse: (dim,).
+        rule: The update rule.
+        decay: Regularization, applied on the server after the worker's clipping.
+        initializer: Sparse: the first value of a row. A dense table's value comes with its creation.
+        seed: Seed of the row initialisation.
+        every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
+            row with a zero gradient, as the dense rule would.
+        entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
+    """
+
+    name: str
+    kind: _Kind
+    shape: tuple[int, ...]
+    rule: Rule
+    decay: Decay = field(default_factory=Decay)
+    initializer: Initializer = field(default_factory=Initializer)
+    seed: int = 0
+    every_row: bool = False
+    entry: Entry | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a table needs a name; it is ''")
+        try:
+            length = len(self.name.encode())
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"table {self.name[:40]!r} has a name that is no text: half of a surrogate pair"
+            ) from None
+        if length > MAX_NAME:
+            raise ConfigError(
+                f"table {self.name[:40]!r}... has a name of {length} bytes; the limit is {MAX_NAME}"
+            )
+        if self.kind not in get_args(_Kind):
+            raise ConfigError(
+                f"table {self.name!r}: kind is {self.kind!r}; it must be dense or sparse"
+            )
+        if len(self.shape) > MAX_AXES:
+            raise ShapeError(
+                f"table {self.name!r} has {len(self.shape)} axes; the limit is {MAX_AXES}"
+            )
+        if any(n < 0 for n in self.shape):
+            raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
+        if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
+            raise ShapeError(f"table {self.name!r}: dim is {self.shape}, it must be 1 to {MAX_DIM}")
+        if self.entry is not None and self.kind != "sparse":
+            raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
+
+    @cached_property
+    def key(self) -> int:
+        """The table's number on the wire."""
+        return key_of(self.name)
+
+    @property
+    def size(self) -> int:
+        """Number of values of a dense table; of one row of a sparse one."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def dim(self) -> int:
+        """Width of a sparse row."""
+        return self.shape[0]
+
+    @property
+    def slot_names(self) -> list[str]:
+        """What is kept of each weight: its "value", then the rule's state slots."""
+        return ["value", *(slot.name for slot in self.rule.slots)]
+
+    @cached_property
+    def scores(self) -> int:
+        """Values behind a sparse row's state: its shows and clicks, where the entry asks for them."""
+        return 0 if part_of(self.entry, ShowClickEntry) is None else 2
+
+    @property
+    def push_width(self) -> int:
+        """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
+        return self.dim + self.scores

@@ -1,0 +1,1 @@
+"""What a process is told from outside: its environment, limits and durations."""

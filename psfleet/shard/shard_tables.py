@@ -1,0 +1,205 @@
+"""The tables of one shard: made, checked, read and set. What reaches them in which order is not theirs."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.runtime.validation import check_elements
+from psfleet.schema.table import LARGEST, TableSpec
+from psfleet.shard.counters import MOST
+from psfleet.shard.dense_partition import dense_range
+from psfleet.shard.events import Shrink, State
+from psfleet.tables.budget import Budget
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.sparse import SparseTable
+
+__all__ = ["Table", "Tables"]
+
+Floats = NDArray[np.float32]
+Table = DenseTable | SparseTable
+
+
+class Tables(dict[int, Table]):
+    """By their keys. `read` may run beside everything else.
+
+    Attributes:
+        makers: By key the worker that made a table, if one did.
+        budget: The memory that they share.
+    """
+
+    def __init__(self, index: int, servers: int) -> None:
+        super().__init__()
+        self.index = index
+        self.servers = servers
+        self.makers: dict[int, int] = {}
+        self.budget = Budget()
+
+    def find(self, key: int) -> Table:
+        """The table of that key.
+
+        Raises:
+            UnknownTable: There is none.
+        """
+        found = self.get(key)
+        if found is None:
+            raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
+        return found
+
+    def sparse(self) -> Iterator[tuple[int, SparseTable]]:
+        """The sparse ones."""
+        return ((key, table) for key, table in self.items() if isinstance(table, SparseTable))
+
+    # -- made ----------------------------------------------------------------------------------
+
+    def has(self, spec: TableSpec) -> bool:
+        """Whether the table is there.
+
+        Raises:
+            TableConflict: It is there with another definition.
+        """
+        there = self.get(spec.key)
+        if there is not None and there.spec != spec:
+            raise TableConflict(
+                f"table {spec.name!r} exists with another definition: "
+                f"{_difference(there.spec, spec)}; declare it alike on all workers, or name it anew"
+            )
+        return there is not None
+
+    def make(self, spec: TableSpec, value: Floats) -> Table:
+        """A new table, which is not among these yet."""
+        if spec.kind == "sparse":
+            return SparseTable(spec, servers=self.servers, budget=self.budget)
+        low, high = dense_range(spec, self.index, self.servers)
+        if value.shape != (high - low,):
+            raise ShapeError(
+                f"table {spec.name!r}: server {self.index} holds {high - low} values, "
+                f"the first value has {value.shape}"
+            )
+        taken = value.nbytes * (1 + len(spec.rule.slots))
+        self.budget.check(spec.name, taken, "be made")
+        made = DenseTable(spec, value)
+        self.budget.take(spec.name, made.bytes)
+        return made
+
+    # -- read ----------------------------------------------------------------------------------
+
+    def read(self, reads: Iterable[Read]) -> list[Floats]:
+        """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
+        reads = list(reads)
+        out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
+        self.read_into(reads, out)
+        return out
+
+    def shape_of(self, read: Read) -> tuple[int, ...]:
+        """The shape of the values that the read asks for."""
+        table = self.find(read.table)
+        if isinstance(table, DenseTable):
+            return (table.count,)
+        if read.ids is None:
+            raise ShapeError(f"table {table.spec.name!r} is sparse; a pull from it needs ids")
+        return (len(read.ids), table.spec.dim)
+
+    def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
+        """Write the values of each read to an array of its shape."""
+        for read, values in zip(reads, out, strict=True):
+            table = self.find(read.table)
+            if isinstance(table, DenseTable):
+                table.pull_into(values)
+            else:
+                assert read.ids is not None
+                table.pull_into(read.ids, values)
+
+    # -- checked -------------------------------------------------------------------------------
+
+    def check_gradient(self, gradient: Gradient) -> None:
+        """Refuse a gradient that does not fit its table."""
+        table = self.find(gradient.table)
+        name, shape = table.spec.name, gradient.values.shape
+        if not abs(gradient.learning_rate) <= LARGEST:
+            raise UsageError(
+                f"table {name!r}: the learning rate of a push is {gradient.learning_rate!r}; "
+                "it must be a finite float32"
+            )
+        if isinstance(table, DenseTable):
+            if gradient.ids is not None:
+                check_elements(table.spec, gradient.values, gradient.ids, table.count)
+            elif shape != (table.count,):
+                raise ShapeError(
+                    f"table {name!r}: server {self.index} holds {table.count} values, "
+                    f"the gradient has shape {shape}"
+                )
+        elif gradient.ids is None or shape != (len(gradient.ids), table.spec.push_width):
+            raise ShapeError(
+                f"table {name!r} has rows of {table.spec.push_width}, "
+                f"the gradient has shape {shape} and "
+                f"{'no' if gradient.ids is None else len(gradient.ids)} ids"
+            )
+
+    def check_state(self, state: State) -> None:
+        """Refuse a state that does not fit its table."""
+        if state.step > MOST:
+            raise UsageError(
+                f"a state says that its table has had {state.step} updates; 2^62 is most"
+            )
+        table = self.find(state.table)
+        if isinstance(table, DenseTable):
+            table.check_part(state.start, [state.values.shape[1]] * len(state.values))
+
+    def check_shrink(self, event: Shrink) -> None:
+        """Refuse to shrink a dense table, or by no number."""
+        if event.table and not isinstance(table := self.find(event.table), SparseTable):
+            raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
+        if not math.isfinite(event.threshold or 0.0):
+            raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
+
+    # -- set -----------------------------------------------------------------------------------
+
+    def restore(self, state: State) -> None:
+        """Set a part of a table."""
+        table = self.find(state.table)
+        if isinstance(table, DenseTable):
+            table.restore(state.step, list(state.values), state.start)
+        else:
+            assert state.ids is not None
+            table.restore_step(state.step)
+            table.restore(state.ids, state.values, state.touched, state.scores)
+
+    def shrink(self, event: Shrink) -> int:
+        """Let rows go that are worth little or not in use; how many went."""
+        return sum(
+            table.shrink(event.threshold, event.unseen)
+            for key, table in self.sparse()
+            if event.table in (0, key)
+        )
+
+    def evict(self, key: int, ids: NDArray[np.int64]) -> None:
+        """Let these rows of a sparse table go."""
+        table = self.find(key)
+        assert isinstance(table, SparseTable)
+        table.remove(ids)
+
+    @property
+    def tick_every(self) -> float:
+        """How many seconds should lie between ticks; 0: none are wanted."""
+        wanted = (table.tick_every for _, table in self.sparse())
+        return min((every for every in wanted if every), default=0.0)
+
+    def tick(self, seconds: float) -> None:
+        """So many seconds have passed."""
+        for _, table in self.sparse():
+            table.tick(seconds)
+
+
+def _difference(there: TableSpec, asked: TableSpec) -> str:
+    """In what two definitions differ: "its shape is (4,), not (5,)"."""
+    pairs = (
+        (part.name, getattr(there, part.name), getattr(asked, part.name)) for part in fields(asked)
+    )
+    return "; ".join(
+        f"its {name} is {held}, not {wanted}" for name, held, wanted in pairs if held != wanted
+    )

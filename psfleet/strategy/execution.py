@@ -1,0 +1,102 @@
+"""How a program is run: in pieces on stages, and with activations computed again."""
+
+import re
+from dataclasses import dataclass
+
+from psfleet.errors import ConfigError
+from psfleet.stages.schedule import Kind, check_kind
+
+__all__ = ["Pipeline", "Recompute"]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The program is cut into pieces that stages run on micro-batches.
+
+    Attributes:
+        schedule: gpipe, 1f1b, interleaved or zero-bubble.
+        stages: Stage processes of each worker (`psfleet-launch --stages`). A script that runs by
+            itself is cut in the same places and runs the pieces in turn.
+        micro_batches: How many parts each batch is cut into.
+        chunks: Pieces of each stage; 0: 2 where the schedule is interleaved, else 1.
+        queue_size: Messages to a stage that may wait before the sender does.
+        copies: Processes of each stage, which take micro-batches in turn; empty: one each.
+    """
+
+    schedule: Kind = "1f1b"
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 0
+    queue_size: int = 30
+    copies: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_kind(self.schedule)
+        for name, least in (("stages", 1), ("micro_batches", 1), ("chunks", 0), ("queue_size", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"pipeline {name} is {getattr(self, name)}; it must be at least {least}"
+                )
+        if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
+            raise ConfigError(
+                f"pipeline copies is {self.copies}; it must name at least 1 for each of "
+                f"{self.stages} stages"
+            )
+        if self.chunks > 1 and self.schedule == "zero-bubble":
+            raise ConfigError(
+                f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
+                "each other: it works with 1; use interleaved"
+            )
+
+    @property
+    def per_stage(self) -> int:
+        """Pieces of each stage."""
+        return self.chunks or (2 if self.schedule == "interleaved" else 1)
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Activations between checkpoints are dropped and computed again in the backward pass.
+
+    Attributes:
+        checkpoints: Names of variables or layers. None: the first run chooses.
+        memory_budget: What the choice keeps within, such as "512MiB" or "2GB". Empty: what cutting at
+            every sqrt(n)-th operation takes.
+    """
+
+    checkpoints: tuple[str, ...] = ()
+    memory_budget: str = ""
+
+    def __post_init__(self) -> None:
+        if self.checkpoints and self.memory_budget:
+            raise ConfigError(
+                "recompute has checkpoints and a memory_budget; the budget is for "
+                "choosing checkpoints: leave one out"
+            )
+        self.budget  # noqa: B018  # refuses what is no size
+
+    @property
+    def budget(self) -> int | None:
+        """memory_budget in bytes."""
+        if not self.memory_budget:
+            return None
+        number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", self.memory_budget.strip()).groups()  # type: ignore[union-attr]  # matches anything
+        factor = _UNITS.get(unit)
+        if factor is None or not re.fullmatch(r"\d+(\.\d+)?", number):
+            raise ConfigError(
+                f"recompute memory_budget is {self.memory_budget!r}; it must be a number "
+                f"and one of {', '.join(filter(None, _UNITS))}"
+            )
+        return int(float(number) * factor)
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}

@@ -1,0 +1,149 @@
+"""A whole strategy, and what in it contradicts each other."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from psfleet.errors import ConfigError
+from psfleet.strategy.consistency import Consistency
+from psfleet.strategy.execution import Pipeline, Recompute
+from psfleet.strategy.update_rules import DGC, GradientMerge, Lamb, Lars, LocalSGD
+from psfleet.strategy.wire_format import AMP, Wire
+
+__all__ = ["PARTS", "Settings", "check_parts"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole strategy; a part that is None is off."""
+
+    consistency: Consistency = dataclasses.field(default_factory=Consistency)
+    gradient_merge: GradientMerge | None = None
+    dgc: DGC | None = None
+    lars: Lars | None = None
+    lamb: Lamb | None = None
+    recompute: Recompute | None = None
+    pipeline: Pipeline | None = None
+    amp: AMP | None = None
+    localsgd: LocalSGD | None = None
+    wire: Wire | None = None
+
+    def __post_init__(self) -> None:
+        for first, second, reason in _CONTRADICTIONS:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ConfigError(f"{first} and {second} contradict each other: {reason}")
+        if self.localsgd is not None and self.consistency.mode != "sync":
+            raise ConfigError(
+                f"localsgd and the consistency mode {self.consistency.mode!r} contradict each "
+                "other: workers that average wait for each other; use sync"
+            )
+        for part, reason in _NOT_WITH_GEO.items():
+            if self.consistency.mode == "geo" and getattr(self, part) is not None:
+                raise ConfigError(
+                    f"{part} and the consistency mode 'geo' contradict each other: {reason}"
+                )
+        if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
+            raise ConfigError(
+                "recompute and the pipeline schedule zero-bubble contradict each other: "
+                "one drops what the other keeps; use 1f1b"
+            )
+        if self.amp and self.amp.dtype == "float16" and self.pipeline and self.pipeline.stages > 1:
+            raise ConfigError(
+                "amp with float16 and a pipeline of several stages contradict each other: a "
+                "stage would skip a step by its own gradients alone; use bfloat16"
+            )
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
+        """The strategy with these parts on, each given as its settings by name.
+
+        Raises:
+            ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
+        """
+        check_parts(parts)
+        return cls(**{name: _build(name, said) for name, said in parts.items()})
+
+
+_NOT_WITH_GEO = {
+    "dgc": "one sends the largest gradients of each step, the other none",
+    "amp": "in geo mode gradients do not travel; leave amp out",
+    "wire": "what travels in geo mode is added to the weights as it is; leave wire out",
+    "pipeline": "stages have different parameters, and geo counts them as workers of one model",
+}
+_ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
+_CONTRADICTIONS = (
+    ("dgc", "lars", _ONE_OPTIMIZER),
+    ("dgc", "lamb", _ONE_OPTIMIZER),
+    ("lars", "lamb", _ONE_OPTIMIZER),
+    ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    ("dgc", "wire", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    (
+        "amp",
+        "wire",
+        'both say how gradients travel; wire = "bf16" does what amp does, and pulls too',
+    ),
+    ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
+    ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
+)
+
+PARTS: dict[str, Any] = {
+    "consistency": Consistency,
+    "gradient_merge": GradientMerge,
+    "dgc": DGC,
+    "lars": Lars,
+    "lamb": Lamb,
+    "recompute": Recompute,
+    "pipeline": Pipeline,
+    "amp": AMP,
+    "localsgd": LocalSGD,
+    "wire": Wire,
+}
+
+
+def check_parts(parts: Any) -> None:
+    """Refuse what has not the form of a strategy: known parts, each a table of settings.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(parts, Mapping):
+        raise ConfigError(f"a strategy is {parts!r}; it must be a table of parts")
+    for name, said in parts.items():
+        if name not in PARTS:
+            raise ConfigError(f"a strategy has no part {name!r}; it has {', '.join(PARTS)}")
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"strategy part {name!r} is {said!r}; it must be a table of settings")
+
+
+def _build(part: str, said: Mapping[str, Any]) -> Any:
+    kind = PARTS[part]
+    types = get_type_hints(kind)
+    for name, value in said.items():
+        if name not in types:
+            raise ConfigError(
+                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(types)}"
+            )
+        if not _fits(value, types[name]):
+            raise ConfigError(f"{part} {name} is {value!r}; it must be {_spoken(types[name])}")
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    )
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted is bool:
+        return isinstance(value, bool)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if getattr(wanted, "__origin__", None) is tuple:
+        item = wanted.__args__[0]
+        return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
+    return isinstance(value, str)
+
+
+def _spoken(wanted: Any) -> str:
+    plain = {bool: "true or false", int: "a whole number", float: "a number"}
+    return plain.get(wanted, "a list" if getattr(wanted, "__origin__", None) is tuple else "a name")

@@ -1,0 +1,69 @@
+"""Weights set or added to by hand, with the optimizer state of their rows left as it is."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.tables.dense import DenseTable
+from psfleet.tables.row_data import Rows
+from psfleet.tables.sparse import SparseTable
+
+__all__ = ["add_rows", "add_values", "rows_of", "set_rows", "set_values", "values_of"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def values_of(table: DenseTable) -> Floats:
+    """The weights, float32 [m]."""
+    out = np.empty(table.count, np.float32)
+    table.pull_into(out)
+    return out
+
+
+def set_values(table: DenseTable, values: Floats) -> None:
+    """Set every weight; counts as no update."""
+    table.restore(table.step, [values, *table.state()[1:]])
+
+
+def add_values(table: DenseTable, deltas: Floats) -> None:
+    """Add to every weight; counts as an update."""
+    weights, *state = table.state()
+    table.restore(table.step + 1, [weights + deltas, *state])
+
+
+def rows_of(table: SparseTable, ids: Ids) -> Floats:
+    """Weights by id, float32 [n, dim]; of an id without a row its first values."""
+    out = np.empty((len(ids), table.spec.dim), np.float32)
+    table.pull_into(ids, out)
+    return out
+
+
+def set_rows(table: SparseTable, ids: Ids, weights: Floats) -> None:
+    """Set the weights of rows, adding rows with fresh state for unknown ids; counts as no update.
+
+    Args:
+        ids: int64 [n], no id twice.
+        weights: float32 [n, dim].
+
+    Raises:
+        UsageError: The table is full; nothing was changed.
+    """
+    spec, known = table.spec, table.rows(ids)
+    fresh = [np.full_like(weights, slot.initial) for slot in spec.rule.slots]
+    values = np.concatenate([weights, *fresh], axis=1)
+    scores = np.zeros((len(ids), known.scores.shape[1]), np.float32)
+    order = np.argsort(ids, kind="stable")
+    there = order[np.searchsorted(ids, known.ids, sorter=order)]
+    values[there, spec.dim :] = known.values[:, spec.dim :]
+    scores[there] = known.scores
+    table.write(Rows(ids, values, np.full(len(ids), table.step), scores))
+
+
+def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
+    """Add to the weights of rows, adding those of unknown ids; counts as an update.
+
+    Args and errors as for `set_rows`.
+    """
+    weights = rows_of(table, ids) + deltas
+    table.step += 1
+    set_rows(table, ids, weights)

@@ -1,0 +1,89 @@
+"""How a row of a sparse table is stored: its weights, its state, its scores, side by side."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError
+from psfleet.kernels.rule_text import RuleText
+from psfleet.schema.table import TableSpec
+from psfleet.tables.row_data import Rows
+
+__all__ = ["PackedRows", "check_rows"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class PackedRows:
+    """Of one table. A state slot that a whole row shares is stored once; outside it has dim columns.
+
+    Attributes:
+        scores: Where within a stored row its scores begin, if there are any: the width of all else.
+        width: Of a stored row.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._spec = spec
+        self.scores = RuleText(spec.rule, False, False, spec.dim).row_width()
+        self.width = self.scores + spec.scores
+
+    def unpack(self, ids: Ids, stored: Floats, touched: Ids) -> Rows:
+        """Stored rows [n, width] with all that is known of them."""
+        scores = np.ascontiguousarray(stored[:, self.scores :])
+        return Rows(ids, self.values(stored), touched, scores)
+
+    def values(self, stored: Floats) -> Floats:
+        """Of stored rows [n, width] weights and state [n, dim * (1 + slots)]."""
+        dim, columns = self._spec.dim, self._columns()
+        if all(width == dim for _, width in columns):
+            return np.ascontiguousarray(stored[:, : self.scores])
+        parts = [
+            np.broadcast_to(stored[:, start : start + width], (len(stored), dim))
+            for start, width in columns
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def pack(self, rows: Rows) -> Floats:
+        """The opposite of `unpack`: [n, width].
+
+        Raises:
+            ShapeError: They are none of this table.
+        """
+        name, dim = self._spec.name, self._spec.dim
+        count, scores = len(rows.ids), self._spec.scores
+        check_rows(name, rows.ids, rows.values, dim * (1 + len(self._spec.rule.slots)))
+        if rows.touched.shape != (count,) or rows.scores.shape != (count, scores):
+            raise ShapeError(
+                f"table {name!r}: {count} rows come with touched {rows.touched.shape} "
+                f"and scores {rows.scores.shape}; they must be {(count,)} and {(count, scores)}"
+            )
+        columns = enumerate(self._columns())
+        parts = [rows.values[:, i * dim : i * dim + width] for i, (_, width) in columns]
+        packed = np.concatenate([*parts, rows.scores.astype(np.float32)], axis=1)
+        return np.ascontiguousarray(packed)
+
+    def _columns(self) -> list[tuple[int, int]]:
+        """(start, width) of weights and each slot within a stored row."""
+        dim, start, columns = self._spec.dim, 0, []
+        for width in [dim, *(1 if slot.per_unit else dim for slot in self._spec.rule.slots)]:
+            columns.append((start, width))
+            start += width
+        return columns
+
+
+def check_rows(table: str, ids: Ids, rows: Floats, width: int) -> Ids:
+    """The ids [n], one after the other in memory.
+
+    Raises:
+        ShapeError: They are not int64 [n], or the rows not float32 [n, width].
+    """
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise ShapeError(
+            f"table {table!r}: ids are {ids.dtype} {ids.shape}, they must be int64 [n]"
+        )
+    if rows.shape != (len(ids), width) or rows.dtype != np.float32:
+        raise ShapeError(
+            f"table {table!r}: rows are {rows.dtype} {rows.shape}, they must "
+            f"be float32 {(len(ids), width)}"
+        )
+    return np.ascontiguousarray(ids)

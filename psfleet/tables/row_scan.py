@@ -1,0 +1,68 @@
+"""Which rows of a sparse table there are: in order, and what has become of them since a mark."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.tables.history import History
+from psfleet.tables.index import Index
+from psfleet.tables.row_data import Changes, Mark
+
+__all__ = ["Census"]
+
+Ids = NDArray[np.int64]
+
+
+class Census:
+    """The one place where a row goes. Not thread-safe.
+
+    Args:
+        index: Of the table.
+        rests: Every update changes every row.
+    """
+
+    def __init__(self, index: Index, rests: bool) -> None:
+        self._index = index
+        self._rests = rests
+        self._history = History()
+        self._entries: tuple[Ids, Ids] | None = None
+
+    def drop(self, ids: Ids) -> int:
+        """Remove rows that are there; how many they are."""
+        if not len(ids):
+            return 0
+        self._entries = None
+        self._history.add(removed=ids)
+        return self._index.remove(ids)
+
+    def wrote(self, ids: Ids) -> None:
+        """Rows were set otherwise than by an update."""
+        self._history.add(written=ids)
+
+    def restamped(self) -> None:
+        """The table's step was set: steps before it say nothing about order any more."""
+        self._history.era += 1
+
+    def ascending(self) -> tuple[Ids, Ids]:
+        """Every id in order, and its slot; kept for the next page."""
+        if self._entries is None or len(self._entries[0]) != len(self._index):
+            self._entries = self._index.entries()
+        return self._entries
+
+    def mark(self, step: int) -> Mark:
+        """See SparseTable.mark."""
+        return Mark(self._history.era, step, self._history.mark())
+
+    def changed_since(self, mark: Mark, step: int) -> Changes:
+        """See SparseTable.changed_since."""
+        removed, written = self._history.since(mark.event)
+        everything = mark.era != self._history.era or (self._rests and step > mark.step)
+        # A row whose stamp is the mark's own step was pushed before the mark.
+        most = 2**32 if everything else step - mark.step - 1
+        changed = self._index.aged(step, most=most)[0]
+        back = self._index.locate(written)[0] != 0
+        gone = self._index.locate(removed)[0] == 0
+        return Changes(np.union1d(changed, written[back]), removed[gone])
+
+    def release(self, mark: Mark) -> None:
+        """See SparseTable.release."""
+        self._history.release(mark.event)

@@ -1,0 +1,137 @@
+"""Tables as a snapshot reads them: named columns of known shape, filled page by page."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.schema.table import TableSpec
+from psfleet.tables.copy_on_write import FrozenDense, FrozenRows
+from psfleet.tables.row_data import Candidates, Clock, Rows
+
+__all__ = ["Columns", "FrozenSlice", "FrozenSparse", "FrozenTable"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Columns = dict[str, tuple[Any, tuple[int, ...]]]
+"""Of each column its dtype and shape."""
+
+
+class FrozenTable(Protocol):
+    """One server's part of a table at one moment. Read once, by any thread, then closed."""
+
+    @property
+    def spec(self) -> TableSpec: ...
+    @property
+    def clock(self) -> Clock: ...
+    def columns(self) -> Columns:
+        """What `pages` will fill."""
+
+    def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Parts of columns, each to be put behind the one before."""
+
+    def close(self) -> None:
+        """The table need not remember the moment any more. Safe to call twice."""
+
+
+class FrozenSparse:
+    """Columns: ids, rows (weights and state), touched, scores; removed; candidates/*."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        clock: Clock,
+        rows: FrozenRows,
+        candidates: Candidates,
+        removed: Ids | None,
+        as_rows: Callable[[Ids, Floats, Ids], Rows],
+        forget: Callable[[FrozenRows], None],
+    ) -> None:
+        self.spec = spec
+        self.clock = clock
+        self._rows = rows
+        self._candidates = candidates
+        self._removed = removed
+        self._as_rows = as_rows
+        self._forget: Callable[[FrozenRows], None] | None = forget
+
+    def columns(self) -> Columns:
+        """See FrozenTable."""
+        n, waiting, spec = self._rows.count, len(self._candidates), self.spec
+        columns: Columns = {
+            "ids": (np.int64, (n,)),
+            "rows": (np.float32, (n, spec.dim * (1 + len(spec.rule.slots)))),
+            "touched": (np.int64, (n,)),
+        }
+        if spec.scores:
+            columns["scores"] = np.float32, (n, spec.scores)
+        if self._removed is not None:
+            columns["removed"] = np.int64, (len(self._removed),)
+        if waiting:
+            names = ("candidates", "candidate_counts", "candidate_touched")
+            columns |= dict.fromkeys(names, (np.int64, (waiting,)))
+        return columns
+
+    def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """See FrozenTable."""
+        for page in self._rows.pages():
+            rows = self._as_rows(*page)
+            found: dict[str, NDArray[Any]] = {
+                "ids": rows.ids,
+                "rows": rows.values,
+                "touched": rows.touched,
+            }
+            if self.spec.scores:
+                found["scores"] = rows.scores
+            yield found
+        if self._removed is not None:
+            yield {"removed": self._removed}
+        if len(self._candidates):
+            yield {
+                "candidates": self._candidates.ids,
+                "candidate_counts": self._candidates.counts,
+                "candidate_touched": self._candidates.touched,
+            }
+
+    def close(self) -> None:
+        """See FrozenTable."""
+        if self._forget is not None:
+            self._forget(self._rows)
+            self._forget = None
+
+
+class FrozenSlice:
+    """Of a dense table: one column for the weights ("value") and each state slot."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        step: int,
+        count: int,
+        arrays: FrozenDense,
+        spread: Callable[[Floats], Floats],
+        forget: Callable[[FrozenDense], None],
+    ) -> None:
+        self.spec = spec
+        self.clock = Clock(step)
+        self._count = count
+        self._arrays = arrays
+        self._spread = spread
+        self._forget: Callable[[FrozenDense], None] | None = forget
+
+    def columns(self) -> Columns:
+        """See FrozenTable."""
+        return dict.fromkeys(self.spec.slot_names, (np.float32, (self._count,)))
+
+    def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """See FrozenTable."""
+        arrays = self._arrays.take()
+        for name, array in zip(self.spec.slot_names, arrays, strict=True):
+            yield {name: self._spread(array)}
+
+    def close(self) -> None:
+        """See FrozenTable."""
+        if self._forget is not None:
+            self._forget(self._arrays)
+            self._forget = None

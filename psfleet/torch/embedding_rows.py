@@ -1,0 +1,379 @@
+"""One embedding's rows: the table they live in and what the current step has seen of them."""
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psfleet.errors import IdError, UsageError
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.platform.memory import available_memory
+from psfleet.runtime.interface import Read, Runtime, TableState
+from psfleet.runtime.validation import as_ids
+from psfleet.schema.entry import Entry, ShowClickEntry, part_of
+from psfleet.schema.table import Initializer, TableSpec
+from psfleet.torch.rule_mapping import Formula
+from psfleet.torch.table_weight import Ledger, TableWeight, as_tensor, look_up
+
+__all__ = ["Rows", "Watcher", "exclusively", "living_rows"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_MOST_HELD = 64
+_living: "weakref.WeakSet[Rows]" = weakref.WeakSet()
+
+
+class Watcher(Protocol):
+    """Is told of lookups, and knows which will come in the next step (see prefetching)."""
+
+    def note(self, rows: "Rows", ids: Tensor) -> None:
+        """A lookup of these ids is being made."""
+
+    def expected(self, rows: "Rows") -> list[Ids]:
+        """The lookups that the next step will make of these rows."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lookup that is here. `used` None: not handed out yet; else the tensor's version then."""
+
+    ids: Ids
+    rows: Tensor
+    used: int | None = None
+
+
+class Rows:
+    """Rows of float32 by id on the servers, as one embedding uses them.
+
+    Attributes:
+        name: Of the table; None: the optimizer derives it from the module's place in the model.
+        count: Ids are 0 to count - 1; None: any int64.
+        dim: Width of a row.
+        padding: An id whose row begins as zeros; None: there is none.
+        initializer, seed: First values of the rows.
+        entry: Which unknown ids of a push get a row; None: all.
+        weight: The stand-in that torch's optimizers see.
+        content: Rows to begin with, float32 [count, dim], instead of the initializer's.
+        watcher: Told of each lookup.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        count: int | None,
+        dim: int,
+        padding: int | None,
+        initializer: Initializer,
+        seed: int,
+        entry: Entry | None = None,
+    ) -> None:
+        self.name = name
+        self.count = count
+        self.dim = dim
+        self.padding = padding
+        self.initializer = initializer
+        self.seed = seed
+        self.entry = entry
+        self.weight = TableWeight(count, dim)
+        self.content: Floats | None = None
+        self.watcher: Watcher | None = None
+        self._ledger = Ledger(self.weight, count is not None)
+        self._held: list[_Held] = []
+        self._runtime: Runtime | None = None
+        self._spec: TableSpec | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
+        copied = Rows(
+            self.name, self.count, self.dim, self.padding, self.initializer, self.seed, self.entry
+        )
+        copied.weight = copy.deepcopy(self.weight, memo)
+        copied.content = self.content
+        copied._ledger = Ledger(copied.weight, self.count is not None)
+        memo[id(self)] = copied
+        return copied
+
+    # -- the table -----------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a table."""
+        return self._runtime is not None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the table counts shows and clicks."""
+        return part_of(self.entry, ShowClickEntry) is not None
+
+    @property
+    def runtime(self) -> Runtime:
+        """Where the table is."""
+        if self._runtime is None:
+            raise UsageError(
+                f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
+                "model to psfleet.torch.DistributedOptimizer before its first lookup"
+            )
+        return self._runtime
+
+    @property
+    def spec(self) -> TableSpec:
+        """Of the table."""
+        assert self._spec is not None
+        return self._spec
+
+    @property
+    def key(self) -> int:
+        """The table's key."""
+        return self.spec.key
+
+    def bind(self, runtime: Runtime, name: str, formula: Formula) -> None:
+        """Make the table. `fill` must follow on all workers."""
+        if self._runtime is not None:
+            raise UsageError(
+                f"the embedding {self.name!r} has an optimizer already; give each model one"
+            )
+        spec = TableSpec(
+            name,
+            "sparse",
+            (self.dim,),
+            formula.rule,
+            formula.decay,
+            self.initializer,
+            self.seed,
+            formula.every_row,
+            self.entry,
+        )
+        runtime.create(spec)
+        self.name, self._runtime, self._spec = name, runtime, spec
+        if self.count is not None:
+            whole = weakref.WeakMethod(self._whole)
+            self.weight.source = lambda: found() if (found := whole()) else None
+        _living.add(self)
+
+    def fill(self) -> None:
+        """Write the rows that the table begins with. Call it within `exclusively`."""
+        if self.content is not None:
+            self._write(np.arange(len(self.content), dtype=np.int64), self.content)
+        elif self.padding is not None:
+            self._write(np.array([self.padding], np.int64), np.zeros((1, self.dim), np.float32))
+
+    def replace(self, values: Floats, ids: Ids | None = None) -> None:
+        """Set rows; optimizer state stays. Call it within `exclusively`.
+
+        Args:
+            values: float32 [count, dim], or [n, dim] with ids.
+            ids: Of a table for any id: int64 [n], among them every id that has a row.
+
+        Raises:
+            UsageError: A row would be left as it was.
+        """
+        state = self.runtime.read_table(self.key)
+        assert state.ids is not None
+        if ids is None:
+            ids = np.arange(len(values), dtype=np.int64)
+        left = np.setdiff1d(state.ids, ids)
+        if len(left):
+            raise UsageError(
+                f"embedding {self.name!r} has a row for id {left[0]} and the state dict has none; "
+                "load it before the first step, or use fleet.load_model"
+            )
+        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
+        for into, held in zip(slots, state.values[1:], strict=True):
+            into[_places(ids, state.ids)] = held
+        self.runtime.write_table(self.key, TableState(state.step, [values, *slots], ids))
+        self.forget()
+
+    def _write(self, ids: Ids, values: Floats) -> None:
+        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
+        self.runtime.write_table(self.key, TableState(0, [values, *slots], ids))
+
+    # -- state dicts ---------------------------------------------------------------------------
+
+    def saved(self) -> tuple[Ids | None, Floats]:
+        """Every row, float32 [n, dim]; their ids, int64 [n], where there is no number of rows.
+
+        Raises:
+            UsageError: A state dict cannot hold them.
+        """
+        self._check_saved()
+        if self.count is not None:
+            ids = np.arange(self.count, dtype=np.int64)
+            return None, self.runtime.pull([self.read(ids)])[0]
+        state = self.runtime.read_table(self.key)
+        return state.ids, state.values[0]
+
+    def _whole(self) -> Tensor:
+        return torch.from_numpy(self.saved()[1])
+
+    def saved_state(self) -> tuple[int, Ids | None, list[Floats]]:
+        """The table's step, ids as in `saved`, and one array for each slot of the rule.
+
+        Raises:
+            UsageError: A state dict cannot hold them.
+        """
+        self._check_saved()
+        state = self.runtime.read_table(self.key)
+        if self.count is None:
+            return state.step, state.ids, state.values[1:]
+        whole = [
+            np.full((self.count, self.dim), slot.initial, np.float32)
+            for slot in self.spec.rule.slots
+        ]
+        for into, held in zip(whole, state.values[1:], strict=True):
+            into[state.ids] = held
+        return state.step, None, whole
+
+    def restore(self, step: int | None, slots: Sequence[Floats], ids: Ids | None = None) -> None:
+        """Set optimizer state; the rows' values stay. Call it within `exclusively`.
+
+        Args:
+            step: Of the table; None: it stays.
+            slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows that are
+                not named get the slots' first values.
+            ids: int64 [n].
+        """
+        state = self.runtime.read_table(self.key)
+        assert state.ids is not None
+        if ids is None:
+            assert self.count is not None
+            ids = np.arange(self.count, dtype=np.int64)
+        initial = [slot.initial for slot in self.spec.rule.slots]
+        # A row whose state is as at the beginning need not be on the servers, unless it is there.
+        named = np.isin(ids, state.ids)
+        for values, first in zip(slots, initial, strict=True):
+            named |= (values != np.float32(first)).any(1)
+        others = np.setdiff1d(state.ids, ids)
+        ids = np.concatenate([ids[named], others])
+        whole = [
+            np.concatenate([values[named], np.full((len(others), self.dim), first, np.float32)])
+            for values, first in zip(slots, initial, strict=True)
+        ]
+        rows = np.array(self.runtime.pull([self.read(ids)])[0])
+        rows[_places(ids, state.ids)] = state.values[0]
+        step = state.step if step is None else step
+        self.runtime.write_table(self.key, TableState(step, [rows, *whole], ids))
+        self.forget()
+
+    def _check_saved(self) -> None:
+        instead = "save with fleet.save_persistables and load with fleet.load_model"
+        if self.entry is not None:
+            raise UsageError(
+                f"embedding {self.name!r} has the entry {self.entry}, and a state dict cannot hold "
+                f"its counts; {instead}"
+            )
+        count, free = self._saved_rows(), available_memory()
+        size = 4 * self.dim * (1 + len(self.spec.rule.slots)) * count
+        if free and size > free:
+            raise UsageError(
+                f"embedding {self.name!r} has {count} rows of {self.dim} values, with optimizer "
+                f"state {size >> 30} GiB, and {free >> 30} GiB of memory are free; {instead}"
+            )
+
+    def _saved_rows(self) -> int:
+        if self.count is not None:
+            return self.count
+        tables = (table for server in self.runtime.stats() for table in server["tables"])
+        return sum(table["count"] for table in tables if table["name"] == self.name)
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def look_up(
+        self, ids: Tensor, *, keep: bool, padding: int | None = None, scores: Floats | None = None
+    ) -> Tensor:
+        """Current rows: float32 [*ids.shape, dim] on the ids' device.
+
+        Args:
+            ids: Whole numbers.
+            keep: Hand out equal values for equal ids until the next step, so that a recomputed
+                forward pass sees what the first one saw.
+            padding: An id that gets no gradient; None: there is none.
+            scores: How often each id was shown and clicked, float32 [n, 2]; None: once and never.
+
+        Raises:
+            IdError: An id is not below `count`.
+        """
+        wanted = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
+        self._check(wanted)
+        if self.watcher is not None:
+            self.watcher.note(self, ids)
+        held = self._find(wanted)
+        values = self._values_of(held) if held else self.runtime.pull([self.read(wanted)])[0]
+        if scores is None and self.counts:
+            scores = np.tile(np.array([1, 0], np.float32), (wanted.size, 1))
+        out = look_up(self.weight, values, wanted, self._ledger, padding, ids.device, scores)
+        if held and held.used is None:
+            held.rows, held.used = out.detach(), out._version
+        elif keep and held is None and len(self._held) < _MOST_HELD:
+            self._held.append(_Held(wanted, out.detach(), out._version))
+        return out
+
+    def read(self, ids: Ids) -> Read:
+        """What to pull for a lookup."""
+        return Read(self.key, ids)
+
+    def expected(self) -> list[Ids]:
+        """The lookups of the next step, as far as they are known."""
+        return self.watcher.expected(self) if self.watcher is not None else []
+
+    def hold(self, ids: Ids, values: Floats) -> None:
+        """Keep rows that were pulled for a lookup to come."""
+        self._held.append(_Held(ids, as_tensor(values)))
+
+    def forget(self) -> None:
+        """The table may have changed: hold nothing."""
+        self._held.clear()
+
+    def gradient(self) -> SparseGrad | None:
+        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        return self._ledger.gradient()
+
+    def _find(self, ids: Ids) -> _Held | None:
+        for held in self._held:
+            unspoilt = held.used is None or held.used == held.rows._version
+            if unspoilt and held.ids.shape == ids.shape and np.array_equal(held.ids, ids):
+                return held
+        return None
+
+    @staticmethod
+    def _values_of(held: _Held) -> Floats:
+        values: Floats = held.rows.cpu().numpy()
+        return values if held.used is None else values.copy()
+
+    def _check(self, ids: Ids) -> None:
+        if self.count is None or ids.size == 0:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.count:
+            raise IdError(
+                f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
+                f"id {low if low < 0 else high} is not one of them"
+            )
+
+
+def _places(ids: Ids, wanted: Ids) -> Ids:
+    """Where in `ids` each of `wanted` is; all of them are there."""
+    order = np.argsort(ids)
+    places: Ids = order[np.searchsorted(ids, wanted, sorter=order)]
+    return places
+
+
+def living_rows() -> list[Rows]:
+    """The rows that have a table, in the order of their names."""
+    return sorted(_living, key=lambda rows: rows.name or "")
+
+
+def exclusively(runtime: Runtime, write: Callable[[], None]) -> None:
+    """Let worker 0 write while all wait. Every worker must come here."""
+    runtime.flush()
+    if runtime.worker_num > 1:
+        runtime.barrier()
+    if runtime.worker_index == 0:
+        write()
+    if runtime.worker_num > 1:
+        runtime.barrier()

@@ -1,0 +1,306 @@
+"""What a distributed optimizer is going to do, checked before any table is made."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from psfleet.errors import UsageError
+from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
+from psfleet.parameters.parameter import SparseGrad
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import TableSpec, key_of
+from psfleet.torch.embedding_rows import Rows
+from psfleet.torch.embeddings import TableModule
+from psfleet.torch.rule_mapping import Formula, formula_of
+from psfleet.torch.state_layout import slots_of
+from psfleet.torch.table_weight import TableWeight
+
+__all__ = ["Dense", "Group", "Optimizers", "Plan", "Sparse", "array_of", "listed"]
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A dense parameter, its table, and the group that has its rate."""
+
+    parameter: nn.Parameter
+    spec: TableSpec
+    group: dict[str, Any]
+
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return float(self.group["lr"])
+
+    def gradient(self) -> NDArray[np.float32] | None:
+        """What the backward passes have collected since the last zero_grad; None: nothing."""
+        grad = self.parameter.grad
+        if grad is None:
+            return None
+        if grad.dtype != torch.float32:
+            raise UsageError(
+                f"parameter {self.spec.name!r} has become {grad.dtype}, and servers hold torch.float32; "
+                "leave out .half(), .bfloat16() and .double(), and compute in 16 bits with "
+                "torch.autocast"
+            )
+        return array_of(grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """An embedding's rows and whatever has their rate."""
+
+    rows: Rows
+    owner: dict[str, Any] | FleetOptimizer
+
+    @property
+    def spec(self) -> TableSpec:
+        """Of the rows' table."""
+        return self.rows.spec
+
+    def gradient(self) -> SparseGrad | None:
+        """As Dense.gradient."""
+        return self.rows.gradient()
+
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        owner = self.owner
+        return owner.get_lr() if isinstance(owner, FleetOptimizer) else float(owner["lr"])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a parameter group was when its tables were made."""
+
+    kind: type[torch.optim.Optimizer]
+    group: dict[str, Any]
+    rows: bool
+    formula: Formula
+    options: dict[str, Any]
+
+    def changes(self, group: dict[str, Any]) -> str:
+        """Which options of a group differ from what they were."""
+        return ", ".join(
+            f"{key} changed from {was!r} to {group[key]!r}"
+            for key, was in self.options.items()
+            if key not in ("params", "lr") and group[key] != was
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Resting:
+    """A dense parameter that was frozen when the tables were made, and its optimizer's group."""
+
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    kind: type[torch.optim.Optimizer]
+
+
+class Plan:
+    """Checks everything before anything is made."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        kinds: list[type[torch.optim.Optimizer]],
+        prefix: str,
+        begun: Mapping[Tensor, Any],
+    ) -> None:
+        self._modules = _tables_of(model)
+        self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
+        self._prefix = prefix
+        self._group_of: dict[int, tuple[dict[str, Any], Formula]] = {}
+        self._parameters: list[nn.Parameter] = []
+        self._begun = {id(parameter): state for parameter, state in begun.items()}
+        self._resting: list[_Resting] = []
+        self.groups: list[Group] = []
+        for group, kind in zip(groups, kinds, strict=True):
+            self._take(group, kind)
+        for name, module in self._modules.items():
+            if module.optimizer is None and id(module.weight) not in self._group_of:
+                raise UsageError(
+                    f"no optimizer has the embedding {name!r}; give it `optimizer=`, or pass "
+                    "its weight to a torch optimizer"
+                )
+        if not self._parameters and not self._modules:
+            raise UsageError(
+                "the optimizers train no parameter of the model; give them model.parameters()"
+            )
+
+    def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
+        own = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
+        for parameter in group["params"]:
+            if id(parameter) in own:
+                continue
+            if parameter.requires_grad or id(parameter) in self._begun:
+                self._join(parameter, group, kind)
+            elif not isinstance(parameter, TableWeight):
+                self._resting.append(_Resting(parameter, group, kind))
+
+    def _join(
+        self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
+    ) -> None:
+        """Have the parameter trained with its group's options."""
+        rows = isinstance(parameter, TableWeight)
+        made = next((g for g in self.groups if g.group is group and g.rows == rows), None)
+        if made is None:
+            formula = formula_of(kind, group, rows=rows)
+            made = Group(kind, group, rows, formula, dict(group))
+            self.groups.append(made)
+        self._admit(parameter)
+        self._group_of[id(parameter)] = (group, made.formula)
+        state = self._begun.get(id(parameter))
+        if state is not None:
+            slots_of(self._names[id(parameter)], made.formula.rule, tuple(parameter.shape), state)
+        if not rows:
+            self._parameters.append(parameter)
+
+    def waking(self, begun: Collection[Tensor] = ()) -> bool:
+        """Take up parameters that were frozen and are trained from now on; whether there are any.
+
+        Args:
+            begun: Parameters that have state, and are taken up although they are frozen.
+
+        Raises:
+            UsageError: One has sparse gradients; its rows belong into a table of rows.
+        """
+        known = {id(parameter) for parameter in begun}
+        awake = [r for r in self._resting if r.parameter.requires_grad or id(r.parameter) in known]
+        for resting in awake:
+            parameter = resting.parameter
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise UsageError(
+                    f"the embedding's weight {self._names[id(parameter)]!r} was frozen when the model "
+                    "was converted; convert it unfrozen, and freeze it afterwards"
+                )
+        self._resting = [r for r in self._resting if r not in awake]
+        self._parameters = []
+        for resting in awake:
+            self._join(resting.parameter, resting.group, resting.kind)
+        return bool(awake)
+
+    def _admit(self, parameter: nn.Parameter) -> None:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise UsageError(
+                f"an optimizer has a parameter of shape {tuple(parameter.shape)} that is not "
+                "in the model"
+            )
+        if id(parameter) in self._group_of:
+            raise UsageError(f"parameter {name!r} is in two optimizers; give it to one")
+        if parameter.dtype != torch.float32:
+            raise UsageError(
+                f"parameter {name!r} is {parameter.dtype}, and servers hold torch.float32; convert "
+                "model.float(), and compute in 16 bits with torch.autocast"
+            )
+
+    def dense_tables(self, runtime: Runtime) -> list[str]:
+        """The names that the dense tables are going to have."""
+        return [self._dense_name(runtime, parameter) for parameter in self._parameters]
+
+    def tables(self, runtime: Runtime) -> list[str]:
+        """The names that all tables are going to have."""
+        rows = [self._rows_name(runtime, *found) for found in self._modules.items()]
+        return self.dense_tables(runtime) + rows
+
+    def _dense_name(self, runtime: Runtime, parameter: nn.Parameter) -> str:
+        return _free(runtime, self._names[id(parameter)])
+
+    def _rows_name(self, runtime: Runtime, path: str, module: TableModule) -> str:
+        return module.table.name or _free(runtime, _joined(self._prefix, path or "embedding"))
+
+    def make(self, runtime: Runtime) -> tuple[list[Dense], list[Sparse]]:
+        """The tables, all new to this worker."""
+        return self.make_dense(runtime), [
+            self._make_rows(runtime, path, module) for path, module in self._modules.items()
+        ]
+
+    def make_dense(self, runtime: Runtime) -> list[Dense]:
+        """The dense tables."""
+        dense = []
+        for parameter in self._parameters:
+            group, formula = self._group_of[id(parameter)]
+            spec = TableSpec(
+                self._dense_name(runtime, parameter),
+                "dense",
+                tuple(parameter.shape),
+                formula.rule,
+                formula.decay,
+            )
+            runtime.create(spec, array_of(parameter))
+            dense.append(Dense(parameter, spec, group))
+        return dense
+
+    def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> Sparse:
+        rows = module.table
+        name = self._rows_name(runtime, path, module)
+        own = module.optimizer
+        if own is not None:
+            rows.bind(runtime, name, Formula(own.rule(), own.decay(), own.every_row))
+            return Sparse(rows, own)
+        group, formula = self._group_of[id(module.weight)]
+        rows.bind(runtime, name, formula)
+        return Sparse(rows, group)
+
+
+def _tables_of(model: nn.Module) -> dict[str, TableModule]:
+    """The model's embeddings by their places, one for each table."""
+    tables: dict[str, TableModule] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, TableModule):
+            continue
+        if module.weight is not module.table.weight:
+            raise UsageError(
+                f"the weight of the embedding {name!r} was replaced, and its rows were not; to tie it "
+                "to another one call its share(other)"
+            )
+        if all(module.table is not known.table for known in tables.values()):
+            tables[name] = module
+    names = [module.table.name for module in tables.values() if module.table.name]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"two embeddings are named {twice[0]!r}; use one module in both places")
+    return tables
+
+
+def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    """The optimizers."""
+    if optimizers is None:
+        return []
+    given: list[Any] = [optimizers]
+    if isinstance(optimizers, Iterable) and not isinstance(optimizers, str):
+        given = list(optimizers)
+    for optimizer in given:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"optimizer is {optimizer!r}; it must be a torch.optim optimizer")
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise UsageError(
+                f"torch.optim.{type(optimizer).__name__} has step hooks, which would not run; register "
+                "them on the optimizer that convert() returns"
+            )
+    return given
+
+
+def _free(runtime: Runtime, name: str) -> str:
+    """The name, numbered if this worker has a table of that name."""
+    known, number, free = runtime.specs(), 1, name
+    while key_of(free) in known:
+        number += 1
+        free = f"{name}~{number}"
+    return free
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def array_of(value: Tensor) -> NDArray[np.float32]:
+    """The tensor's values without a copy where they lie in main memory."""
+    array: NDArray[np.float32] = value.detach().cpu().numpy()
+    return array

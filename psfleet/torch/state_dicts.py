@@ -1,0 +1,181 @@
+"""The state_dict() of a distributed optimizer: gathered from the tables, and written back to them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from psfleet.errors import UsageError
+from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
+from psfleet.runtime.interface import Runtime, TableState
+from psfleet.runtime.validation import as_ids
+from psfleet.strategy import Settings
+from psfleet.torch.parameter_plan import Dense, Sparse
+from psfleet.torch.state_layout import Slots, entry_of, slots_of
+
+__all__ = ["Write", "begun", "check_saved", "entries", "prepared", "table_entries"]
+
+Entry = Mapping[str, Any]
+Write = Callable[[], None]
+
+
+def check_saved(settings: Settings, workers: int) -> None:
+    """Refuse to save optimizer state that no process has whole.
+
+    Raises:
+        UsageError: Each worker has state of its own.
+    """
+    if settings.consistency.mode == "geo":
+        mode = "in geo mode"
+    elif settings.localsgd is not None and workers > 1:
+        mode = f"under localsgd with {workers} workers"
+    else:
+        return
+    raise UsageError(
+        f"{mode} each worker has optimizer state of its own, which opt.state_dict() cannot hold; save "
+        "with fleet.save_persistables, load with fleet.load_model, and the state begins anew"
+    )
+
+
+def entries(
+    runtime: Runtime, dense: Sequence[Dense], sparse: Sequence[Sparse]
+) -> dict[Tensor, dict[str, Any]]:
+    """The state of every parameter as torch's optimizers keep it."""
+    found: dict[Tensor, dict[str, Any]] = {}
+    for each in dense:
+        if each.spec.rule.slots:
+            state = runtime.read_table(each.spec.key)
+            found[each.parameter] = entry_of(each.spec.rule, state.step, state.values[1:])
+    for table in sparse:
+        if _in_layout(table) and table.spec.rule.slots:
+            step, _, slots = table.rows.saved_state()
+            found[table.rows.weight] = entry_of(table.spec.rule, step, slots)
+    return found
+
+
+def table_entries(sparse: Sequence[Sparse]) -> dict[str, dict[str, Any]]:
+    """The state of the embeddings that torch's layout has no place for, by the tables' names."""
+    found = {}
+    for table in sparse:
+        if _in_layout(table):
+            continue
+        step, ids, slots = table.rows.saved_state()
+        entry: dict[str, Any] = {"step": step}
+        if ids is not None:
+            entry["ids"] = torch.from_numpy(ids)
+        for slot, values in zip(table.spec.rule.slots, slots, strict=True):
+            entry[slot.name] = torch.from_numpy(values)
+        if isinstance(table.owner, FleetOptimizer):
+            entry["schedule"] = table.owner.state_dict()
+        found[table.spec.name] = entry
+    return found
+
+
+def prepared(
+    runtime: Runtime,
+    dense: Sequence[Dense],
+    sparse: Sequence[Sparse],
+    found: Mapping[Tensor, Entry],
+    tables: Mapping[str, Entry],
+) -> list[Write]:
+    """What is to be done to make a loaded state that of the tables; everything is checked first.
+
+    Args:
+        runtime: Where the tables are.
+        dense, sparse: The tables.
+        found: Entries of torch's layout. A parameter without one begins anew, as in torch.
+        tables: What `table_entries` gave.
+
+    Raises:
+        UsageError, ShapeError: The state is of another model or of other optimizers.
+    """
+    own = {table.spec.name: table for table in sparse if not _in_layout(table)}
+    specs = [each.spec for each in dense] + [each.spec for each in sparse]
+    if not found and not tables and any(spec.rule.slots for spec in specs):
+        raise UsageError(
+            "the state dict has no optimizer state: it was saved before the first step, or by a "
+            "psfleet that left the state on the servers; load the fleet's with fleet.load_model, or "
+            "leave the call out to begin anew"
+        )
+    unlike = sorted(set(own) ^ set(tables))
+    if unlike:
+        where = "the state dict" if unlike[0] in tables else "the model"
+        raise UsageError(f"only {where} has the table {unlike[0]!r}; load it into the same model")
+    slots = [_slots(each, found) for each in dense]
+    writes = [_dense_write(runtime, *pair) for pair in zip(dense, slots, strict=True)]
+    for table in sparse:
+        name = table.spec.name
+        if name in own:
+            writes.append(_table_write(table, tables[name]))
+        else:
+            writes.append(_rows_write(table, _slots(table, found)))
+    return writes
+
+
+def begun(
+    runtime: Runtime,
+    dense: Sequence[Dense],
+    sparse: Sequence[Sparse],
+    found: Mapping[Tensor, Entry],
+) -> list[Write]:
+    """As `prepared`, of the parameters that torch's optimizers have updated before the conversion."""
+    writes = []
+    for each in dense:
+        if each.parameter in found:
+            writes.append(_dense_write(runtime, each, _slots(each, found)))
+    for table in sparse:
+        if _in_layout(table) and table.rows.weight in found:
+            writes.append(_rows_write(table, _slots(table, found)))
+    return writes
+
+
+def _in_layout(table: Sparse) -> bool:
+    """Whether torch's layout has a place for the table's state."""
+    return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
+
+
+def _slots(each: Dense | Sparse, found: Mapping[Tensor, Entry]) -> Slots:
+    parameter = each.parameter if isinstance(each, Dense) else each.rows.weight
+    return slots_of(each.spec.name, each.spec.rule, tuple(parameter.shape), found.get(parameter))
+
+
+def _dense_write(runtime: Runtime, each: Dense, slots: Slots) -> Write:
+    def write() -> None:
+        held = runtime.read_table(each.spec.key)
+        step = held.step if slots.step is None else slots.step
+        runtime.write_table(each.spec.key, TableState(step, [held.values[0], *slots.values]))
+
+    return write
+
+
+def _rows_write(table: Sparse, slots: Slots) -> Write:
+    return lambda: table.rows.restore(slots.step, slots.values)
+
+
+def _table_write(table: Sparse, entry: Entry) -> Write:
+    """Of a table that torch's layout has no place for."""
+    rows, name = table.rows, table.spec.name
+    wanted = ["step", *(["ids"] if rows.count is None else [])]
+    wanted += [slot.name for slot in table.spec.rule.slots]
+    missing = _missing(wanted, entry)
+    if missing:
+        raise UsageError(
+            f"the optimizer state of {name!r} lacks {missing!r}; it was saved by another optimizer, "
+            f"and the rule here is {table.spec.rule}"
+        )
+    ids = as_ids(entry["ids"].cpu().numpy(), name) if rows.count is None else None
+    slots = [entry[slot.name].detach().cpu().numpy() for slot in table.spec.rule.slots]
+    shape = (rows.count if ids is None else len(ids), rows.dim)
+    for slot, values in zip(table.spec.rule.slots, slots, strict=True):
+        if values.shape != shape or values.dtype != np.float32:
+            raise UsageError(
+                f"the optimizer state of {name!r} has {slot.name!r} of shape {values.shape} and "
+                f"{values.dtype}; it must be {shape} and float32"
+            )
+    return lambda: rows.restore(int(entry["step"]), slots, ids)
+
+
+def _missing(wanted: Iterable[str], entry: Entry) -> str | None:
+    return next((key for key in wanted if key not in entry), None)

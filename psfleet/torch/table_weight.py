@@ -1,0 +1,170 @@
+"""The stand-in for an embedding's weight, and the sparse gradients that it collects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from psfleet.parameters.parameter import SparseGrad
+
+__all__ = ["Ledger", "TableWeight", "as_tensor", "look_up"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_ROOM = 2**31  # lookups between two steps that a table without a number of rows can tell apart
+
+
+class TableWeight(nn.Parameter):
+    """Has the shape of the weight whose rows are on the servers, takes no memory and reads as NaN.
+
+    `detach()` brings the rows, so that averages of a model (torch.optim.swa_utils) are of real values.
+
+    It is what optimizers and `model.parameters()` see. Its `.grad` is a sparse tensor, as that of
+    `nn.Embedding(sparse=True)`, so accumulating, `zero_grad` and hooks are torch's own.
+    """
+
+    source: Callable[[], Tensor | None] = staticmethod(lambda: None)
+    """Brings the rows; None: there is no table of so many rows."""
+
+    @staticmethod
+    def __new__(cls, rows: int | None, dim: int, requires_grad: bool = True) -> "TableWeight":
+        data = torch.full((1, 1), float("nan")).expand(_ROOM if rows is None else rows, dim)
+        weight: TableWeight = torch.Tensor._make_subclass(cls, data, requires_grad)
+        return weight
+
+    def detach(self) -> Tensor:
+        """The rows that the servers have now, float32 [rows, dim]; NaN while there is no table."""
+        found = self.source()
+        return super().detach() if found is None else found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TableWeight":
+        if id(self) not in memo:
+            memo[id(self)] = TableWeight(self.shape[0], self.shape[1], self.requires_grad)
+        copied: TableWeight = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return TableWeight, (self.shape[0], self.shape[1], self.requires_grad)
+
+
+class Ledger:
+    """Which id stands behind each index of a weight's sparse gradient.
+
+    With a known number of rows the index is the id, as in torch. For "any id" torch has no index
+    wide enough (ids are any int64), so the index is the number of the lookup and the ledger keeps
+    the ids, and how often they were shown and clicked.
+    """
+
+    def __init__(self, weight: TableWeight, bounded: bool) -> None:
+        self._weight = weight
+        self._bounded = bounded
+        self._ids: list[Ids] = []
+        self._scores: list[Floats] = []
+        self._count = 0
+
+    def indices(self, ids: Ids, scores: Floats | None = None) -> Ids:
+        """The indices under which gradients of these ids, int64 [n], go into the sparse gradient.
+
+        Args:
+            scores: Of a table that counts shows and clicks: float32 [n, 2].
+        """
+        if self._bounded:
+            return ids
+        first = self._count
+        self._ids.append(ids)
+        if scores is not None:
+            self._scores.append(scores)
+        self._count += len(ids)
+        return np.arange(first, self._count, dtype=np.int64)
+
+    def gradient(self) -> SparseGrad | None:
+        """What the weight's `.grad` holds; None where it has none.
+
+        Ids that the gradient no longer names are forgotten.
+        """
+        grad = self._weight.grad
+        indices = None if grad is None else grad._indices()[0].cpu().numpy()
+        if self._bounded:
+            return None if grad is None or indices is None else SparseGrad(indices, _values(grad))
+        if grad is None or indices is None:
+            self._ids, self._scores, self._count = [], [], 0
+            return None
+        ids = np.concatenate(self._ids)[indices] if self._ids else indices
+        scores = np.concatenate(self._scores)[indices] if self._scores else None
+        self._ids, self._count = [ids], len(ids)
+        self._scores = [] if scores is None else [scores]
+        values = grad._values()
+        self._weight.grad = torch.sparse_coo_tensor(
+            torch.arange(len(ids))[None], values, grad.shape, check_invariants=False
+        )
+        return SparseGrad(ids, _values(grad), scores)
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows that were pulled, as a function of the weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        rows: Floats,
+        ids: Ids,
+        ledger: Ledger,
+        padding: int | None,
+        device: torch.device,
+        scores: Floats | None,
+    ) -> Tensor:
+        ctx.ids, ctx.ledger, ctx.padding, ctx.shape = ids, ledger, padding, weight.shape
+        ctx.scores = scores
+        return as_tensor(rows).to(device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ids, scores = ctx.ids.reshape(-1), ctx.scores
+        values = grads[0].reshape(len(ids), ctx.shape[1])
+        if ctx.padding is not None:
+            real = np.flatnonzero(ids != ctx.padding)
+            if len(real) < len(ids):
+                ids, values = ids[real], values[torch.from_numpy(real)]
+                scores = None if scores is None else scores[real]
+        indices = torch.from_numpy(ctx.ledger.indices(ids, scores))[None]
+        sparse = torch.sparse_coo_tensor(indices, values.cpu(), ctx.shape, check_invariants=False)
+        return sparse, None, None, None, None, None, None
+
+
+def look_up(
+    weight: TableWeight,
+    rows: Floats,
+    ids: Ids,
+    ledger: Ledger,
+    padding: int | None,
+    device: torch.device,
+    scores: Floats | None = None,
+) -> Tensor:
+    """The rows, float32 [*ids.shape, dim], so that their gradient arrives at the weight.
+
+    Args:
+        weight: The stand-in.
+        rows: What was pulled; the result shares its memory.
+        ids: The rows' ids; those equal to `padding` get no gradient.
+        ledger: The weight's.
+        padding: An id or None.
+        device: Of the result.
+        scores: How often each id was shown and clicked, float32 [n, 2]; None: the table does not count.
+    """
+    out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]
+    return out
+
+
+def as_tensor(array: Floats) -> Tensor:
+    """The array as a tensor without a copy, unless it must not be written to."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _values(grad: Tensor) -> Floats:
+    values: Floats = grad._values().detach().cpu().numpy()
+    return values

@@ -1,0 +1,275 @@
+"""Meetings of all workers: barriers, reductions to which each brings an array, changes of the mode.
+
+Meetings are numbered through for the whole fleet. A life that begins later comes to those that are
+over too, as its script runs from the start; it passes at once, with what they have given.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import (
+    DeadlineExceeded,
+    Gap,
+    ProtocolError,
+    PsfleetError,
+    ShapeError,
+    UsageError,
+)
+from psfleet.settings.mode import Mode
+from psfleet.shard.events import Call, Refuse
+from psfleet.shard.membership_view import Position
+from psfleet.wire.table_messages import read_mode
+
+__all__ = ["DTYPES", "SWITCH", "Arrival", "Meetings", "Met", "ModeWish", "Release", "Switch"]
+
+Array = NDArray[Any]
+
+REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "switch": np.maximum,
+}
+SWITCH = "switch"
+"""A reduction to which each worker brings a mode m, a staleness s and its last push n, as int64
+[m, s, -m, -s, n]: of the maxima the first two and the next two are opposite if all want the same."""
+DTYPES = ("float32", "float64", "int32", "int64")
+_REMEMBERED = 64 << 20  # bytes of results for those who come later
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A worker comes to its `number`-th meeting; to a reduction it brings `value`.
+
+    To a change of the mode it also brings these.
+
+    Attributes:
+        change: Which one it is for the worker's script.
+        round: Its last push.
+        position: How far it is with its leases.
+    """
+
+    worker: int
+    incarnation: int
+    number: int
+    mode: str = ""
+    value: Array | None = None
+    change: int = 0
+    round: int = 0
+    position: Position = (0, 0)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal among the workers of one meeting, in words."""
+        if self.value is None:
+            return ("barrier",)
+        if self.mode == SWITCH:
+            return ("set_mode",)
+        return ("all_reduce", self.mode, self.value.dtype.name, self.value.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeWish:
+    """Somebody outside wants another mode. `number`: of the wish; they grow."""
+
+    number: int
+    mode: str
+    settings: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Reply to `call`: the meeting is complete, with this combination (None: a barrier)."""
+
+    call: Call
+    value: Array | None
+    wish: ModeWish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """All workers have met, with nothing under way, to go on in another mode.
+
+    Attributes:
+        number: Of the change.
+        rounds, positions: By seat its last push, and how far it is with its leases.
+    """
+
+    number: int
+    mode: Mode
+    staleness: int
+    rounds: dict[int, int]
+    positions: dict[int, Position]
+
+    @property
+    def last(self) -> int:
+        """The highest push of any worker."""
+        return max(self.rounds.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A meeting is complete, and what it has given; of a barrier perhaps a wish."""
+
+    number: int
+    value: Array | None
+    wish: ModeWish | None = None
+    switch: Switch | None = None
+
+
+@dataclass
+class Meetings:
+    """Who has come to the next meeting, and what the earlier ones have given.
+
+    Attributes:
+        met: How many are over.
+        results: What reductions have given, by number; the oldest are forgotten.
+        told: Wishes that barriers have told all workers of, by number of the barrier.
+        switch: The last change of the mode for which all have met.
+    """
+
+    met: int = 0
+    results: dict[int, Array] = field(default_factory=dict)
+    told: dict[int, ModeWish] = field(default_factory=dict)
+    switch: Switch | None = None
+
+    def __post_init__(self) -> None:
+        self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
+
+    def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
+        """Take a worker to its meeting; an earlier one is answered at once."""
+        try:
+            if arrival.value is not None and arrival.mode not in REDUCTIONS:
+                raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
+            _check_switch(arrival)
+            if arrival.number <= self.met:
+                return [Release(call, self._result(arrival), self.told.get(arrival.number))]
+            self._check(arrival)
+        except PsfleetError as error:
+            return [Refuse(call, error)]
+        self._waiting.setdefault(arrival.worker, (arrival, []))[1].append(call)
+        return []
+
+    def _result(self, arrival: Arrival) -> Array | None:
+        value = self.results.get(arrival.number)
+        if arrival.value is None and value is None:
+            return None
+        if value is None or arrival.value is None or value.shape != arrival.value.shape:
+            raise ProtocolError(
+                f"worker {arrival.worker} comes to meeting {arrival.number} with {_words(arrival)}, "
+                "which is over and was another one, or so long ago that its result is forgotten"
+            )
+        return value
+
+    def last_told(self) -> int:
+        """Number of the last wish that all workers were told of."""
+        return max((wish.number for wish in self.told.values()), default=0)
+
+    def complete(self, awaited: Collection[int], wish: ModeWish | None = None) -> Met | None:
+        """The decision that the meeting is over, once all the awaited workers are there.
+
+        Args:
+            awaited: Those in the fleet.
+            wish: What they are to be told of at a barrier, unless they were.
+        """
+        if not self._waiting or not self._waiting.keys() >= set(awaited):
+            return None
+        arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
+        value = _combine(arrivals)
+        is_new = value is None and wish is not None and wish.number > self.last_told()
+        return Met(self.met + 1, value, wish if is_new else None, self._switch(arrivals, value))
+
+    def _switch(self, arrivals: list[Arrival], value: Array | None) -> Switch | None:
+        """The change that all want; None: they want none, or different ones, or it has been made."""
+        if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:4]).any():
+            return None
+        number = max(arrival.change for arrival in arrivals)
+        if self.switch is not None and number <= self.switch.number:
+            return None
+        return Switch(
+            number,
+            read_mode(int(value[0])),
+            int(value[1]),
+            {arrival.worker: arrival.round for arrival in arrivals},
+            {arrival.worker: arrival.position for arrival in arrivals},
+        )
+
+    def take(self, met: Met) -> list[Release | Refuse]:
+        """A meeting is over."""
+        self.met = met.number
+        self.switch = met.switch or self.switch
+        if met.value is not None:
+            self.results[met.number] = met.value
+            self._forget()
+        if met.wish is not None:
+            self.told[met.number] = met.wish
+        waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
+        self._waiting.clear()
+        return [Release(call, met.value, met.wish) for calls in waiting for call in calls]
+
+    def drop(self, worker: int, error: PsfleetError) -> list[Refuse]:
+        """The life of the worker is over; its arrival is void."""
+        _, calls = self._waiting.pop(worker, (None, []))
+        return [Refuse(call, error) for call in calls]
+
+    def expire(self, call: Call, awaited: Collection[int]) -> list[Release | Refuse]:
+        """The deadline of a waiting call has passed. Its worker stays arrived."""
+        for arrival, calls in self._waiting.values():
+            if call in calls:
+                calls.remove(call)
+                missing = sorted(set(awaited) - self._waiting.keys())
+                waited = ", ".join(f"worker {index}" for index in missing)
+                error = DeadlineExceeded(
+                    f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
+                    f"did not end in time: it waits for {waited}"
+                )
+                return [Refuse(call, error)]
+        return []
+
+    def _check(self, arrival: Arrival) -> None:
+        if arrival.number != self.met + 1:
+            raise Gap(
+                f"worker {arrival.worker} comes to meeting {arrival.number}, "
+                f"the last one was {self.met}"
+            )
+        for other, _ in self._waiting.values():
+            if other.kind == arrival.kind:
+                continue
+            cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
+            raise cls(
+                f"worker {arrival.worker} comes to {_words(arrival)}, "
+                f"but worker {other.worker} is at {_words(other)}"
+            )
+
+    def _forget(self) -> None:
+        size = sum(value.nbytes for value in self.results.values())
+        while size > _REMEMBERED and len(self.results) > 1:
+            size -= self.results.pop(min(self.results)).nbytes
+
+
+def _combine(arrivals: list[Arrival]) -> Array | None:
+    """The values combined in worker order; None for a barrier."""
+    total = arrivals[0].value
+    for arrival in arrivals[1:]:
+        if total is not None and arrival.value is not None:
+            total = REDUCTIONS[arrival.mode](total, arrival.value)
+    return total
+
+
+def _check_switch(arrival: Arrival) -> None:
+    value = arrival.value
+    if arrival.mode != SWITCH or value is None:
+        return
+    if value.dtype != np.int64 or value.shape != (5,):
+        raise ShapeError(
+            f"a change of the mode is five int64, not {value.dtype.name} of shape {value.shape}"
+        )
+    read_mode(int(value[0]))
+
+
+def _words(arrival: Arrival) -> str:
+    return " ".join(str(word) for word in arrival.kind)

@@ -1,0 +1,368 @@
+"""The data that the fleet hands out: plans of rounds in sync mode, leases otherwise.
+
+Sync: a dataset's plan says which samples are whose in which round (psfleet.data.assignment). Otherwise a worker
+asks for one lease after another; what a dead worker has not used of its leases goes back to the pool.
+A dataset has ended when its pool is empty and every lease is said to be used up. When the fleet changes
+between rounds and leases, what is not used of a dataset is dealt anew.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from psfleet.data.assignment import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
+from psfleet.errors import Gap, UsageError
+from psfleet.shard.membership_view import Position, Report
+
+__all__ = ["Begun", "Ended", "Leased", "Leases", "Order", "Supply", "Torn", "Turned"]
+
+_STEPS = 4  # batches of a lease
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker wants of its `number`-th dataset.
+
+    Attributes:
+        size: Samples of an epoch.
+        batch: Samples of a worker's step; in sync mode of its part of a round.
+        epochs: How often all of them.
+        seed: Of the order in which they come; only compared.
+        round: Sync: the worker's next round.
+        lease: Otherwise: how many leases the worker's life has taken already.
+        used: Otherwise: how many of them are used up, with all pushes acknowledged.
+        known: Otherwise: how many of them server 0 knows from pushes to be used up.
+        group: Seats of a worker that is cut into stages, of which the first has data for all.
+    """
+
+    number: int
+    size: int
+    batch: int
+    epochs: int
+    seed: int = 0
+    round: int = 0
+    lease: int = 0
+    used: int = 0
+    group: int = 1
+    known: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.batch, self.epochs, self.group) < 1:
+            raise UsageError(
+                f"a dataset of {self.size} samples, batches of {self.batch} and {self.epochs} epochs; "
+                "each must be at least 1"
+            )
+        if self.size * self.epochs > MOST:
+            raise UsageError(
+                f"a dataset of {self.size} samples and {self.epochs} epochs has more than {MOST} "
+                "positions; take fewer epochs, or None to train until the script stops"
+            )
+
+    @property
+    def all(self) -> Range:
+        """All positions."""
+        return (0, self.size * self.epochs)
+
+    @property
+    def same(self) -> tuple[int, ...]:
+        """What all workers must agree on."""
+        return (self.size, self.batch, self.epochs, self.seed)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """What makes two datasets the same samples in the same order, in whatever batches."""
+        return (self.size, self.epochs, self.seed)
+
+    def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
+        """Those of the seats that have data, in order."""
+        return tuple(sorted(seat for seat in seats if seat % self.group == 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A dataset is handed out from now on; sync: as planned."""
+
+    order: Order
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A life has got one more lease of a dataset, and has used up its first `used` ones."""
+
+    incarnation: int
+    dataset: int
+    ranges: tuple[Range, ...]
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Everything of a dataset has been used."""
+
+    dataset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A life died between servers: of its pushes they hold up to different ones (TORN_STEP)."""
+
+    worker: int
+    incarnation: int
+    sequences: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Where a seat's life is when the fleet changes between rounds and leases, with nothing under way.
+
+    Attributes:
+        incarnation: The life.
+        first: Sync: the round from which on it counts.
+        round: Sync: the last one that it has pushed.
+        position: Otherwise: how far it is with its leases.
+    """
+
+    incarnation: int
+    first: int = 1
+    round: int = 0
+    position: Position = (0, 0)
+
+
+@dataclass
+class Leases:
+    """What a life has been given. Of what it has used up only the number is kept.
+
+    Attributes:
+        forgotten: How many leases that is.
+        kept: Of each one after those its dataset and its samples.
+        confirmed: How many leases are said to be used up, with all pushes acknowledged.
+    """
+
+    forgotten: int = 0
+    kept: list[tuple[int, tuple[Range, ...]]] = field(default_factory=list)
+    confirmed: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many there have been."""
+        return self.forgotten + len(self.kept)
+
+    def forget(self, used: int) -> None:
+        """The first `used` ones are used up, and every server knows that."""
+        gone = min(max(used - self.forgotten, 0), len(self.kept))
+        del self.kept[:gone]
+        self.forgotten += gone
+
+    def left(self, position: Position) -> list[tuple[int, tuple[Range, ...]]]:
+        """What is not used by a life that is so far: samples of each lease, with its dataset."""
+        used, offset = position
+        return [
+            (dataset, part(ranges, offset if number == used else 0, length(ranges)))
+            for number, (dataset, ranges) in enumerate(self.kept, self.forgotten)
+            if number >= used
+        ]
+
+
+@dataclass
+class Dataset:
+    """One dataset. `plan` None: it is leased, and `pool` is what nobody has.
+
+    `resumed`: The pool is what an earlier job, or another mode, has left; whoever comes first says how that
+    is dealt.
+    """
+
+    order: Order
+    plan: Plan | None
+    pool: list[Range] = field(default_factory=list)
+    ended: bool = False
+    resumed: bool = False
+
+
+@dataclass
+class Supply:
+    """All datasets of a job.
+
+    Attributes:
+        datasets: In the order in which scripts come to them.
+        leases: By life.
+        torn: Steps that some servers have and others have not.
+    """
+
+    datasets: list[Dataset] = field(default_factory=list)
+    leases: dict[int, Leases] = field(default_factory=dict)
+    torn: list[Torn] = field(default_factory=list)
+
+    def begin(self, order: Order, first_of: Mapping[int, int] | None) -> Begun | None:
+        """The decision to begin a dataset; None: it has begun.
+
+        Args:
+            first_of: Sync: the round from which on each seat counts, of those that are in the fleet.
+
+        Raises:
+            UsageError: Another worker's dataset of this number is another one.
+            Gap: An earlier one has not begun.
+        """
+        if order.number > len(self.datasets) + 1 or order.number < 1:
+            raise Gap(
+                f"dataset {order.number} comes after dataset {len(self.datasets)}; all workers must "
+                "use the same datasets in the same order"
+            )
+        if order.number <= len(self.datasets):
+            known = self.datasets[order.number - 1]
+            there = known.order
+            if known.ended and there.whole == order.whole:
+                return None
+            if known.resumed and there.whole == order.whole:
+                left = None if first_of is None else _plan(order, first_of, tuple(known.pool))
+                return Begun(order, left)
+            if there.same != order.same:
+                raise UsageError(
+                    f"dataset {order.number} is (size, batch, epochs, seed) {there.same} for others, "
+                    f"{order.same} here; all workers must use the same datasets"
+                )
+            return None
+        if first_of is None:
+            return Begun(order, None)
+        return Begun(order, _plan(order, first_of, (order.all,)))
+
+    def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
+        """The next decision about a worker's wish; None: it has what it asks for, or must wait."""
+        dataset = self.datasets[order.number - 1]
+        leases = self.leases.setdefault(incarnation, Leases())
+        leases.confirmed = max(order.used, leases.confirmed)
+        if order.lease < leases.count or dataset.ended:
+            return None
+        if dataset.pool:
+            low, high = dataset.pool[0]
+            end = (low // order.size + 1) * order.size  # of the epoch
+            taken = (low, min(high, end, low + _STEPS * order.batch))
+            return Leased(incarnation, order.number, (taken,), max(order.used, order.known))
+        return None if any(map(self.is_open, live)) else Ended(order.number)
+
+    def is_open(self, incarnation: int) -> bool:
+        """Whether the life has a lease that is not confirmed to be used up."""
+        leases = self.leases.get(incarnation, Leases())
+        return max(leases.confirmed, leases.forgotten) < leases.count
+
+    def take(self, decision: Begun | Leased | Ended) -> None:
+        """Let a decision take effect."""
+        match decision:
+            case Begun(order, plan):
+                pool = [order.all]
+                if order.number <= len(self.datasets):  # what an earlier job has left of it
+                    pool = self.datasets.pop(order.number - 1).pool
+                self.datasets.insert(order.number - 1, Dataset(order, plan, [] if plan else pool))
+            case Leased(incarnation, number, ranges, used):
+                leases = self.leases.setdefault(incarnation, Leases())
+                leases.forget(used)
+                leases.kept.append((number, ranges))
+                pool = self.datasets[number - 1].pool
+                pool[0] = (pool[0][0] + length(ranges), pool[0][1])
+                if pool[0][0] == pool[0][1]:
+                    del pool[0]
+            case Ended(number):
+                self.datasets[number - 1].ended = True
+                self._forget_all()  # nobody gets anything of the next one before this one has ended
+
+    def change(
+        self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
+    ) -> None:
+        """Sync: plan anew after a change of the members."""
+        for dataset in self.datasets:
+            if dataset.plan is not None:
+                dataset.plan = dataset.plan.changed(
+                    closed + LOOKAHEAD + 1, dataset.order.takers(seats), closed, counts_in
+                )
+
+    def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "Supply":
+        """What a job with other workers goes on with: every sample that this one has not used.
+
+        Args:
+            closed: Its last round.
+            positions: By life what it has used up: leases, and samples of the next one.
+        """
+        found = Supply()
+        for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
+            rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
+            found.datasets.append(Dataset(dataset.order, None, rest, not rest, resumed=True))
+        return found
+
+    def turn(self, to_rounds: bool, reached: Mapping[int, Turned]) -> None:
+        """Everything is dealt in rounds from now on, or leased: what is not used of a dataset, anew.
+
+        A round may have closed without a worker that was at the meeting already: what it had in it is not
+        used.
+
+        Args:
+            to_rounds: Which of both.
+            reached: By seat where the present lives are.
+        """
+        pools = self._pools({at.incarnation: at.position for at in reached.values()})
+        closed = max((at.round for at in reached.values()), default=0)
+        for index, (dataset, pool) in enumerate(zip(self.datasets, pools, strict=True)):
+            plan = dataset.plan
+            if dataset.ended or (plan is None) != to_rounds:
+                continue
+            if plan is not None:
+                missed = [
+                    plan.missed(seat, max(at.round, at.first - 1), closed)
+                    for seat, at in reached.items()
+                ]
+                pool = [found for ranges in (*missed, plan.unused(closed)) for found in ranges]
+            self.datasets[index] = Dataset(dataset.order, None, sorted(pool), not pool, True)
+        if to_rounds:
+            self._forget_all()
+
+    def _pools(self, positions: Mapping[int, Position]) -> list[list[Range]]:
+        """What is not leased of each dataset, and what is not used of its leases."""
+        pools = [list(dataset.pool) for dataset in self.datasets]
+        for life, leases in self.leases.items():
+            for number, ranges in leases.left(positions.get(life, (0, 0))):
+                pools[number - 1] += ranges
+        return pools
+
+    def _forget_all(self) -> None:
+        for leases in self.leases.values():
+            leases.forget(leases.count)
+
+    def give_back(self, worker: int, incarnation: int, reports: Mapping[int, Report]) -> None:
+        """A life is over: what it has not used, by the furthest server, goes back to the pool."""
+        own = {
+            server: report
+            for server, report in reports.items()
+            if report.lives.get(worker) == incarnation
+        }
+        sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
+        if len(set(sequences.values())) > 1:
+            self.torn.append(Torn(worker, incarnation, sequences))
+        position = max(
+            (report.positions.get(worker, (0, 0)) for report in own.values()), default=(0, 0)
+        )
+        for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
+            self.datasets[number - 1].pool[:0] = ranges
+
+    def leased(self, order: Order, incarnation: int) -> tuple[Range, ...] | None:
+        """The lease that was asked for; empty: the dataset has ended; None: wait."""
+        leases = self.leases.get(incarnation, Leases())
+        if order.lease < leases.forgotten:
+            raise Gap(
+                f"lease {order.lease + 1} is used up; the life has {leases.forgotten} behind it"
+            )
+        if order.lease < leases.count:
+            number, ranges = leases.kept[order.lease - leases.forgotten]
+            if number != order.number:
+                raise Gap(f"lease {order.lease + 1} is of dataset {number}, not {order.number}")
+            return ranges
+        return () if self.datasets[order.number - 1].ended else None
+
+
+def _plan(order: Order, first_of: Mapping[int, int], stream: tuple[Range, ...]) -> Plan:
+    """The stream for the seats that count from the worker's round on, and for those after."""
+    begins = sorted({max(order.round, first) for first in first_of.values()})
+    plan = Plan(order.size, order.batch)
+    for begin in begins:
+        seats = order.takers(seat for seat, first in first_of.items() if first <= begin)
+        rest = plan.rest(begin) if plan.entries else stream
+        if rest:
+            plan = Plan(order.size, order.batch, (*plan.entries, Entry(begin, seats, rest)))
+    return plan

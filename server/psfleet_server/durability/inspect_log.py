@@ -1,0 +1,118 @@
+"""Logs looked at from outside: python -m psfleet_server.durability.inspect_log verify|replay PATH ..."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from psfleet.checkpoint import save_fleet
+from psfleet.errors import LogError, PsfleetError
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.log import chained, files_of, read_header
+from psfleet_server.durability.records import name_of
+from psfleet_server.durability.recovery import restored
+
+__all__ = ["main", "replay", "verify"]
+
+_MOST = 2**20  # of servers and workers; what a log says is not believed before it is checked
+
+
+def verify(path: str) -> str:
+    """What a log holds, every byte of it checked.
+
+    Raises:
+        LogError: It is damaged, or is no log.
+    """
+    first = _first(path)
+    kinds: Counter[str] = Counter()
+    whole = 0
+    for kind, _, end, _ in chained(first, min(files_of(first))):
+        whole = end
+        if kind:
+            kinds[name_of(kind)] += 1
+    last = list(files_of(first).values())[-1]
+    torn = last.stat().st_size - whole
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    return (
+        f"{path} is whole: {len(files_of(first))} file(s), {sum(kinds.values()):,} records "
+        f"({counted or 'none'})" + (f"; {_torn(torn)}" if torn else "")
+    )
+
+
+def _torn(size: int) -> str:
+    return (
+        f"behind them the beginning of a record, {size:,} bytes, which a server that starts from the log "
+        "cuts off. A process that died while it wrote it has not acknowledged it; if the file was cut "
+        "later, it and others may have been acknowledged"
+    )
+
+
+def replay(path: str, snapshots: str = "", save: str = "") -> str:
+    """What a server is that takes a log again.
+
+    Args:
+        path: The log; it is only read.
+        snapshots: Where the snapshots lie with which files of it begin; empty: beside it.
+        save: Write that to a checkpoint.
+
+    Raises:
+        LogError: It is damaged, or says what cannot have been.
+    """
+    first = _first(path)
+    index, servers, workers = _whose(next(iter(files_of(first).values())))
+    shard = Shard(index, servers, workers)
+    coordinator = Coordinator(workers) if index == 0 else None
+    folder = Path(snapshots) if snapshots else first.parent / "snapshots"
+    count = restored(first, folder, shard, coordinator)
+    if save:
+        save_fleet(save, [shard])
+    lines = [
+        f"server {shard.index} of {shard.servers} after {count:,} records: mode {shard.mode}, "
+        f"round {shard.rounds.closed}, pushes {dict(sorted(shard.workers.sequences.items()))}"
+    ]
+    for table in shard.tables.values():
+        size = (
+            f"{table.count:,} values" if isinstance(table, DenseTable) else f"{len(table):,} rows"
+        )
+        lines.append(f"  {table.spec.name}: {size}, {table.step:,} updates")
+    return "\n".join(lines)
+
+
+def _whose(path: Path) -> tuple[int, int, int]:
+    """The server, and the numbers of servers and workers of its job."""
+    header = read_header(path)
+    said = [header.get(name) for name in ("server", "servers", "workers")]
+    numbers = [number for number in said if type(number) is int and 0 <= number <= _MOST]
+    if len(numbers) < len(said) or not (numbers[0] < numbers[1] and numbers[2]):
+        raise LogError(
+            f"log {str(path)!r} is of server {said[0]!r} of {said[1]!r} with {said[2]!r} workers, "
+            "which cannot be; it is not as a server wrote it"
+        )
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _first(path: str) -> Path:
+    """The name of the first file of a log of which any file is named."""
+    given = Path(path)
+    name = re.sub(r"\.\d{6,}(\.log)?$", r"\1", given.name)
+    if not name or "\0" in path or not files_of(given.with_name(name)):
+        raise LogError(f"{path!r} is no log; name a file like server.0.log")
+    return given.with_name(name)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `verify PATH` or `replay PATH SNAPSHOTS SAVE`; the exit code."""
+    try:
+        command, *rest = words
+        print(verify(*rest) if command == "verify" else replay(*rest))
+    except (PsfleetError, OSError) as error:
+        print(f"psfleet: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,391 @@
+"""The log file of a server: records in order, each with its checksums.
+
+    header   "PSFLOG1" and a line feed, length u32, crc32 u32, JSON: whose log this is
+    record   length u64, crc32 of the body u32, kind u8, 3 zero bytes, crc32 of these 16 bytes u32; body
+
+Numbers are little-endian. The checksum of a record's head goes on from that of the head before it
+(the header's for the first), so that a record that is missing, doubled or moved is noticed.
+
+A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
+that loses power perhaps zeros. Such a torn tail is cut off. A record that a dying process had begun was
+never acknowledged; a file that was cut later looks the same. Whatever else is not as it was written is
+damage, and the log is refused.
+
+With each snapshot begins a new file, named after its number, that goes on where the one before ends and
+says so (`after` in its header). Once the snapshot is complete, the files before are removed.
+
+    server.0.log -> server.0.000007.log -> server.0.000008.log
+"""
+
+import io
+import json
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.chaos.audit import FullDisk
+from psfleet.errors import LogError, NoRoom
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.atomic_files import reason, regular, replace
+from psfleet.platform.notices import say
+from psfleet_server.durability.disk import PACE, Disk
+from psfleet_server.durability.page_cache import Trail
+
+__all__ = ["Log", "Part", "chained", "files_of", "flat", "read_header", "records"]
+
+Part = bytes | memoryview | NDArray[Any]
+
+_MAGIC = b"PSFLOG1\n"
+_LENGTHS = struct.Struct("<II")
+_FIELDS = struct.Struct("<QIB3x")
+_CRC = struct.Struct("<I")
+_HEAD = _FIELDS.size + _CRC.size
+_MOST_PARTS = 512  # that one writev may take, with room to spare (IOV_MAX is 1024)
+
+
+class Log:
+    """A log that is open for appending. One thread at a time appends; any may `settle`.
+
+    Args:
+        path: The first file. It is made with `header` unless there is one, or a later one.
+        header: Whose log it is; a file that says otherwise is refused.
+        fsync: `settle` waits until records are on the disk, not only with the operating system.
+        crashes: For tests.
+        tell: Has a line said to whoever watches the job.
+        waits: See below.
+
+    Attributes:
+        waits: On a full disk wait for room rather than refuse, as a server does that is only starting.
+        first: The first file, even if that is gone.
+        path: The file that is written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        fsync: bool = False,
+        crashes: Crashes | None = None,
+        tell: Callable[[str], None] = say,
+        waits: bool = False,
+    ) -> None:
+        self.first = path
+        self.waits = waits
+        self._header = dict(header)
+        self._fsync = fsync
+        self._crashes = crashes
+        self._full = FullDisk.wanted(header.get("server", 0))
+        self._disk = Disk(tell)
+        if not files_of(path):
+            self._patiently(lambda: self._create(path, header))
+        for file in self.files.values():
+            found = read_header(file)
+            found.pop("after", None)
+            if found != self._header:
+                raise LogError(
+                    f"log {str(file)!r} is of {found}, this server is {self._header}; "
+                    "use another folder"
+                )
+        self.path = self.files[max(self.files)]
+        self.torn = 0
+        self._before = 0  # bytes of files that are closed
+        self._end, self._chain = 0, 0
+        self._file = os.open(self.path, os.O_RDWR)
+        self._syncing = threading.Lock()
+        self._synced = 0
+        self._trail = Trail()
+
+    @property
+    def files(self) -> dict[int, Path]:
+        """By the number of the snapshot with which each begins, 0: with none."""
+        return files_of(self.first)
+
+    def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """The kind and body of every record; then the torn tail is cut and `append` may be called.
+
+        Args:
+            since: Begin with the file of this snapshot.
+
+        Raises:
+            LogError: The log is damaged.
+        """
+        for kind, body, end, chain in chained(self.first, since):
+            self._end, self._chain = end, chain
+            if kind:
+                yield kind, body
+        self.torn = os.fstat(self._file).st_size - self._end
+        if self.torn:
+            os.ftruncate(self._file, self._end)
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        os.fsync(self._file)
+        self._synced = self._end
+
+    def forget(self) -> int:
+        """Begin anew in place of `recover`: cut everything but the header. Returns 0."""
+        _, self._end, self._chain = _header(self.path)
+        os.ftruncate(self._file, self._end)
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        return 0
+
+    @property
+    def end(self) -> int:
+        """Bytes that this process has seen of the log."""
+        return self._before + self._end
+
+    def turn(self, number: int) -> None:
+        """Go on in a new file, which begins with snapshot `number`.
+
+        Raises:
+            LogError: It cannot be made; the log is as it was.
+        """
+        path = _numbered(self.first, number)
+        after = {"snapshot": number, "chain": self._chain, "end": self._end}
+        with self._syncing:
+            if self._fsync:
+                os.fdatasync(self._file)
+            self._create(path, {**self._header, "after": after})
+            os.close(self._file)
+            self._before += self._end
+            _, self._end, self._chain = _header(path)
+            self._file = os.open(path, os.O_RDWR)
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            self.path, self._synced = path, self.end
+        self.reach("turned")
+
+    def shorten(self, number: int) -> None:
+        """Remove the files before that of snapshot `number`, which is complete."""
+        if number not in self.files:
+            return
+        for other in sorted(self.files):
+            if other < number:
+                self.files[other].unlink()
+                self.reach("shortened")
+
+    def append(self, kind: int, parts: Sequence[Part]) -> None:
+        """Hand a record to the operating system; it survives the end of this process.
+
+        Raises:
+            NoRoom: The disk is full; the log is as it was.
+            LogError: It could not be written; the log is as it was.
+        """
+        views = [flat(part) for part in parts]
+        length, crc = 0, 0
+        for view in views:
+            length, crc = length + view.nbytes, zlib.crc32(view, crc)
+        fields = _FIELDS.pack(length, crc, kind)
+        chain = zlib.crc32(fields, self._chain)
+        head = memoryview(fields + _CRC.pack(chain))
+        self.reach("append")
+        self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
+        self._patiently(lambda: self._append([head, *views]))
+        self._end, self._chain = self._end + _HEAD + length, chain
+        self._trail.follow(self._file, self._end, _HEAD + length)
+        self.reach("appended")
+
+    def _append(self, views: list[memoryview]) -> None:
+        try:
+            if self._full is not None:
+                self._full.check()
+            _write(views, self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            size = sum(view.nbytes for view in views)
+            what = f"log {str(self.path)!r} cannot be written"
+            raise self._disk.failed(what, error, size) from None
+        self._disk.took(f"log {str(self.path)!r}", self.path)
+
+    def _create(self, path: Path, header: Mapping[str, Any]) -> None:
+        """The file appears whole."""
+        text = json.dumps(dict(header)).encode()
+        content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
+        try:
+            replace(path, lambda to: _write_private(to, content))
+        except OSError as error:
+            what = f"log {str(path)!r} cannot be made"
+            raise self._disk.failed(what, error, len(content)) from None
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Take the step; on a full disk again and again, while nobody is there to be told."""
+        while True:
+            try:
+                return step()
+            except NoRoom:
+                if not self.waits:
+                    raise
+            time.sleep(PACE)
+
+    def settle(self, end: int) -> None:
+        """Return when the log up to `end` is as durable as it was asked to be.
+
+        Threads that come while the disk works share the next turn.
+        """
+        if not self._fsync or self._synced >= end:
+            return
+        with self._syncing:
+            if self._synced >= end:
+                return
+            reached = self.end
+            try:
+                os.fdatasync(self._file)
+            except OSError as error:
+                # What the disk holds now is unknown, and a second try would not tell.
+                say(f"log {str(self.path)!r} cannot be made durable: {error.strerror}")
+                os._exit(1)
+            self._synced = reached
+
+    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
+        """Die here if a test wants that, after doing `before`."""
+        if self._crashes is not None:
+            self._crashes.reach(point, before)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._trail.close()
+        os.close(self._file)
+
+
+def files_of(first: Path) -> dict[int, Path]:
+    """The files of a log that are there, by the number of the snapshot with which each begins."""
+    name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
+    there = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
+    named = {int(found[1]): path for found, path in there if found}
+    return dict(sorted({**({0: first} if first.exists() else {}), **named}.items()))
+
+
+def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
+    """`records` of every file from that of snapshot `since` on, each with its header.
+
+    Raises:
+        LogError: A file is damaged, or does not go on where the one before ends.
+    """
+    last: tuple[int, int] | None = None
+    for number, path in files_of(first).items():
+        if number < since:
+            continue
+        after = read_header(path).get("after", {"snapshot": 0})
+        goes_on = last is None or (after.get("end"), after.get("chain")) == last
+        if after.get("snapshot") != number or not goes_on:
+            raise LogError(
+                f"log {str(path)!r} does not go on where the file before it ends; restore the "
+                "files, or start the job anew from a checkpoint"
+            )
+        for record in records(path):
+            last = record[2], record[3]
+            yield record
+
+
+def _numbered(first: Path, number: int) -> Path:
+    return first.with_name(f"{first.stem}.{number:06d}{first.suffix}")
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Whose log it is.
+
+    Raises:
+        LogError: It is no log, or its header is damaged.
+    """
+    return _header(path)[0]
+
+
+def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
+    """Of the header (kind 0) and every whole record: kind, body, where it ends, its head's checksum.
+
+    What follows the last one is a torn tail. Bodies begin at multiples of 8 bytes in memory.
+
+    Raises:
+        LogError: The log is damaged.
+    """
+    _, end, chain = _header(path)
+    size = path.stat().st_size
+    yield 0, memoryview(b""), end, chain
+    with regular(path) as raw, io.BufferedReader(raw) as file:  # type: ignore[type-var]
+        file.seek(end)
+        while size - end >= _HEAD:
+            head = file.read(_HEAD)
+            length, crc, kind = _FIELDS.unpack_from(head)
+            chain = zlib.crc32(head[: _FIELDS.size], chain)
+            if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
+                if _is_zero(file, head):
+                    return
+                raise _damaged(path, end)
+            if length > size - end - _HEAD:
+                return
+            body = np.empty(length, np.uint8)
+            file.readinto(body.data)
+            if zlib.crc32(body.data) != crc:
+                raise _damaged(path, end)
+            end += _HEAD + length
+            yield kind, body.data, end, chain
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where it ends, and its checksum."""
+    try:
+        with regular(path) as file:
+            start = file.read(len(_MAGIC) + _LENGTHS.size)
+            if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
+                raise LogError(f"{str(path)!r} is no log of a server")
+            length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
+            text = file.read(min(length, 1 << 20))
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        raise LogError(f"log {str(path)!r} cannot be read: {reason(error)}") from None
+    if len(text) != length or zlib.crc32(text) != crc:
+        raise _damaged(path, 0)
+    try:
+        said: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(path, 0) from None
+    if not isinstance(said, dict) or not isinstance(said.get("after", {}), dict):
+        raise _damaged(path, 0)
+    return said, len(start) + length, crc
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read: everything that the server holds will be in it."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)
+
+
+def flat(part: Part) -> memoryview:
+    """The bytes of a part, of an array without values too; not copied if they lie side by side."""
+    if isinstance(part, np.ndarray):
+        return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+    return memoryview(part)
+
+
+def _write(views: list[memoryview], file: int) -> None:
+    """All the bytes, however many calls it takes."""
+    views = [view for view in views if view.nbytes]
+    while views:
+        written = os.writev(file, views[:_MOST_PARTS])
+        while views and written >= views[0].nbytes:
+            written -= views.pop(0).nbytes
+        if written:
+            views[0] = views[0][written:]
+
+
+def _is_zero(file: Any, head: bytes) -> bool:
+    """Whether nothing but zeros follows."""
+    while head:
+        if any(head):
+            return False
+        head = file.read(1 << 20)
+    return True
+
+
+def _damaged(path: Path, at: int) -> LogError:
+    return LogError(
+        f"log {str(path)!r} is damaged at byte {at}; restore the file, or start the job "
+        "anew from a checkpoint"
+    )

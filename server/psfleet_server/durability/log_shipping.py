@@ -1,0 +1,192 @@
+"""The records of a primary on their way to its standby.
+
+A standby that has all of what the primary held when it attached is required from then on (R1, R10 of
+the protocol): the primary answers nobody before the standby has taken what the answer rests on. It
+stays required when its connection is lost, for it may have taken over; only whoever decides about
+takeovers can release the primary from it.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from psfleet.errors import Fenced, ProtocolError
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.notices import say
+from psfleet_server.durability.log import Part, flat
+
+__all__ = ["DEPOSED", "Fed", "Feed", "joined"]
+
+DEPOSED = 5
+"""Exit code of a primary whose standby has taken over."""
+
+_MOST = 256 << 20  # bytes of records that may wait for the standby before pushes wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A record; kind 0: snapshot `complete` is, or if that is 0 the standby is required from now on."""
+
+    number: int
+    kind: int
+    body: bytes
+    complete: int = 0
+
+
+class Feed:
+    """What a standby has to get. Any thread may call.
+
+    Attributes:
+        end: Number of the last record.
+        required: Answers wait for the standby.
+        enabled: There may be standbys: records come here, and answers wait here.
+    """
+
+    def __init__(self, crashes: Crashes | None = None) -> None:
+        self.end = 0
+        self.required = False
+        self.enabled = False
+        self._crashes = crashes
+        self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)  # records, or no stream to send them on
+        self._less = threading.Condition(self._lock)  # answers may go on
+        self._attach = 0  # of the standby that has a stream or is required; 0: there is none
+        self._connected = False
+        self._floor = 0
+        self._taken = 0
+        self._copied = 0  # number of the last record of the copy
+        self._waiting: deque[Fed] = deque()
+        self._bytes = 0
+        self._over = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether records are collected for a standby."""
+        return self._attach != 0
+
+    def attach(self, number: int) -> int:
+        """A standby begins to follow; call with nothing changing. The number of the copy's last record.
+
+        Raises:
+            Fenced: The attachment is over.
+            ProtocolError: There is a standby already.
+        """
+        with self._lock:
+            if number <= self._floor:
+                raise Fenced(f"attachment {number} is over; those after {self._floor} may follow")
+            if self._attach:
+                raise ProtocolError(
+                    f"standby {self._attach} follows, so standby {number} cannot; release it first"
+                )
+            self._attach, self._connected = number, True
+            self.end += 1
+            self._copied = self.end
+            return self.end
+
+    def append(self, kind: int, parts: Sequence[Part]) -> None:
+        """A record is about to take effect."""
+        if not self._attach:
+            return
+        self._reach("feed")
+        body = joined(parts)
+        with self._lock:
+            self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
+            if self._connected:
+                self._waiting.append(Fed(self.end + 1, kind, body))
+                self._bytes += len(body)
+            self.end += 1
+            self._more.notify()
+        self._reach("fed")
+
+    def complete(self, snapshot: int) -> None:
+        """A snapshot is complete: the standby's log need not go back behind it."""
+        with self._lock:
+            if self._connected:
+                self._waiting.append(Fed(0, 0, b"", snapshot))
+                self._more.notify()
+
+    def records(self, attach: int) -> Iterator[Fed]:
+        """The records for this standby as they come; ends when it is lost, or all is over."""
+        while True:
+            with self._lock:
+                self._more.wait_for(
+                    lambda: self._waiting or self._over or not self._follows(attach)
+                )
+                if not self._follows(attach) or not self._waiting:
+                    return
+                fed = self._waiting.popleft()
+                self._bytes -= len(fed.body)
+                if self._bytes < _MOST <= self._bytes + len(fed.body):
+                    self._less.notify_all()
+            yield fed
+
+    def took(self, attach: int, number: int) -> None:
+        """The standby has taken all records up to this one."""
+        with self._lock:
+            if not self._follows(attach):
+                return
+            self._taken = max(self._taken, number)
+            if not self.required and number >= self._copied and not self._over:
+                self.required = True
+                self._waiting.append(Fed(0, 0, b""))
+                self._more.notify()
+            self._less.notify_all()
+
+    def lose(self, attach: int) -> None:
+        """The stream is broken. A standby that was required remains so."""
+        with self._lock:
+            if not self._follows(attach):
+                return
+            self._connected = False
+            self._waiting.clear()
+            self._bytes = 0
+            if not self.required:
+                self._attach = 0
+            self._more.notify()
+            self._less.notify_all()
+
+    def release(self, attach: int) -> None:
+        """No standby up to this attachment will ever take over: wait for none of them."""
+        with self._lock:
+            self._floor = max(self._floor, attach)
+            if self._attach and self._attach <= self._floor:
+                self._attach, self._connected, self.required = 0, False, False
+                self._waiting.clear()
+                self._bytes = 0
+            self._more.notify()
+            self._less.notify_all()
+
+    def depose(self, term: int) -> None:
+        """The standby has taken over: this process ends before it answers anybody."""
+        say(f"deposed: its standby has taken over with term {term}")
+        os._exit(DEPOSED)
+
+    def settle(self, end: int) -> None:
+        """Return when what rests on the records up to `end` may be answered."""
+        if not self.required or self._taken >= end:
+            return
+        self._reach("waiting")
+        with self._lock:
+            self._less.wait_for(lambda: not self.required or self._taken >= end)
+        self._reach("followed")
+
+    def close(self) -> None:
+        """The server ends in order, and its standby with it: nobody will go on from what they hold."""
+        with self._lock:
+            self._over, self.required = True, False
+            self._more.notify()
+            self._less.notify_all()
+
+    def _follows(self, attach: int) -> bool:
+        return self._connected and self._attach == attach
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
+
+
+def joined(parts: Sequence[Part]) -> bytes:
+    """The body of a record in one piece."""
+    return b"".join(map(flat, parts))

@@ -1,0 +1,229 @@
+"""How a server becomes what it was: from a snapshot, and the records of a log or of its primary.
+
+Records of the shard and decisions of the coordinator come in the order in which they took effect, and
+are taken once more through the code that took them first.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from psfleet.checkpoint import Snapshot, own_name, read_manifest
+from psfleet.checkpoint.verification import damage_is_said
+from psfleet.errors import CheckpointError, LogError, UsageError
+from psfleet.shard.shard import Shard
+from psfleet.shard.shard_state import Core
+from psfleet_server.coordinator.barriers import Meetings, Switch
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.data_dispatch import Supply
+from psfleet_server.durability.decisions import decode_decision
+from psfleet_server.durability.log import Part, chained, files_of
+from psfleet_server.durability.records import Kind, decode, decode_core, encode_core
+from psfleet_server.durability.snapshot_writer import coordinator_becomes
+
+__all__ = [
+    "begin",
+    "check_restart",
+    "copied",
+    "go_on_from",
+    "restored",
+    "take",
+    "take_all",
+    "workers_of",
+]
+
+_SEEN = "replica.view"  # the field of a copied core that says in which view the shard was
+
+
+def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
+    """Become what a log says, without writing to it; how many records were taken.
+
+    Args:
+        first: The log's first file, even if that is gone.
+        snapshots: Where the snapshots lie with which later files begin.
+
+    Raises:
+        LogError: The log is damaged, or says what cannot have been.
+    """
+    base = begin(first, snapshots, shard, coordinator)
+    found = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
+    return take_all(found, first, snapshots, shard, coordinator)
+
+
+def begin(
+    first: Path, snapshots: Path | None, shard: Shard, coordinator: Coordinator | None
+) -> int:
+    """Become what the last complete snapshot holds; its number, 0: there is none.
+
+    Raises:
+        LogError: The log begins with a snapshot that is not there.
+    """
+    files, why = files_of(first), ""
+    for number in sorted(files, reverse=True):
+        if number == 0:
+            return 0
+        if snapshots is None:
+            continue
+        try:
+            snapshot = Snapshot(snapshots / own_name(number))
+        except (CheckpointError, OSError) as error:
+            why = why or f": {error}"
+            continue
+        for event in snapshot.events(shard.index, shard.servers, own=True):
+            shard.replay(event)
+        _become(snapshot.core(shard.index), shard, coordinator)
+        return number
+    raise LogError(
+        f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
+        "restore it, or start the job anew from a checkpoint"
+    )
+
+
+def take_all(
+    found: Iterable[tuple[int, memoryview]],
+    first: Path,
+    snapshots: Path | None,
+    shard: Shard,
+    coordinator: Coordinator | None,
+) -> int:
+    """Let the records of a log take effect; how many there were.
+
+    Raises:
+        LogError: One cannot be taken, or the log's last file is missing.
+    """
+    count = cut = 0
+    for kind, body in found:
+        count += 1
+        try:
+            take(kind, body, shard, coordinator)
+        except Exception as error:  # there is no end to what a record can hold
+            raise LogError(
+                f"record {count} of log {str(first)!r} cannot be taken: "
+                f"{error}; start the job anew from a checkpoint"
+            ) from None
+        if kind == Kind.CUT:
+            cut = shard.cuts.last
+    if snapshots is not None and cut > max(files_of(first)) and _is_there(snapshots, cut):
+        raise LogError(
+            f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
+            "restore it, or start the job anew from a checkpoint"
+        )
+    return count
+
+
+def _is_there(snapshots: Path, number: int) -> bool:
+    """Whether a snapshot is complete, which it is only if every server has begun its next file."""
+    try:
+        read_manifest(snapshots / own_name(number))
+    except CheckpointError:
+        return False
+    return True
+
+
+def check_restart(snapshot: Snapshot) -> None:
+    """Take everything from a snapshot that a server takes when it starts from it, but its tables.
+
+    Raises:
+        CheckpointError: Something of it cannot be taken.
+    """
+    with damage_is_said(snapshot.path):
+        for index in range(len(snapshot.manifest.files)):
+            list(snapshot.specs(index))
+            _become(snapshot.core(index), Shard(), None if index else Coordinator(1))
+
+
+def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:
+    """Be one of a fleet that goes on from a snapshot, with any number of servers.
+
+    Returns:
+        What it is beside the tables; None: the snapshot is of another number of workers, whose rounds and
+        lives mean nothing here; its tables count, and what is left of its datasets.
+
+    Raises:
+        CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
+    """
+    snapshot = Snapshot(path)
+    core = snapshot.core(0)
+    snapshot.load(shard)
+    if _count(core) != shard.workers.count:
+        if coordinator is not None:
+            coordinator.go_on_with(_left(core))
+        return None
+    _resume(core, shard, coordinator)
+    return core
+
+
+def workers_of(path: str) -> int:
+    """How many workers the fleet of a snapshot had."""
+    return _count(Snapshot(path).core(0))
+
+
+def _count(core: Core) -> int:
+    return len(core.fields["rounds"]["fields"]["seats"]["set"])
+
+
+def _left(core: Core) -> Supply:
+    """What a job has left of its datasets."""
+    shard, coordinator = Shard(), Coordinator(1)
+    _become(core, shard, coordinator)
+    positions = {
+        life: shard.workers.positions[worker]
+        for worker, life in shard.workers.lives.items()
+        if worker in shard.workers.positions
+    }
+    return coordinator.supply.left(shard.rounds.closed, positions)
+
+
+def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
+    _become(core, shard, coordinator)
+    shard.rounds.go_back()
+    shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
+    if coordinator is not None:
+        for seat in coordinator.members.seats.values():
+            seat.progress = ""
+        known = shard.consistency
+        made = None
+        if known.mode is not None and known.switches:
+            made = Switch(known.switches, known.mode, known.clocks.staleness, {}, {})
+        coordinator.meetings = Meetings(switch=made)
+
+
+def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    shard.become(core)
+    if coordinator is not None:
+        coordinator_becomes(coordinator, core)
+
+
+def copied(shard: Shard, core: Core) -> tuple[int, list[Part]]:
+    """The record that ends the copy of a shard: what it is beside its tables, in its view."""
+    return Kind.COPIED, encode_core(Core({**core.fields, _SEEN: shard.workers.view}, core.arrays))
+
+
+def _be_copy(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+    _become(core, shard, coordinator)
+    shard.rounds.committed.clear()  # no record says these; workers commit again
+    shard.cuts.give_up()
+    shard.workers.view = shard.workers.promised = core.fields[_SEEN]
+
+
+def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
+    """Let a record take effect: of the log, or of the primary that a standby follows."""
+    try:
+        _take(kind, body, shard, coordinator)
+    except UsageError:
+        if kind not in (Kind.PUSH, Kind.CLOSE):
+            raise
+        # A table was full; the worker was told.
+
+
+def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
+    if kind == Kind.CORE:
+        _resume(decode_core(body), shard, coordinator)
+    elif kind == Kind.COPIED:
+        _be_copy(decode_core(body), shard, coordinator)
+    elif kind == Kind.DECISION:
+        if coordinator is None:
+            raise LogError("it is of a coordinator, which this server is not")
+        coordinator.replay(decode_decision(body))
+    elif kind != Kind.READY:
+        shard.replay(decode(kind, body, lambda key: shard.tables.find(key).spec))

@@ -1,0 +1,237 @@
+"""This server's parts of snapshots: written by a thread of their own while pushes go on."""
+
+import contextlib
+import dataclasses
+import json
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from psfleet.checkpoint import write_frozen
+from psfleet.checkpoint.manifest import ShardFile, spec_to_json
+from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.notices import say
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.shard_state import Core, read_core, write_core
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.decisions import CLASSES
+from psfleet_server.durability.throttle import Pace
+
+__all__ = ["Parts", "coordinator_becomes", "joined_core"]
+
+_INSIDE = {"members", "meetings", "supply", "term"}  # of a coordinator: what it has decided
+_PREFIX = "coordinator."
+_SHARE = 0.2  # of one processor that a file takes
+
+Told = Callable[[bytes | PsfleetError], None]
+"""Gets the outcome: a part of the manifest, or nothing for a cut, or why there is none."""
+
+
+@dataclass
+class _Part:
+    """One snapshot on this server.
+
+    Attributes:
+        folder: That gets the file.
+        cut: Gets the shard as it was at the cut; None: there will be none.
+        awaits_cut: It has a thread.
+        made: The cut is made.
+        outcome: What has become of the file.
+        for_cut, for_file: Who waits.
+    """
+
+    folder: str
+    cut: "queue.SimpleQueue[tuple[FrozenShard, Core] | None]" = field(
+        default_factory=queue.SimpleQueue
+    )
+    awaits_cut: bool = False
+    made: bool = False
+    outcome: bytes | PsfleetError | None = None
+    for_cut: list[Told] = field(default_factory=list)
+    for_file: list[Told] = field(default_factory=list)
+
+
+class Parts:
+    """Any thread may call these; what waits is told by the thread that has the news."""
+
+    def __init__(self, crashes: Crashes | None = None) -> None:
+        self._crashes = crashes
+        self._parts: dict[int, _Part] = {}
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._ending = False
+
+    def expect(self, number: int, folder: str) -> None:
+        """A snapshot begins; its files go there. Earlier ones that are not whole are given up.
+
+        Raises:
+            CheckpointError: The server is ending.
+        """
+        with self._lock:
+            if self._ending:
+                raise CheckpointError("the server is ending")
+            if number not in self._parts:
+                self._parts[number] = _Part(folder)
+            earlier = [n for n in self._parts if n < number]
+        for n in earlier:
+            self.forget(n)
+
+    def start(self, number: int) -> None:
+        """The shard will cut there: have a thread ready.
+
+        At the cut, which holds everybody up, it would be too late: a new thread takes milliseconds
+        to run where processors are busy. Others that were to be cut are given up.
+        """
+        with self._lock:
+            part = self._parts.get(number)
+            begins = part is not None and not part.awaits_cut
+            if part is not None:
+                part.awaits_cut = True
+            others = [n for n, p in self._parts.items() if n != number and not p.made]
+        for n in others:
+            self.forget(n)
+        if begins:
+            thread = ServiceThread(self._write, "snapshot", (part,))
+            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+            thread.start()
+
+    def await_part(self, number: int, told: Told, *, cut: bool) -> None:
+        """Have `told` called when the cut is made, or when the file is on the disk."""
+        with self._lock:
+            part = self._parts.get(number)
+            if part is not None and not (part.made if cut else part.outcome is not None):
+                (part.for_cut if cut else part.for_file).append(told)
+                return
+        told(_unknown(number) if part is None else part.outcome or b"")
+
+    def begin(self, frozen: FrozenShard, core: Core) -> None:
+        """The cut is made: write the shard as it was there. Returns at once."""
+        with self._lock:
+            part = self._parts.get(frozen.number)
+            if part is not None:
+                part.made = True
+                part.cut.put((frozen, core))
+        if part is None:
+            frozen.close()
+
+    def forget(self, number: int) -> None:
+        """A snapshot is complete, or given up."""
+        with self._lock:
+            part = self._parts.pop(number, None)
+            if part is not None:
+                part.cut.put(None)
+        if part is not None:
+            for told in (*part.for_cut, *part.for_file):
+                told(_unknown(number))
+
+    def end(self) -> None:
+        """Begin no snapshot any more and give up those without a cut; files are written without rests."""
+        with self._lock:
+            self._ending = True
+            awaited = [n for n, part in self._parts.items() if not part.made]
+        for number in awaited:
+            self.forget(number)
+
+    def stop(self) -> None:
+        """Wait until no file is being written; none will be."""
+        self.end()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, part: _Part) -> None:
+        if (cut := part.cut.get()) is None:
+            return
+        with self._lock:
+            waiting, part.for_cut = part.for_cut, []
+        for told in waiting:
+            told(b"")
+        self._write_file(part, *cut)
+
+    def _write_file(self, part: _Part, frozen: FrozenShard, core: Core) -> None:
+        outcome: bytes | PsfleetError
+        pace = Pace(_SHARE)
+
+        def between() -> None:
+            self._reach("page")
+            if not self._ending:
+                pace.rest()
+
+        self._reach("cut")
+        try:
+            with contextlib.closing(frozen):
+                file = write_frozen(part.folder, frozen, core, between)
+            outcome = _described(frozen, file)
+        except Exception as error:
+            outcome = CheckpointError(
+                f"server {frozen.index} cannot write to {part.folder!r}: {error}"
+            )
+            if part in self._parts.values():  # else it was given up, and its folder is gone
+                say(str(outcome))
+        self._reach("written")
+        with self._lock:
+            part.outcome, waiting, part.for_file = outcome, part.for_file, []
+        for told in waiting:
+            told(outcome)
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
+
+
+def joined_core(core: Core, coordinator: Coordinator | None) -> Core:
+    """What a server is beside its tables, with the decisions of the coordinator on server 0."""
+    if coordinator is None:
+        return core
+    own = read_core([coordinator], set(vars(coordinator)) - _INSIDE)
+    arrays = list(core.arrays)
+    fields = dict(core.fields)
+    for name, plain in own.fields.items():
+        fields[_PREFIX + name] = _moved(plain, len(arrays))
+    return Core(fields, [*arrays, *own.arrays])
+
+
+def coordinator_becomes(coordinator: Coordinator, core: Core) -> None:
+    """Take the decisions of an earlier coordinator.
+
+    Raises:
+        CheckpointError: The value holds none, or not a coordinator's.
+    """
+    own = {
+        name.removeprefix(_PREFIX): plain
+        for name, plain in core.fields.items()
+        if name.startswith(_PREFIX)
+    }
+    if not own:
+        raise CheckpointError("the snapshot holds no decisions of a coordinator")
+    write_core([coordinator], Core(own, core.arrays), CLASSES, set(vars(coordinator)) - _INSIDE)
+
+
+def _moved(plain: Any, by: int) -> Any:
+    """The same value when `by` arrays stand before its own."""
+    if isinstance(plain, dict):
+        if set(plain) == {"array"}:
+            return {"array": plain["array"] + by}
+        return {name: _moved(value, by) for name, value in plain.items()}
+    return [_moved(value, by) for value in plain] if isinstance(plain, list) else plain
+
+
+def _described(frozen: FrozenShard, file: ShardFile) -> bytes:
+    """One server's part of the manifest."""
+    return json.dumps(
+        {
+            "file": dataclasses.asdict(file),
+            "tables": [spec_to_json(table.spec) for table in frozen.tables],
+            "mode": frozen.mode,
+            "round": frozen.round,
+            "pushes": list(frozen.pushes.items()),
+            "since": frozen.since,
+        }
+    ).encode()
+
+
+def _unknown(number: int) -> CheckpointError:
+    return CheckpointError(f"snapshot {number} was given up; take it again")

@@ -1,0 +1,396 @@
+"""Around the pure shard: the lock, and the hands that perform its instructions."""
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
+from psfleet.faults.crash_points import Crashes
+from psfleet.runtime.interface import Read
+from psfleet.settings.limits import Limits
+from psfleet.shard.events import (
+    Answer,
+    Call,
+    Event,
+    Expire,
+    Instruction,
+    Keep,
+    Pull,
+    Push,
+    Refuse,
+    Retry,
+    Serve,
+    Tell,
+)
+from psfleet.shard.membership_view import Freeze, Install, Report
+from psfleet.shard.shard import Shard
+from psfleet.tables.dense import DenseTable
+from psfleet.wire.table_messages import write_mode
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
+from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Release, Seating
+from psfleet_server.coordinator.mode_requests import Wishes
+from psfleet_server.durability.journal import Keeper
+from psfleet_server.durability.log_shipping import Feed
+from psfleet_server.durability.snapshot_writer import Parts, joined_core
+from psfleet_server.rpc.attached_memory import Lanes
+from psfleet_server.rpc.deferred_reply import Deadlines, Reply
+from psfleet_server.rpc.pull_response import Places, lay_out
+
+__all__ = ["OUTCOMES", "Host"]
+
+OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
+
+
+class Host:
+    """One shard, on server 0 the coordinator, and what waits for them.
+
+    `lock` is held for each event. Tables are read outside it, so that pulls run beside pushes.
+
+    Attributes:
+        keeper: Keeps what changes in the log; None: nothing is kept.
+        feed: Brings what changes to the standby, if there is one.
+        parts: Of snapshots.
+        boot: Number of this process's start.
+        wishes: For another mode, from outside the job's scripts.
+        poke: Called when the coordinator may have something for the servers.
+        aim: Called with the endpoint of the coordinator.
+        find: Called with the endpoints of all servers, as a worker knows them.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        coordinator: Coordinator | None,
+        deadlines: Deadlines,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.shard = shard
+        self.coordinator = coordinator
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.lanes = Lanes()
+        self.keeper: Keeper | None = None
+        self.feed = Feed(Crashes.wanted())
+        self.parts = Parts(Crashes.wanted())
+        self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
+        self.wishes = Wishes(None)
+        self.poke: Callable[[], None] = lambda: None
+        self.aim: Callable[[str], None] = lambda endpoint: None
+        self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
+        self._deadlines = deadlines
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The lock; after it, what has changed meanwhile is durable and may be answered.
+
+        With a standby that is: the standby has it too, and it can be answered whoever lives on.
+        """
+        with self.lock:
+            yield
+            log = None if self.keeper is None else self.keeper.log
+            end = 0 if log is None else log.end
+            fed = self.feed.end
+        if log is not None:
+            log.reach("applied")
+            log.settle(end)
+            log.reach("settled")
+        self.feed.settle(fed)
+
+    def _take(self, event: Event, call: Call) -> list[Instruction]:
+        if self.keeper is None and not self.feed.enabled:
+            with self.lock:
+                return self._handle(event, call)
+        with self.changing():
+            return self._handle(event, call)
+
+    def _handle(self, event: Event, call: Call) -> list[Instruction]:
+        """Let the shard take an event; what it wants kept is read as it is now.
+
+        The traceback of an error holds frames, and with them the event and the memory that a worker
+        shares in which its tensors lie. A frame that held the error too would keep all that until the
+        garbage collector comes, so errors travel without.
+        """
+        instructions = self.shard.handle(event, call)
+        for instruction in instructions:
+            if isinstance(instruction, Refuse):
+                instruction.error.__traceback__ = None
+            if isinstance(instruction, Keep):
+                frozen = instruction.frozen
+                self.parts.begin(frozen, joined_core(frozen.core, self.coordinator))
+        return [i for i in instructions if not isinstance(i, Keep)]
+
+    def ask(self, event: Event) -> Answer:
+        """Take an event that is answered at once."""
+        mine = self._ask(event)
+        assert isinstance(mine, Answer)
+        return mine
+
+    def _ask(self, event: Event) -> Instruction:
+        call = object()
+        instructions = self._take(event, call)
+        mine = next(i for i in instructions if i.call is call)
+        self._perform([i for i in instructions if i.call is not call])
+        if not isinstance(mine, Refuse):
+            return mine
+        error = mine.error
+        del mine, instructions  # see _handle
+        try:
+            raise error
+        finally:
+            del error
+
+    def freeze(self, event: Freeze) -> Report:
+        """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""
+        with self.lock:
+            cutting = self.shard.cuts.under_way
+        told = self._ask(event)
+        assert isinstance(told, Tell)
+        if cutting is not None:
+            self.parts.forget(cutting.number)
+        return told.report
+
+    def install(self, event: Install) -> None:
+        """Go on with the new view; the process ends if nobody is left in it."""
+        self.ask(event)
+        self.end_if_over()
+
+    def end_if_over(self) -> None:
+        """Let the process end once every worker has left."""
+        with self.lock:
+            over = self.shard.rounds.is_over()
+        if over:
+            self.ended.set()
+
+    def reach(self, point: str) -> None:
+        """Die here if a test wants that."""
+        if self.keeper is not None:
+            self.keeper.log.reach(point)
+
+    def submit(self, event: Event, reply: Reply) -> None:
+        """Take an event whose reply may have to wait."""
+        self._check_parked()
+        self._submit(event, reply)
+
+    def _submit(self, event: Event, reply: Reply) -> None:
+        self._perform(self._take(event, reply))
+        if not reply.done:
+            reply.park(self._deadlines, lambda: self._expire(reply))
+
+    def exchange(self, push: Push, pull: Pull, reply: Reply) -> None:
+        """Take a push, then the pull that came with it, whose reply may have to wait.
+
+        Raises:
+            ProtocolError: In sync mode, where a pull has to wait until every server holds the push.
+        """
+        if self.shard.mode == "sync":
+            raise ProtocolError(
+                "the fleet runs in mode 'sync', in which a pull cannot travel with "
+                "the push before it; push first, then pull"
+            )
+        # All that could be wrong with the pull, before the push is applied.
+        if pull.commit:
+            raise ProtocolError(
+                f"the pull of an exchange commits round {pull.commit}; only sync mode has rounds"
+            )
+        self._check_parked()
+        if reply.places is not None:
+            shapes = [self.shard.tables.shape_of(read) for read in pull.reads]
+            reply.places.check(pull.reads, shapes)
+        answer = self.ask(push)
+        assert answer.outcome is not None
+        reply.header = Header(outcome=OUTCOMES[answer.outcome])
+        self._submit(pull, reply)
+
+    def answer(
+        self,
+        header: Header,
+        reads: Sequence[Read],
+        places: Places | None,
+        keeper: int | None = None,
+    ) -> bytes:
+        """The message with the current values of the reads, or with word that they are in place.
+
+        keeper: The worker for which the values are remembered, see Pull.keeps.
+        """
+        laid = lay_out(header, reads, self.shard.tables.shape_of, places)
+        self.shard.tables.read_into(reads, laid.values)
+        if keeper is not None:
+            self.shard.stale_gradients.keep(keeper, reads, laid.values)
+        laid.finish()
+        self.bytes_out += laid.bytes
+        self.settle_read()
+        return laid.message
+
+    def settle_read(self) -> None:
+        """Return when what was read may be told: it may be newer than what the call waited for."""
+        self.feed.settle(self.feed.end)
+
+    def meet(
+        self,
+        step: Callable[[Coordinator], Sequence[Outcome]],
+        reply: Reply | None = None,
+        *,
+        registers: bool = False,
+    ) -> None:
+        """Take a step of the coordinator; `reply` waits for it unless it is answered.
+
+        Calls that register have places of their own to wait in: who comes in is not kept out by
+        those who wait for it.
+        """
+        assert self.coordinator is not None
+        coordinator = self.coordinator
+        if reply is not None:
+            self._check_parked(registers=registers)
+        with self.changing():
+            outcomes = step(coordinator)
+            busy = coordinator.is_busy
+        _release(outcomes)
+        if busy:
+            self.poke()
+        if reply is not None and not reply.done:
+            reply.park(self._deadlines, lambda: self._expire_meeting(coordinator, reply))
+
+    def retry(self) -> None:
+        """Do what had to wait for room on the disk of the log.
+
+        Raises:
+            NoRoom: There is none yet.
+        """
+        if self.shard.waits_for_room:
+            self.ask(Retry())
+        if self.coordinator is not None and self.coordinator.waits_for_room:
+            self.meet(lambda c: c.retry())
+
+    def park(self, reply: Reply, expired: str) -> None:
+        """Let a call wait that somebody else answers; `expired`: what it is told at its deadline."""
+        if not reply.done:
+            reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
+
+    def _check_parked(self, *, registers: bool = False) -> None:
+        registering = 0 if self.coordinator is None else self.coordinator.registering
+        waiting = registering if registers else len(self._deadlines) - registering
+        if waiting >= self.limits.parked:
+            raise LimitExceeded(
+                f"{waiting} calls wait at server {self.shard.index}, its limit is "
+                f"{self.limits.parked}; raise parked in PSFLEET_LIMITS"
+            )
+
+    def status(self) -> shard_pb2.StatusReply:
+        """Counts for displays."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        with self.lock:
+            shard, counters = self.shard, self.shard.counters
+            torn = [] if self.coordinator is None else self.coordinator.supply.torn
+            return shard_pb2.StatusReply(
+                server=shard.index,
+                tables=[_table_status(t) for t in shard.tables.values()],
+                pushes=counters.pushes,
+                repeats=counters.repeats,
+                bytes_in=self.bytes_in,
+                bytes_out=self.bytes_out,
+                samples=counters.samples,
+                losses=counters.losses,
+                round=shard.rounds.closed,
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                resident_bytes=_resident(),
+                workers=len(set(shard.workers.lives) - shard.rounds.left),
+                pid=os.getpid(),
+                staleness=shard.staleness.counts,
+                lead=shard.consistency.clocks.lead,
+                mode=write_mode(shard.mode) if shard.mode else None,
+                torn=[
+                    shard_pb2.TornStep(
+                        worker=step.worker, incarnation=step.incarnation, last=step.sequences
+                    )
+                    for step in torn
+                ],
+            )
+
+    def _expire(self, reply: Reply) -> None:
+        self._perform(self._take(Expire(), reply))
+
+    def _expire_meeting(self, coordinator: Coordinator, reply: Reply) -> None:
+        with self.lock:
+            outcomes = coordinator.expire(reply)
+        _release(outcomes)
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            reply = instruction.call
+            assert isinstance(reply, Reply)
+            match instruction:
+                case Serve():
+                    self._serve(instruction, reply)
+                case Refuse():
+                    reply.fail(instruction.error)
+                case Answer() | Tell():
+                    raise AssertionError(f"{instruction} answers a call that waits for values")
+
+    def _serve(self, serve: Serve, reply: Reply) -> None:
+        try:
+            header = reply.header or Header()
+            header.view = self.shard.workers.view
+            message = self.answer(header, serve.reads, reply.places, serve.keeper)
+        except PsfleetError as error:
+            reply.fail(error)
+        else:
+            reply.answer(message)
+
+
+def _release(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        reply = outcome.call
+        assert isinstance(reply, Reply)
+        match outcome:
+            case Refuse():
+                reply.fail(outcome.error)
+            case Release():
+                reply.answer(_met(outcome))
+            case Seating():
+                reply.answer(_seated(outcome))
+
+
+def _seated(seating: Seating) -> bytes:
+    reply = coordinator_pb2.RegisterReply(
+        incarnation=seating.incarnation,
+        first=seating.first,
+        view=seating.view,
+        met=seating.met,
+        progress=seating.progress,
+    )
+    switch = seating.switch
+    if switch is not None:
+        reply.switches, reply.staleness = switch.number, switch.staleness
+        reply.mode, reply.last = write_mode(switch.mode), switch.last
+    encoded: bytes = reply.SerializeToString()
+    return encoded
+
+
+def _met(release: Release) -> bytes:
+    reply: Any = coordinator_pb2.BarrierReply()
+    if release.value is not None:
+        reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes())
+    elif release.wish is not None:
+        reply.wish.mode = release.wish.mode
+        reply.wish.settings.update(release.wish.settings)
+    encoded: bytes = reply.SerializeToString()
+    return encoded
+
+
+def _table_status(table: Any) -> shard_pb2.TableStatus:
+    count = table.count if isinstance(table, DenseTable) else len(table)
+    return shard_pb2.TableStatus(
+        name=table.spec.name, kind=table.spec.kind, count=count, bytes=table.bytes, step=table.step
+    )
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()

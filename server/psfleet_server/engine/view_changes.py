@@ -1,0 +1,159 @@
+"""The hands of the coordinator: a thread that brings every view to all servers.
+
+What is due is sent until it is answered; a server that does not answer holds up the change, for
+nothing may close without it. What the coordinator decides is durable before it is sent.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from psfleet.errors import PsfleetError
+from psfleet.platform.notices import say
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.shard.membership_view import Freeze
+from psfleet.wire.access import Access
+from psfleet.wire.membership_messages import read_report, write_install
+from psfleet.wire.v1 import membership_pb2
+from psfleet_server.coordinator.coordinator import Coordinator, Due, Outcome, torn_words
+from psfleet_server.coordinator.data_dispatch import Torn
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.rpc.peer import Peer
+
+__all__ = ["Views"]
+
+_ANSWER = 5.0  # seconds for one call
+_PAUSE, _LONGEST = 0.02, 0.5  # between tries when a server does not answer
+
+
+class Views:
+    """Brings views to the servers.
+
+    Args:
+        host: Of server 0, with the coordinator.
+        access: With what this process proves itself over TCP.
+        every: Seconds between looks for silent workers.
+    """
+
+    def __init__(self, host: Host, access: Access, every: float) -> None:
+        self._host = host
+        self._access = access
+        self._every = every
+        self._changed = threading.Condition()
+        self._endpoints: tuple[str, ...] = ()
+        self._peers: list[Peer] = []
+        self._over = False
+        self._poked = False
+        self._thread = ServiceThread(self._run, "views")
+
+    def start(self) -> None:
+        """Begin, as soon as it is known where the servers are."""
+        self._thread.start()
+
+    def aim(self, endpoints: Sequence[str]) -> None:
+        """The servers are at these endpoints, of which all have a port."""
+        with self._changed:
+            if not self._endpoints and not any(e.endswith(":0") for e in endpoints):
+                self._endpoints = tuple(endpoints)
+                self._changed.notify()
+
+    def poke(self) -> None:
+        """There may be something to do."""
+        with self._changed:
+            self._poked = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        for peer in self._peers:
+            peer.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._endpoints or self._over)
+            self._peers = [
+                Peer(f"server {index} at {endpoint}", endpoint, self._access)
+                for index, endpoint in enumerate(self._endpoints)
+            ]
+        pause = _PAUSE
+        while not self._over:
+            due = self._look()
+            if not due:
+                self._wait(self._every)
+            elif self._send_all(due):
+                pause = _PAUSE
+            else:
+                self._wait(pause)
+                pause = min(2 * pause, _LONGEST)
+        for peer in self._peers:
+            peer.close()
+
+    def _look(self) -> list[Due]:
+        with self._changed:
+            self._poked = False
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            coordinator.look(time.monotonic())
+            return coordinator.due()
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._poked or self._over, seconds)
+
+    def _send_all(self, due: Sequence[Due]) -> bool:
+        """Make every call once; whether one of them was answered."""
+        answered = False
+        for each in due:
+            before = self._torn()
+            try:
+                self._host.meet(self._send(each))
+            except PsfleetError:  # no answer, or no room to keep what follows from it
+                continue  # it is due again
+            for line in torn_words(self._torn()[len(before) :]):
+                say(line)
+            answered = True
+        return answered
+
+    def _torn(self) -> list[Torn]:
+        assert self._host.coordinator is not None
+        return list(self._host.coordinator.supply.torn)
+
+    def _send(self, due: Due) -> Callable[[Coordinator], Sequence[Outcome]]:
+        """Make the call; how the coordinator takes the answer."""
+        if isinstance(due.message, Freeze):
+            return self._freeze(due, due.message)
+        view = due.message.view
+        self._host.reach("install")
+        request = write_install(due.message, due.boot).SerializeToString()
+        answer = membership_pb2.InstallReply.FromString(
+            self._peers[due.server].call("Membership/Install", request, _ANSWER)
+        )
+        if not answer.installed:
+            return self._rebooted(due.server, answer.boot)
+        return lambda c: c.installed(due.server, answer.boot, view)
+
+    def _freeze(self, due: Due, freeze: Freeze) -> Callable[[Coordinator], Sequence[Outcome]]:
+        self._host.reach("freeze")
+        request = membership_pb2.FreezeRequest(
+            boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]
+        )
+        answer = membership_pb2.FreezeReply.FromString(
+            self._peers[due.server].call("Membership/Freeze", request.SerializeToString(), _ANSWER)
+        )
+        if not answer.HasField("standing"):
+            return self._rebooted(due.server, answer.boot)
+        report = read_report(answer.standing)
+        return lambda c: c.reported(due.server, answer.boot, freeze.view, report)
+
+    def _rebooted(self, server: int, boot: int) -> Callable[[Coordinator], Sequence[Outcome]]:
+        def step(coordinator: Coordinator) -> Sequence[Outcome]:
+            coordinator.rebooted(server, boot)
+            return []
+
+        return step

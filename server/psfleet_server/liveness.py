@@ -1,0 +1,68 @@
+"""Signs of life for whoever started this process: a byte on a pipe, a few times per second; and its words.
+
+The bytes say that the process runs: that it is not stopped, nor kept from every processor. Nothing of the
+server's own is asked, for what takes it long is no reason to give it up. A process that ends in order
+closes the pipe first: Python ends its threads long before the kernel has taken the tables' memory back.
+"""
+
+import contextlib
+import os
+import threading
+from typing import Self
+
+from psfleet.platform.notices import say
+from psfleet.platform.service_thread import ServiceThread
+
+__all__ = ["Pulse"]
+
+_EVERY = 0.25  # seconds
+_LIFE = b"\0"
+_LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
+
+
+class Pulse:
+    """Gives signs of life while it is entered, or until nobody listens.
+
+    Args:
+        pipe: File descriptor to write to; this object's from now on. 0: nobody listens.
+    """
+
+    def __init__(self, pipe: int = 0) -> None:
+        self._pipe = pipe
+        self._over = threading.Event()
+        self._thread = ServiceThread(self._run, "pulse")
+
+    def __enter__(self) -> Self:
+        if not self._pipe:
+            return self
+        os.set_inheritable(self._pipe, False)
+        os.set_blocking(self._pipe, False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._pipe:
+            self._thread.join()
+            os.close(self._pipe)
+
+    def tell(self, text: str) -> None:
+        """Have one line said to whoever watches the job, and put it into this process's log."""
+        say(text)
+        if self._pipe and self._thread.is_alive():
+            line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"
+            with contextlib.suppress(OSError):  # who has not looked for hours finds it in the log
+                os.write(self._pipe, line)
+
+    def _run(self) -> None:
+        while self._beat() and not self._over.wait(_EVERY):
+            pass
+
+    def _beat(self) -> bool:
+        try:
+            os.write(self._pipe, _LIFE)
+        except BlockingIOError:  # nobody has looked for hours; there are enough bytes to find
+            return True
+        except BrokenPipeError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""Standbys: they follow a primary, and take its place."""

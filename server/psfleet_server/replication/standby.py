@@ -1,0 +1,207 @@
+"""A standby: follows its primary record by record, until it is told to take its place.
+
+Fencing: a standby that takes over never again tells its primary that it has taken a record, and a
+primary that requires a standby answers nobody without that. So the one that was deposed can answer
+nothing, whether it is dead, stopped or only slow to notice; when it hears of it, it ends.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import grpc
+
+from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.settings.environment import Environment
+from psfleet.wire import replication
+from psfleet.wire.access import Access
+from psfleet.wire.channel import await_connection, open_channel
+from psfleet.wire.error_status import error_of
+from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet_server.durability.recovery import take
+from psfleet_server.engine.shard_host import Host
+
+__all__ = ["Standby"]
+
+_FIRST = 60.0  # seconds until the primary must have answered
+_MOMENT = 0.5  # for a connection, between tries
+_PAUSE = 0.05  # between tries while the primary has another standby
+_ORPHAN = 30.0  # seconds that a standby waits for its order when the primary is gone
+
+_News = tuple[Literal["promoted", "required", "lost", "failed", "over", "stopped"], str]
+
+
+class Standby:
+    """Follows the primary of the same server.
+
+    Args:
+        host: Gets all that the primary holds.
+        environment: Of this process.
+        access: With what it proves itself.
+
+    Attributes:
+        taken: Number of the last record that it has taken.
+        term: With which it has taken over; 0: it follows.
+    """
+
+    def __init__(self, host: Host, environment: Environment, access: Access) -> None:
+        self.taken = 0
+        self.term = 0
+        self._host = host
+        self._attach = environment.standby
+        self._endpoint = environment.servers[environment.rank]
+        self._name = f"the primary of server {environment.rank} at {self._endpoint}"
+        self._access = access
+        self._crashes = Crashes.wanted()
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[FollowRequest | None] = queue.SimpleQueue()
+        self._taking = threading.Lock()  # held while a record is taken
+        self._keeper = host.keeper
+        self._required = False
+        self._following = False  # something has come from the primary
+        self._channel: grpc.Channel | None = None
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._channel = open_channel(self._endpoint, self._access)
+        ServiceThread(self._run, "following").start()
+
+    def wait(self) -> Literal["promoted", "required", "over", "stopped"]:
+        """The next news: the primary requires it, it has taken over, or it is not needed.
+
+        Raises:
+            ServerUnavailable: The primary is gone, and there was no order to take over; or it has sent a
+                record that this standby cannot take or keep.
+        """
+        what, why = self._news.get()
+        while what == "lost":
+            try:
+                what, _ = self._news.get(timeout=_ORPHAN if self._required else 0.0)
+            except queue.Empty:
+                raise ServerUnavailable(why) from None
+        if what == "failed":
+            raise ServerUnavailable(why)
+        return what
+
+    def promote(self, term: int) -> None:
+        """Take no more records: from now on this process is the primary."""
+        with self._taking:
+            self.term = term
+        self._said.put(FollowRequest(term=term))
+        self._said.put(None)
+        self._news.put(("promoted", ""))
+
+    def stop(self) -> None:
+        """Let `wait` return. Signal handlers may call it."""
+        self._news.put(("stopped", ""))
+
+    def close(self) -> None:
+        """Let go of the primary."""
+        self._said.put(None)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _run(self) -> None:
+        assert self._channel is not None
+        deadline = time.monotonic() + _FIRST
+        while True:
+            try:
+                error = self._follow()
+            except (
+                Exception
+            ) as failure:  # a full disk; and there is no end to what a record can hold
+                said = str(failure) if isinstance(failure, PsfleetError) else repr(failure)
+                why = f"{self._name} is lost, what it has sent cannot be taken: {said}"
+                self._news.put(("failed", why))
+                return
+            if self.term:
+                return
+            if error is None:
+                self._news.put(("over", ""))
+                return
+            if self._following or not _is_starting(error) or time.monotonic() > deadline:
+                self._news.put(("lost", f"{self._name} is lost: {error}"))
+                return
+            if isinstance(error, ServerUnavailable):
+                await_connection(self._channel, self._access, _MOMENT)
+            else:
+                time.sleep(_PAUSE)
+
+    def _follow(self) -> PsfleetError | None:
+        """Follow while the primary lives; None: it has ended in order."""
+        assert self._channel is not None
+        call: Any = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
+            self._requests(), metadata=self._access.metadata
+        )
+        pieces: list[memoryview] = []
+        try:
+            for message in call:
+                self._following = True
+                reply, piece = replication.decode(message)
+                if self.term:
+                    continue  # the old primary may still send
+                if reply.over:
+                    return None
+                if reply.required:
+                    # Before anybody can promote this process, or start one from its log.
+                    if self._keeper is not None:
+                        self._keeper.has_copy()
+                    self._required = True
+                    self._news.put(("required", ""))
+                    continue
+                if reply.complete:
+                    self._shorten(reply.complete)
+                    continue
+                pieces.append(piece)
+                if not reply.more:
+                    body = piece if len(pieces) == 1 else memoryview(b"".join(pieces))
+                    self._take(reply.number, reply.kind, body)
+                    pieces = []
+        except grpc.RpcError as error:
+            return error_of(error, self._name)
+        finally:
+            call.cancel()
+        return ServerUnavailable(f"{self._name} has let go of its standby")
+
+    def _requests(self) -> Iterator[bytes]:
+        first = FollowRequest(server=self._host.shard.index, attach=self._attach)
+        yield first.SerializeToString()
+        while (said := self._said.get()) is not None:
+            while not said.term and not self._said.empty():  # only the newest counts
+                later = self._said.get()
+                if later is None:
+                    return
+                said = later
+            yield said.SerializeToString()
+
+    def _take(self, number: int, kind: int, body: memoryview) -> None:
+        with self._taking:
+            if self.term:
+                return
+            self._reach("receive")
+            if self._keeper is not None:
+                self._keeper.follow(kind, body)
+            take(kind, body, self._host.shard, self._host.coordinator)
+            self._reach("took")
+            if number:
+                self.taken = number
+                self._said.put(FollowRequest(taken=number))
+
+    def _shorten(self, snapshot: int) -> None:
+        with self._taking:
+            keeper = self._keeper
+            if keeper is not None and not self.term and keeper.can_start_from(snapshot):
+                keeper.shorten(snapshot)
+
+    def _reach(self, point: str) -> None:
+        if self._crashes is not None:
+            self._crashes.reach(point)
+
+
+def _is_starting(error: PsfleetError) -> bool:
+    """Whether the primary may answer later."""
+    return isinstance(error, (ServerUnavailable, ProtocolError))

@@ -1,0 +1,1 @@
+"""How calls reach a server: endpoints, limits, tokens, shared memory and replies."""

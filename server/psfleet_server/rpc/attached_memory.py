@@ -1,0 +1,129 @@
+"""Memories that workers on this host share with this server, and their end.
+
+A worker that dies cannot say so. A pidfd of each worker tells: what it shared is let go at once.
+"""
+
+import contextlib
+import os
+import select
+import threading
+from dataclasses import dataclass
+
+from psfleet.errors import LaneLost
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.wire.shared_memory import Offer, SharedMemory
+from psfleet.wire.v1.frame_pb2 import Header
+
+__all__ = ["Lanes"]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """One worker's memory. `turn`: the last call in it; `process`: pidfd of the worker, or -1."""
+
+    memory: SharedMemory
+    incarnation: int
+    generation: int
+    process: int
+    turn: int = 0
+
+
+class Lanes:
+    """At most one memory for each worker. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: dict[int, _Shared] = {}
+        self._deaths = select.epoll()
+        self._end, self._ending = os.pipe()
+        self._thread = ServiceThread(self._watch, "lanes")
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def start(self) -> None:
+        """Begin to watch for workers that die."""
+        self._deaths.register(self._end, select.EPOLLIN | select.EPOLLHUP)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of everything."""
+        os.close(self._ending)
+        self._thread.join()
+        os.close(self._end)
+        for worker in list(self._shared):
+            self.drop(worker)
+        self._deaths.close()
+
+    def attach(self, worker: int, incarnation: int, generation: int, offer: Offer) -> bool:
+        """Share the memory in place of the worker's earlier one; False: it cannot be reached."""
+        memory = SharedMemory.open(offer)
+        if memory is None:
+            return False
+        process = _pidfd(offer.pid)
+        with self._lock:
+            self._drop(worker)
+            self._shared[worker] = _Shared(memory, incarnation, generation, process)
+            if process >= 0:
+                self._deaths.register(process, select.EPOLLIN)
+        return True
+
+    def of(self, header: Header) -> SharedMemory | None:
+        """The memory in which a call's tensors lie; None: they are in its message.
+
+        Raises:
+            LaneLost: The memory is not here, or the call is not newer than the last one in it: what
+                its places hold now may belong to another call.
+        """
+        if not header.HasField("lane"):
+            return None
+        with self._lock:
+            shared = self._shared.get(header.worker)
+            if shared is None or shared.generation != header.lane.generation:
+                raise LaneLost(
+                    f"worker {header.worker} shares no memory of generation "
+                    f"{header.lane.generation:#x} with this server; send the tensors"
+                )
+            if header.lane.turn <= shared.turn:
+                raise LaneLost(
+                    f"call {header.lane.turn} in the memory of worker {header.worker} "
+                    f"comes after call {shared.turn}; send the tensors"
+                )
+            shared.turn = header.lane.turn
+            return shared.memory
+
+    def drop(self, worker: int, before: int | None = None) -> None:
+        """The worker (in its lives before `before`) shares nothing any more.
+
+        Calls under way keep the memory until they end.
+        """
+        with self._lock:
+            shared = self._shared.get(worker)
+            if shared is not None and (before is None or shared.incarnation < before):
+                self._drop(worker)
+
+    def _drop(self, worker: int) -> None:
+        shared = self._shared.pop(worker, None)
+        if shared is not None and shared.process >= 0:
+            self._deaths.unregister(shared.process)
+            os.close(shared.process)
+
+    def _watch(self) -> None:
+        while True:
+            happened = {descriptor for descriptor, _ in self._deaths.poll()}
+            if self._end in happened:
+                return
+            self._drop_all(happened)
+
+    def _drop_all(self, processes: set[int]) -> None:
+        """These workers have died. A function of its own: its names must not keep what they shared."""
+        with self._lock:
+            for worker, shared in list(self._shared.items()):
+                if shared.process in processes:
+                    self._drop(worker)
+
+
+def _pidfd(pid: int) -> int:
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return -1

@@ -1,0 +1,51 @@
+"""Another server of the fleet, as this one calls it."""
+
+import grpc
+
+from psfleet.errors import ServerUnavailable
+from psfleet.wire.access import Access
+from psfleet.wire.channel import await_connection, open_channel
+from psfleet.wire.error_status import error_of
+
+__all__ = ["Peer"]
+
+_MOMENT = 0.5  # seconds
+
+
+class Peer:
+    """Calls to one server, made once each; it connects when it is first called.
+
+    Args:
+        name: For messages: "server 1 at host:port".
+        endpoint: Where it listens.
+        access: With what this process proves itself over TCP.
+    """
+
+    def __init__(self, name: str, endpoint: str, access: Access) -> None:
+        self.name = name
+        self._access = access
+        self._channel = open_channel(endpoint, access)
+
+    def call(self, method: str, request: bytes, seconds: float) -> bytes:
+        """The answer to a call of "Service/Method".
+
+        One that could not be made waits a moment for the connection, so that the next one finds it.
+
+        Raises:
+            PsfleetError: What it ended with; ServerUnavailable if the server cannot be reached.
+        """
+        try:
+            stub = self._channel.unary_unary(f"/psfleet.v1.{method}", None, None)
+            answer: bytes = stub(request, timeout=seconds, metadata=self._access.metadata)
+        except grpc.RpcError as error:
+            found = error_of(error, self.name)
+            if isinstance(found, ServerUnavailable):
+                await_connection(self._channel, self._access, min(seconds, _MOMENT))
+            raise found from None
+        except ValueError as error:  # the channel was closed meanwhile
+            raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
+        return answer
+
+    def close(self) -> None:
+        """Let go of the connection; calls under way fail. Safe to call twice."""
+        self._channel.close()

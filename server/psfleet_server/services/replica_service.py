@@ -1,0 +1,154 @@
+"""The service that a standby follows: a copy of all that the server holds, then its records."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from psfleet.errors import FrameError, ProtocolError
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.shard.events import Create, Fill, Record
+from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.tables.row_snapshot import FrozenTable
+from psfleet.wire import error_status, replication
+from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet_server.coordinator.coordinator import Decision
+from psfleet_server.durability.log_shipping import Fed, Feed, joined
+from psfleet_server.durability.records import encode, encode_change
+from psfleet_server.durability.recovery import copied
+from psfleet_server.durability.snapshot_writer import joined_core
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.rpc.deferred_reply import as_psfleet_error
+
+__all__ = ["feeds_standby", "replica_handler"]
+
+
+def feeds_standby(host: Host) -> None:
+    """From now on what changes the host goes to its standby too, after it is in the log."""
+    feed, shard, coordinator = host.feed, host.shard, host.coordinator
+    feed.enabled = True
+    keep = shard.journal
+
+    def record(record: Record) -> None:
+        if keep is not None:
+            keep(record)
+        if feed.attached:
+            feed.append(*encode(record))
+
+    shard.journal = record
+    if coordinator is None:
+        return
+    keep_decision = coordinator.journal
+
+    def decide(decision: Decision) -> None:
+        if keep_decision is not None:
+            keep_decision(decision)
+        if feed.attached:
+            feed.append(*encode_change(decision))
+
+    coordinator.journal = decide
+
+
+def replica_handler(host: Host) -> "grpc.GenericRpcHandler[Any, Any]":
+    """What a server answers to its standby."""
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Replica",
+        {"Follow": grpc.stream_stream_rpc_method_handler(_Replica(host).follow)},
+    )
+
+
+class _Replica:
+    """Methods of the service Replica."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._follow(requests, context)
+        except Exception as error:
+            error_status.failure(context, as_psfleet_error(error))
+
+    def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        host, feed = self._host, self._host.feed
+        asked = _read(next(requests))
+        if asked.server != host.shard.index:
+            raise ProtocolError(
+                f"a standby of server {asked.server} has come to server {host.shard.index}"
+            )
+        with host.lock:
+            last = feed.attach(asked.attach)
+            frozen = host.shard.freeze()
+            kind, core = copied(host.shard, joined_core(frozen.core, host.coordinator))
+        if not context.add_callback(lambda: feed.lose(asked.attach)):
+            feed.lose(asked.attach)
+        ServiceThread(_listen, "standby", (feed, asked.attach, requests)).start()
+        with contextlib.closing(frozen):
+            for record in _copy(frozen):
+                yield from _messages(Fed(0, *_encoded(record)))
+        yield from _messages(Fed(last, kind, joined(core)))
+        for fed in feed.records(asked.attach):
+            yield from _messages(fed)
+        yield _bytes(FollowReply(over=True))
+
+
+def _listen(feed: Feed, attach: int, requests: Iterator[bytes]) -> None:
+    """What the standby says, until its stream ends."""
+    for said in _said(requests):
+        if said.term:
+            feed.depose(said.term)
+        feed.took(attach, said.taken)
+    feed.lose(attach)
+
+
+def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
+    """The messages of a standby; a bare Exception is how gRPC says that the call has ended."""
+    with contextlib.suppress(Exception):
+        while True:
+            yield _read(next(requests))
+
+
+def _copy(frozen: FrozenShard) -> Iterator[Record]:
+    """Records that make an empty shard hold these tables."""
+    for table in frozen.tables:
+        count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
+        yield Create(table.spec, np.zeros(count, np.float32))
+        for columns in _pages(table):
+            yield Fill(table.spec.key, table.clock, columns)
+
+
+def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
+    """Columns that fit together: of a dense table all, of a sparse one as they come."""
+    if table.spec.kind == "dense":
+        yield {name: values for page in table.pages() for name, values in page.items()}
+        return
+    for page in table.pages():
+        yield dict(page)
+    yield {}  # the clock, also of a table without rows
+
+
+def _encoded(record: Record) -> tuple[int, bytes]:
+    kind, parts = encode(record)
+    return kind, joined(parts)
+
+
+def _messages(fed: Fed) -> Iterator[bytes]:
+    """What is fed, as messages."""
+    if not fed.kind:
+        yield _bytes(FollowReply(complete=fed.complete, required=not fed.complete))
+        return
+    yield from replication.encode(fed.number, fed.kind, fed.body)
+
+
+def _read(request: bytes) -> FollowRequest:
+    try:
+        return FollowRequest.FromString(request)
+    except Exception:
+        raise FrameError(f"a request of {len(request)} bytes is no FollowRequest") from None
+
+
+def _bytes(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,1 @@
+"""Snapshots of the whole fleet, coordinated by server 0."""

@@ -1,0 +1,95 @@
+"""When server 0 takes snapshots by itself."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from psfleet.errors import PsfleetError, ServerUnavailable
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.settings.durations import Interval
+from psfleet_server.snapshots.lead import GaveWay, Lead, Wanted
+
+__all__ = ["Timetable"]
+
+_LOOK = 0.05  # seconds between looks how far the training is
+_PAUSE = 1.0  # after one that failed
+
+
+class Timetable:
+    """A thread that asks for a snapshot whenever it is time, and says when it cannot be had.
+
+    Args:
+        lead: Takes them.
+        every: How often; None: never.
+        position: How many rounds the training has done.
+        has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
+            2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
+        clock: Seconds that only go up.
+        tell: Has a line said to whoever watches the job: that they fail, and that they do no more.
+    """
+
+    def __init__(
+        self,
+        lead: Lead,
+        every: Interval | None,
+        position: Callable[[], int],
+        has_rounds: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._lead = lead
+        self._every = every
+        self._position = position
+        self._has_rounds = has_rounds
+        self._clock = clock
+        self._tell = tell
+        self._over = threading.Event()
+        self._thread = ServiceThread(self._run, "timetable")
+
+    def start(self) -> None:
+        """Begin to look at the clock."""
+        if self._every is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a snapshot that is being taken is given up."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._every is not None
+        every, failures = self._every, 0
+        time_done, rounds_done = self._clock(), self._position()
+        while not self._over.wait(min(_LOOK, every.seconds or _LOOK)):
+            rounds, exact = self._position(), bool(every.rounds) and self._has_rounds()
+            if not exact and not self._is_due(rounds, rounds_done, time_done):
+                continue
+            try:
+                self._lead.take(Wanted(every=every.rounds if exact else 0))
+            except (PsfleetError, OSError) as error:
+                # Before a server that is away is back no round closes, and nothing is due.
+                waits = isinstance(error, GaveWay) or (
+                    exact and isinstance(error, ServerUnavailable)
+                )
+                if not waits and not self._over.is_set():
+                    failures += 1
+                    self._fails(error, failures)
+                    self._over.wait(_PAUSE)
+                continue
+            if failures:
+                self._tell(f"snapshots are taken again, after {failures} that could not be")
+            failures, time_done, rounds_done = 0, self._clock(), rounds
+
+    def _fails(self, error: Exception, failures: int) -> None:
+        """Tell of the first failure of a row, and then ever more rarely."""
+        if failures.bit_count() == 1:
+            self._tell(f"a snapshot could not be taken: {error} ({failures} in a row)")
+
+    def _is_due(self, rounds: int, rounds_done: int, time_done: float) -> bool:
+        assert self._every is not None
+        every = self._every
+        if every.rounds:
+            return rounds // every.rounds > rounds_done // every.rounds
+        return rounds != rounds_done and self._clock() >= time_done + every.seconds

@@ -1,0 +1,372 @@
+"""The parameters of a cluster as one worker sees them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.chaos.injection import Audit, Meddler
+from psfleet.data.assignment import Range
+from psfleet.errors import ConfigError, UsageError
+from psfleet.fleet.progress import Progress
+from psfleet.runtime.finiteness import Watch
+from psfleet.runtime.interface import Awaited, Done, Gradient, Read, TableState, Ticket
+from psfleet.schema.table import TableSpec
+from psfleet.settings.environment import Environment
+from psfleet.settings.mode import Mode
+from psfleet.shard.events import Correction
+from psfleet.stages.links import Place
+from psfleet.strategy import Wire
+from psfleet.wire.table_messages import write_mode
+from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet_worker.connection.connection import Connection, reduced
+from psfleet_worker.connection.server_client import Patience, Send, wait_all
+from psfleet_worker.connection.server_stats import figures_of
+from psfleet_worker.connection.worker_heartbeat import Listener
+from psfleet_worker.data_client import Shares, Trainer
+from psfleet_worker.sharding.worker_tables import Tables
+from psfleet_worker.snapshot_request import save
+from psfleet_worker.stages.stage_links import StageLinks
+from psfleet_worker.stream.snapshot_marks import Marks
+from psfleet_worker.stream.stream import Stream
+
+__all__ = ["ClusterRuntime"]
+
+Floats = NDArray[np.float32]
+
+
+class ClusterRuntime:
+    """Implements psfleet.runtime.interface.Runtime on the servers of a cluster.
+
+    Steps are a stream of pushes and pulls (stream.py). Whatever else a script asks for waits until the
+    pushes before it are applied: meetings, whole tables, snapshots.
+
+    Args:
+        environment: Says which worker this is and where the servers are.
+        mode: The same for all workers.
+        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        wire: In which form gradients and values travel.
+        patience: How long to wait for whom.
+        meddle: For tests, see psfleet.faults.crash_points.
+
+    Attributes:
+        wire: As passed.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        mode: Mode,
+        staleness: int = 0,
+        wire: Wire | None = None,
+        *,
+        patience: Patience | None = None,
+        meddle: Callable[[int, Send], Send] | None = None,
+    ) -> None:
+        if environment.role != "worker":
+            raise ConfigError(
+                f"the role is {environment.role!r}; a cluster's runtime is for "
+                "workers (PSFLEET_ROLE=worker)"
+            )
+        meddle = meddle or Meddler.wanted(environment.rank)
+        self._fleet = Connection(
+            environment, mode, patience or Patience.of(environment), meddle, staleness
+        )
+        self.wire = wire or Wire()
+        self._marks = Marks(self._fleet)
+        self._fleet.beats.listeners.append(self._marks.listen)
+        self._tables = Tables(self._fleet)
+        self._stream = Stream(self._fleet, self._tables.spec, self.wire, self._marks)
+        self._wish: tuple[str, dict[str, int]] | None = None
+        self._closed = False
+        self._links: StageLinks | None = None
+        self._shares = Shares(self._fleet)
+        try:
+            self._fleet.start()
+            # Server 0 cannot know ports that the others have chosen.
+            self._marks.introduce(keeps=False)
+        except BaseException:
+            self._fleet.close()
+            raise
+        self._audit = Audit.wanted(self.worker_index, self._fleet.incarnation, self.server_num)
+        self._stream.begin()
+
+    @property
+    def watch(self) -> Watch:
+        """Who looks for values that are not finite."""
+        return self._stream.watch
+
+    @property
+    def worker_index(self) -> int:
+        """See Runtime."""
+        return self._fleet.worker
+
+    @property
+    def worker_num(self) -> int:
+        """See Runtime."""
+        return self._fleet.workers
+
+    @property
+    def server_num(self) -> int:
+        """See Runtime."""
+        return len(self._fleet.clients)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the script is, over all lives of this worker."""
+        return self._fleet.progress
+
+    @property
+    def passes(self) -> bool:
+        """Whether the next meeting was over before this life began."""
+        return self._fleet.passes
+
+    @property
+    def meetings(self) -> tuple[int, int]:
+        """How many meetings this life has come to, and how many changes of the mode are among them."""
+        return self._fleet.meetings
+
+    def pass_meetings(self, meetings: int, changes: int) -> None:
+        """Count these as come to, in a part of the script that is passed over."""
+        self._fleet.pass_meetings(meetings, changes)
+
+    @property
+    def mode(self) -> tuple[Mode, int]:
+        """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
+        mode has been changed before this life began."""
+        return self._fleet.mode, self._fleet.staleness
+
+    def correct(self, correction: Correction) -> None:
+        """Let the servers correct the pushes to come if they are late."""
+        self._fleet.correction = correction
+
+    # -- training ------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
+        return self._tables.create(spec, value)
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return self._stream.pull(reads)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
+        return self._stream.reads_ahead
+
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead."""
+        return self._stream.pull_ahead(reads)
+
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> Ticket:
+        """See Runtime.push. A push of an earlier life that counts is passed over."""
+        if self.progress.passes():
+            return Done()
+        if self._audit is not None:
+            gradients = [*gradients, self._audited(self._audit)]
+        return self._stream.push(gradients, samples, loss, self._shares.position or (0, 0))
+
+    def _audited(self, audit: Audit) -> Gradient:
+        """Under `psfleet-launch --chaos`: what counts this push on every server."""
+        if audit.spec.key not in self._tables.specs:
+            self.create(audit.spec)
+        return audit.gradient(self._fleet.mode)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self._stream.flush(timeout)
+
+    # -- meetings ------------------------------------------------------------------------------
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """See Runtime.barrier. Sync mode: rounds of the others go on without this worker."""
+        reply = coordinator_pb2.BarrierReply.FromString(self._gather(timeout))
+        self._wish = (reply.wish.mode, dict(reply.wish.settings)) if reply.wish.mode else None
+
+    def take_wish(self) -> tuple[str, dict[str, int]] | None:
+        """The mode and its settings that somebody outside wants, if the last barrier has told all workers
+        so: each of them then comes to `set_mode`."""
+        wish, self._wish = self._wish, None
+        return wish
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """See Runtime.all_reduce."""
+        if mode not in ("sum", "max", "min"):
+            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        brought = np.ascontiguousarray(value)
+        return reduced(self._gather(None, mode, brought), brought).reshape(np.shape(value))
+
+    def _gather(
+        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
+    ) -> bytes:
+        """Meet all workers. While this one waits, it is no member of rounds."""
+        passes = self._fleet.passes
+        answer = self._meet(timeout, mode, value)
+        if self._fleet.mode == "sync" and not passes:
+            self._fleet.join()
+        return answer
+
+    def _meet(
+        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
+    ) -> bytes:
+        self.flush(timeout)
+        if self._fleet.passes:
+            return self._fleet.meet(mode, value, timeout)
+        if self._fleet.rests:
+            self._fleet.rest()
+        answer = self._fleet.meet(mode, value, timeout, self._shares.reached)
+        self._fleet.clock = 0
+        return answer
+
+    def set_mode(self, mode: Mode, staleness: int = 0) -> None:
+        """Go on in another mode; every worker must come here between two of its steps.
+
+        A worker that has started again passes over the changes that the fleet has behind it.
+
+        Args:
+            mode: The same on all workers.
+            staleness: Ssp mode: likewise.
+
+        Raises:
+            ConfigError: The workers want different things; nothing was changed.
+        """
+        if mode == "geo" and self.wire != Wire():
+            raise ConfigError(
+                "what travels in geo mode is added to the weights as it is; "
+                f"it does not go with {self.wire}"
+            )
+        wish = np.array([write_mode(mode), staleness], np.int64)
+        self.flush()
+        brought, passes = np.array([*wish, *-wish, self.step], np.int64), self._fleet.passes
+        most = reduced(self._meet(None, "switch", brought), brought)
+        if (most[:2] != -most[2:4]).any():
+            if self._fleet.mode == "sync" and not passes:
+                self._fleet.join()
+            raise ConfigError(
+                f"worker {self.worker_index} asks for mode {mode!r} with staleness {staleness} and "
+                "another worker for something else; let all of them ask for the same"
+            )
+        self._fleet.change_mode(mode, staleness, int(most[4]))
+        self._stream.change_mode()
+
+    # -- whole tables --------------------------------------------------------------------------
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        self.flush()
+        return self._tables.read(table)
+
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self.flush()
+        self._stream.forget()
+        self._tables.write(table, state)
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        self.flush()
+        return self._tables.shrink(table, threshold, unseen)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self.flush()
+        self._stream.forget()
+        self._tables.load(path)
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return dict(self._tables.specs)
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """See Runtime.save. The servers must see the same file system as this worker."""
+        self.flush()
+        return save(self._fleet, path, delta=delta, base=base)
+
+    def keep(self, state_at: Callable[[int], bytes]) -> bytes:
+        """Snapshots get what `state_at` gives of this worker; returns what it has kept in the one from
+        which the fleet has started (JSON; empty: nothing).
+
+        Args:
+            state_at: Of the number of its last push in the snapshot (below 0: of its last ones, see
+                psfleet.checkpoint.worker_state); called by another thread.
+        """
+        self._marks.state_at = state_at
+        return self._marks.introduce(keeps=True)
+
+    @property
+    def step(self) -> int:
+        """Number of the last push."""
+        return self._fleet.sequence
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def shares(
+        self, trainer: Trainer, size: int, batch: int, epochs: int, seed: int, merged: int
+    ) -> Iterator[tuple[Range, ...]]:
+        """What this worker has to train with, step by step, as the fleet hands it out.
+
+        Args:
+            trainer: Who pushes.
+            size: Samples of an epoch.
+            batch: Samples of a step.
+            epochs: How many epochs.
+            seed: Of the order of samples; only compared between workers.
+            merged: Steps of one push.
+
+        Returns:
+            For each step the positions of its samples (psfleet.data.assignment).
+        """
+        return self._shares.steps(trainer, size, batch, epochs, seed, merged)
+
+    @property
+    def coming(self) -> tuple[Range, ...]:
+        """Of the step after the present one of `shares`: its positions, if they are known; else empty."""
+        return self._shares.coming
+
+    def on_beat(self, listener: Listener) -> None:
+        """Let `listener` hear what the coordinator answers to signs of life, in their thread."""
+        self._fleet.beats.listeners.append(listener)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats. Each server counts every push, so samples are equal on all."""
+        return [
+            figures_of(shard_pb2.StatusReply.FromString(answer))
+            for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
+        ]
+
+    def stage_links(self, place: Place, queue_size: int) -> StageLinks:
+        """The way to the other stages of this worker; it is open until this runtime is closed."""
+        self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
+        return self._links
+
+    def abandon(self) -> None:
+        """Let go of every resource without a word to the fleet, as if this process had died."""
+        self._closed = True
+        self._fleet.close()
+        self._stream.close()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush()
+            self._marks.say_goodbye()
+            self._fleet.leave()
+        finally:
+            if self._links is not None:
+                self._links.close()
+            self._stream.close()
+            self._fleet.close()
+            self._marks.close()

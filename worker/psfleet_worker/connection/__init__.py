@@ -1,0 +1,1 @@
+"""The servers as one worker calls them."""

@@ -1,0 +1,242 @@
+"""One call to one server: its tensors laid out where they will travel."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from psfleet.errors import FrameError
+from psfleet.kernels.streaming import copy_over
+from psfleet.runtime.interface import Format
+from psfleet.schema.table import TableSpec
+from psfleet.wire import frame, segments
+from psfleet.wire.compression import Packed, value_format
+from psfleet.wire.segments import Piece
+from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet_worker.connection.tensor_memory import Held, Lent
+
+__all__ = ["Parcel"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+SpecOf = Callable[[int], TableSpec]
+Values = Floats | Packed
+
+
+class Parcel:
+    """Gradients for a server and reads from it, in shared memory if there is room, else in arrays.
+
+    Args:
+        header: Says who speaks and in which order; the parcel adds the segments.
+        held: The memory that is shared with the server, if any.
+        wanted: The form in which values are asked for.
+
+    Attributes:
+        bytes: Of all tensors that go to the server.
+        view: Of the members, at the server when it answered.
+    """
+
+    def __init__(self, header: Header, held: Held | None, wanted: Format = "float32") -> None:
+        self._header = header
+        self._held = held
+        self._wanted = wanted
+        self._pieces: list[Piece] = []
+        self._places: list[int] = []
+        self._answers: list[Values] = []
+        self._reads = 0
+        self._inline = held is None
+        self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
+        self.bytes = 0
+        self.view = 0
+
+    @property
+    def reads(self) -> int:
+        """How many reads are in it."""
+        return self._reads
+
+    @property
+    def held(self) -> Held | None:
+        """The memory that is shared with the server, if any."""
+        return self._held
+
+    @property
+    def number(self) -> int:
+        """Of the push."""
+        return int(self._header.sequence)
+
+    @property
+    def packs(self) -> bool:
+        """Whether values are asked for in fewer bytes."""
+        return self._wanted != "float32"
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the tensors travel in the message."""
+        return self._inline
+
+    def say(self, **fields: int) -> None:
+        """Set fields of the header."""
+        for name, value in fields.items():
+            setattr(self._header, name, value)
+
+    def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
+        """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
+        width = spec.push_width
+        mine, at = self._room((len(ids) * 2 + len(ids) * width,), np.float32)
+        kept, rows = mine[: 2 * len(ids)].view(np.int64), mine[2 * len(ids) :].reshape(-1, width)
+        kept[:] = ids
+        self._add(
+            Segment(
+                table=spec.key,
+                content=segments.ID_ROWS,
+                count=len(ids),
+                learning_rate=learning_rate,
+                offset=at,
+            ),
+            kept,
+            rows,
+        )
+        return rows
+
+    def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
+        """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
+        at = 0
+        if self._inline:
+            self._borrowed.append(len(self._pieces))
+            if self._held is not None:
+                self._held.missing += values.nbytes
+        else:
+            mine, at = self._room(values.shape, np.float32)
+            copy_over(mine, values)
+            values = mine
+        self._add(
+            Segment(
+                table=spec.key,
+                content=segments.VALUES,
+                count=len(values),
+                learning_rate=learning_rate,
+                offset=at,
+            ),
+            values,
+        )
+
+    def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
+        """Add a segment whose bytes are these arrays, side by side."""
+        mine = self.reserve(segment, sum(array.nbytes for array in arrays))
+        at = 0
+        for array in arrays:
+            mine[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+            at += array.nbytes
+
+    def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
+        """Add a segment of so many bytes; returns the array that the caller fills with them."""
+        mine, segment.offset = self._room((size,), np.uint8)
+        self._add(segment, mine)
+        return mine
+
+    def read_rows(self, spec: TableSpec, ids: Ids) -> None:
+        """Add a pull of rows."""
+        mine, at = self._room(ids.shape, np.int64)
+        np.copyto(mine, ids)
+        self._read(
+            spec,
+            Segment(table=spec.key, content=segments.IDS, count=len(ids), offset=at),
+            (len(ids), spec.dim),
+            mine,
+        )
+
+    def read_values(self, spec: TableSpec, low: int, high: int, lent: Lent | None = None) -> None:
+        """Add a pull of this server's values of a dense table.
+
+        Args:
+            low, high: Which of the whole table's they are.
+            lent: The whole table's array, in the memory of this parcel; None: a place of its own.
+        """
+        segment = Segment(table=spec.key, content=segments.WHOLE)
+        if lent is None:
+            self._read(spec, segment, (high - low,))
+            return
+        segment.answer = lent.offset + 4 * low
+        self._answers.append(lent.array[low:high])
+        self._reads += 1
+        self._add(segment)
+
+    def request(self) -> bytes:
+        """The message of the call. With shared memory it holds places only."""
+        if self._inline or self._held is None:
+            return self._message()
+        header = Header()
+        header.CopyFrom(self._header)
+        header.lane.generation, header.lane.turn = self._held.generation, self._held.next_turn()
+        header.segments.extend(piece.segment for piece in self._pieces)
+        return frame.encode(header)
+
+    def fallback(self) -> bytes:
+        """The message with the tensors in it, for a call that has failed with shared memory."""
+        self.lose()
+        return self._message()
+
+    def answer(self, message: bytes, spec_of: SpecOf) -> list[Values]:
+        """What the server has read, in the order of the reads; valid until `close`."""
+        header, payload = frame.decode(message)
+        self.view = header.view
+        if header.HasField("lane"):
+            return self._answers
+        found = segments.read_values(header, payload, spec_of)
+        if len(found) != self._reads:
+            raise FrameError(f"a server answers {len(found)} of {self._reads} reads")
+        return found
+
+    def own(self) -> None:
+        """Copy what is still a view of the caller's arrays: the call is made later."""
+        for i in self._borrowed:
+            piece = self._pieces[i]
+            self._pieces[i] = Piece(piece.segment, tuple(array.copy() for array in piece.arrays))
+        self._borrowed.clear()
+
+    def lose(self) -> None:
+        """The call has failed: the server may still be using the places."""
+        if self._held is not None:
+            self._held.lost = True
+
+    def close(self) -> None:
+        """Answer and places are no longer used."""
+        places, self._places, self._answers, self._pieces = self._places, [], [], []
+        if self._held is not None:
+            for place in places:
+                self._held.give(place)
+
+    def _message(self) -> bytes:
+        header = Header()
+        header.CopyFrom(self._header)
+        return segments.message(header, self._pieces)
+
+    def _add(self, segment: Segment, *arrays: NDArray[Any]) -> None:
+        self._pieces.append(Piece(segment, arrays))
+        self.bytes += sum(array.nbytes for array in arrays)
+
+    def _read(
+        self, spec: TableSpec, segment: Segment, shape: tuple[int, ...], *arrays: NDArray[Any]
+    ) -> None:
+        form = value_format(spec, self._wanted)
+        segment.precision = segments.PRECISIONS[form]
+        if self._held is not None:
+            out, segment.answer = self._room((Packed.size_of(form, shape),), np.uint8)
+            self._answers.append(
+                out.view(np.float32).reshape(shape)
+                if form == "float32"
+                else Packed.over(out, form, shape)
+            )
+        self._reads += 1
+        self._add(segment, *arrays)
+
+    def _room(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], int]:
+        """An array to fill, and its place if it is in shared memory."""
+        if self._held is not None:
+            taken = self._held.take(shape, dtype)
+            if taken is not None:
+                self._places.append(taken[1])
+                return taken
+            self._inline = True  # what is in the memory already is sent from there
+        return np.empty(shape, dtype), 0

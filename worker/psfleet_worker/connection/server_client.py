@@ -1,0 +1,386 @@
+"""One server as a worker calls it: in order, with deadlines, and again when an answer is lost.
+
+Each server has a thread of its own that makes blocking calls, which costs less CPU than gRPC's
+futures (measured). Calls to one server leave in the order in which they were asked for, so pushes
+keep their order, and a call is made again with the same bytes until it is answered: sequence
+numbers in the bytes let the server see that it is the same.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from psfleet.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    LaneLost,
+    Later,
+    NoRoom,
+    NotReady,
+    PsfleetError,
+    ServerUnavailable,
+    UsageError,
+)
+from psfleet.platform.interrupts import deferred, wait_for
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.settings.environment import Environment
+from psfleet.wire.access import Access, is_tcp
+from psfleet.wire.channel import GRACE, await_connection, open_channel
+from psfleet.wire.error_status import error_of
+from psfleet.wire.socket_probe import closes_at_once
+
+__all__ = ["Call", "Cargo", "Client", "Patience", "Send", "wait_all"]
+
+Send = Callable[[str, bytes, float], bytes]
+"""Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_MOMENT = 0.002  # seconds before a push is sent again that came too early
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker waits, in seconds.
+
+    Attributes:
+        wait: For other workers: rounds, barriers, reductions.
+        answer: For a server that has the call and only has to work.
+        outage: For a server that cannot be reached, before it is given up.
+        start: The same at the first contact, when the fleet is still starting.
+        leave: The same when there is nothing left to do but to say so. A server that answers, but is not
+            ready, has started again and is given `outage`.
+        room: For a server whose disk is full.
+    """
+
+    wait: float = 600.0
+    answer: float = 120.0
+    outage: float = 10.0
+    start: float = 60.0
+    leave: float = 1.0
+    room: float = 600.0
+
+    @classmethod
+    def of(cls, environment: Environment) -> "Patience":
+        """Servers that keep a log come back when they have died, which takes a while."""
+        if not environment.keeps_log:
+            # A standby takes over within a second, unless the host is busy.
+            return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
+        return cls(answer=300.0, outage=120.0, leave=15.0)
+
+
+class Cargo(Protocol):
+    """Tensors of a call that may lie in shared memory rather than in its request."""
+
+    def request(self) -> bytes:
+        """The request once more, for a server that has answered the one before."""
+
+    def fallback(self) -> bytes:
+        """The same request with the tensors in it."""
+
+    def lose(self) -> None:
+        """The call has failed: the server may still be using the memory."""
+
+
+class Call:
+    """A call under way. `changed` is shared by all calls that may be waited for together."""
+
+    def __init__(
+        self,
+        method: str,
+        request: bytes,
+        seconds: float,
+        outage: float,
+        changed: threading.Condition,
+        cargo: Cargo | None,
+    ) -> None:
+        self.method = method
+        self.request = request
+        self.seconds = seconds
+        self.outage = outage
+        self.changed = changed
+        self.cargo = cargo
+        self.answer: bytes | None = None
+        self.error: PsfleetError | None = None
+        # Whether those who wait for it have all they want.
+        self.awaited: list[Callable[[], bool]] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is an answer or an error."""
+        return self.answer is not None or self.error is not None
+
+    def fall_back(self) -> bool:
+        """From now on send the tensors in the request; False if that is where they are."""
+        if self.cargo is None:
+            return False
+        self.request, self.cargo = self.cargo.fallback(), None
+        return True
+
+    def renew(self) -> None:
+        """The server has answered and wants the same again."""
+        if self.cargo is not None:
+            self.request = self.cargo.request()
+
+    def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
+        """Give the result to whoever waits."""
+        if error is not None and self.cargo is not None:
+            self.cargo.lose()
+        with self.changed:
+            self.answer, self.error = answer, error
+            self.request, self.cargo = b"", None  # let go of the gradients
+            if any(settled() for settled in self.awaited):
+                self.changed.notify_all()
+            self.awaited.clear()
+
+
+def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
+    """The answers of all calls; raises the first error as soon as there is one.
+
+    What is still under way then goes on without anybody waiting for it.
+
+    Raises:
+        DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
+    """
+
+    def settled() -> bool:
+        return all(call.ended for call in calls) or any(call.error for call in calls)
+
+    if calls:
+        with deferred(), calls[0].changed:
+            for call in calls:  # they wake this thread once, not each for itself
+                if not call.ended:
+                    call.awaited.append(settled)
+            wait_for(calls[0].changed, settled, timeout)
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+    answers = [call.answer for call in calls if call.answer is not None]
+    if len(answers) < len(calls):
+        raise DeadlineExceeded(
+            f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
+            f"of {len(calls)} servers within {timeout:g} seconds"
+        )
+    return answers
+
+
+class Client:
+    """Calls to one server.
+
+    Args:
+        index: Of the server, for messages.
+        endpoint: Where it listens.
+        patience: How long to wait.
+        changed: Notified when a call ends; the same for all servers that are waited for together.
+        meddle: For tests: wraps the function that makes one attempt (psfleet.faults.crash_points).
+        access: With what this process proves itself over TCP.
+
+    Attributes:
+        endpoint: Where it listens.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        endpoint: str,
+        patience: Patience,
+        changed: threading.Condition,
+        meddle: Callable[[int, Send], Send] | None = None,
+        access: Access | None = None,
+    ) -> None:
+        self.name = f"server {index} at {endpoint}"
+        self.patience = patience
+        self._changed = changed
+        self.endpoint = endpoint
+        self._access = access or Access()
+        self._channel = open_channel(endpoint, self._access)
+        self._methods: dict[str, Any] = {}
+        self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
+        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._process = os.getpid()
+        self._open = 0  # calls that have not ended
+        self._closing = threading.Event()
+        self._thread = ServiceThread(self._run, f"server {index}")
+        self._thread.start()
+
+    def start(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        seconds: float | None = None,
+        outage: float | None = None,
+        cargo: Cargo | None = None,
+    ) -> Call:
+        """Ask for a call; it is made after all those asked for before.
+
+        Args:
+            method: "Service/Method".
+            request: The message.
+            seconds: How long the server may take; None: `patience.answer`.
+            outage: How long it may be out of reach; None: `patience.outage`.
+            cargo: What the request names rather than holds.
+
+        Raises:
+            UsageError: This process is a fork of the one that has connected.
+        """
+        self.check_process()
+        call = Call(
+            method,
+            request,
+            self.patience.answer if seconds is None else seconds,
+            self.patience.outage if outage is None else outage,
+            self._changed,
+            cargo,
+        )
+        with self._changed:
+            closed = self._closing.is_set()
+            if not closed:
+                self._open += 1
+                self._queue.put(call)
+        if closed:
+            call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
+        return call
+
+    def check_process(self) -> None:
+        """Refuse to work in a fork of the process that has connected: no thread of it is there."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"process {os.getpid()} was forked from worker process {self._process}, whose "
+                "connections it cannot use; pull and push in the worker's own process"
+            )
+
+    def is_idle(self) -> bool:
+        """Whether every call that was asked for has ended."""
+        return self._open == 0
+
+    def close(self) -> None:
+        """Give up what is under way and let go of thread and connection. Safe to call twice.
+
+        In a fork of the process it does nothing: both are its parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._changed:  # no call comes behind the end
+            self._closing.set()
+            self._queue.put(None)
+        self._channel.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            try:
+                self._end(call, self._persist(call))
+            except PsfleetError as error:
+                self._end(call, error=error)
+            except Exception as error:
+                failed = PsfleetError(f"{call.method} to {self.name} failed: {error!r}")
+                self._end(call, error=failed)
+
+    def _end(
+        self, call: Call, answer: bytes | None = None, error: PsfleetError | None = None
+    ) -> None:
+        with self._changed:  # whoever hears of the end finds this client idle
+            self._open -= 1
+            call.end(answer, error)
+
+    def _persist(self, call: Call) -> bytes:
+        """Make the call until it is answered, its time is over or the server is given up."""
+        deadline = time.monotonic() + call.seconds
+        pause, answered = _FIRST_PAUSE, False
+        lost: float | None = None  # since when it cannot be reached, or has not been ready
+        unready = False  # it answers, and cannot work yet
+        full: float | None = None  # since when it has had no room
+        while True:
+            try:
+                return self._send(call.method, call.request, deadline - time.monotonic())
+            except LaneLost:
+                if not call.fall_back():
+                    raise
+            except Later:
+                if self._closing.is_set() or time.monotonic() >= deadline:
+                    raise
+                call.renew()
+                self._closing.wait(_MOMENT)
+            except NoRoom as error:
+                now = time.monotonic()
+                full = now if full is None else full
+                if self._closing.is_set() or now >= full + self.patience.room:
+                    raise NoRoom(f"{self.name}, for {now - full:.1f} seconds: {error}") from None
+                call.renew()
+                self._closing.wait(pause)
+                pause, lost = min(2 * pause, _LONGEST_PAUSE), None
+                deadline = time.monotonic() + call.seconds  # it has answered, and did no work
+            except (ServerUnavailable, NotReady) as error:
+                call.fall_back()
+                self._check_access(error)
+                now = time.monotonic()
+                if lost is None or isinstance(error, NotReady) != unready:
+                    lost, unready = now, isinstance(error, NotReady)
+                outage = max(call.outage, self.patience.outage) if unready else call.outage
+                if self._closing.is_set() or now >= min(deadline, lost + outage):
+                    raise type(error)(self._given_up(error, now - lost)) from None
+                if unready and not answered:
+                    answered, pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
+                self._rest(error, pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _given_up(self, error: PsfleetError, seconds: float) -> str:
+        if isinstance(error, NotReady):
+            return str(error)
+        said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
+        if closes_at_once(self.endpoint, tls=self._speaks_tls):
+            return (
+                f"{said}; it closes connections at once, perhaps because it has as many as it "
+                "takes: raise connections in PSFLEET_LIMITS of the servers"
+            )
+        return said
+
+    @property
+    def _speaks_tls(self) -> bool:
+        return is_tcp(self.endpoint) and self._access.credentials is not None
+
+    def _rest(self, error: PsfleetError, seconds: float) -> None:
+        """Wait before the call is made again; shorter if the connection comes back meanwhile."""
+        if isinstance(error, NotReady):
+            self._closing.wait(seconds)
+        else:
+            await_connection(self._channel, self._access, seconds)
+
+    def _check_access(self, error: PsfleetError) -> None:
+        """A server that does not know this process is not asked again."""
+        if not is_tcp(self.endpoint) or not isinstance(error, ServerUnavailable):
+            return
+        from psfleet.wire.tls_diagnosis import why_refused  # loads the cryptography, rarely needed
+
+        why = why_refused(self.endpoint, self._access)
+        if why:
+            raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
+
+    def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
+        """Make one attempt at a call now, beside those that were asked for before.
+
+        Raises:
+            PsfleetError: What it ended with.
+        """
+        if self._closing.is_set():
+            raise ServerUnavailable(f"the connection to {self.name} is closed")
+        stub = self._methods.get(method)
+        if stub is None:
+            path = f"/psfleet.v1.{method}"
+            stub = self._methods[method] = self._channel.unary_unary(path, None, None)
+        try:
+            answer: bytes = stub(
+                request, timeout=max(seconds, 0) + GRACE, metadata=self._access.metadata
+            )
+        except grpc.RpcError as error:
+            raise error_of(error, self.name) from None
+        except ValueError as error:  # the channel was closed meanwhile
+            raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
+        return answer

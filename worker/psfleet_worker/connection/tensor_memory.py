@@ -1,0 +1,215 @@
+"""The way of tensors to a server: shared memory where both ends are on one host, else messages.
+
+The worker makes one memory for all servers and owns every place in it. A call names places: until
+its answer is here, the server reads and writes those and no others, so no side needs a lock. A call
+that failed may still be under way at its server; then no place of that memory is dealt again. The
+call goes on with its tensors in the message, and the next one gets other memory.
+
+Since all servers write to one memory, each can put its part of a dense array where the array will be
+used: such an array is lent, and its place comes back when the last view of it is gone.
+"""
+
+import collections
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from psfleet.kernels.initial_values import address_of
+from psfleet.wire.shared_memory import Blocks, Offer, SharedMemory
+
+__all__ = ["LEND_FROM", "Attach", "Held", "Lane", "Lent", "Memories"]
+
+Attach = Callable[[int, Offer], bool]
+"""Offers memory under a generation to the server; whether it is shared now."""
+
+Floats = NDArray[np.float32]
+
+LEND_FROM = 1 << 16
+"""Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
+
+_FIRST_SIZE = 512 << 10
+_LARGEST = 4 << 30
+_SPARE = 4  # times what was missing: several calls may be under way
+_LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
+
+
+class Held:
+    """One memory that servers share.
+
+    Attributes:
+        generation: Its number on the wire.
+        offer: What a server needs in order to share it.
+        missing: Bytes of all tensors for which there was no place; 0: there always was one.
+        lost: A call has failed in it: no place of it is dealt again.
+    """
+
+    def __init__(self, memory: SharedMemory, offer: Offer) -> None:
+        self.generation = int.from_bytes(os.urandom(8), "little")
+        self.offer = offer
+        self.missing = 0
+        self.lost = False
+        self._memory = memory
+        self._blocks = Blocks(len(memory))
+        self._turns = itertools.count(1)
+        self._lent: dict[_Loan, int] = {}  # bytes
+        self._returned: collections.deque[_Loan] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def take(self, shape: Sequence[int], dtype: DTypeLike) -> tuple[NDArray[Any], int] | None:
+        """A new array in the memory and its offset; None: there is no room left."""
+        self._regain()
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        offset = self._blocks.take(size)
+        if offset is None:
+            self.missing += size
+            return None
+        return self._memory.array(offset, shape, dtype), offset
+
+    def give(self, offset: int) -> None:
+        """The array at `offset` is no longer used."""
+        self._blocks.give(offset)
+
+    def lend(self, count: int) -> "Lent | None":
+        """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
+        self._regain()
+        size = 4 * count
+        if size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
+            return None
+        taken = self.take((count,), np.float32)
+        if taken is None:
+            return None
+        base = _Base(self, taken[0])
+        self._lent[_Loan(base, self._returned, taken[1])] = size
+        return Lent(self, base, taken[1])
+
+    def _regain(self) -> None:
+        """Take back the arrays that nobody looks at any more."""
+        while True:
+            try:
+                loan = self._returned.popleft()
+            except IndexError:
+                return
+            del self._lent[loan]
+            self._blocks.give(loan.offset)
+
+    def next_turn(self) -> int:
+        """The number of the next call. Calls reach a server in the order of their numbers."""
+        return next(self._turns)
+
+
+class Lent:
+    """An array in shared memory that keeps its place for as long as anything looks at it.
+
+    Attributes:
+        held: The memory.
+        offset, address: Of the array, in it and in this process.
+        array: float32 [count].
+    """
+
+    def __init__(self, held: Held, base: "_Base", offset: int) -> None:
+        self.held = held
+        self.offset = offset
+        self.array: Floats = np.asarray(base)
+        self.address = address_of(self.array)
+
+
+class _Base:
+    """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
+
+    def __init__(self, held: Held, array: Floats) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._held = held
+        self._array = array
+
+
+class _Loan(weakref.ref[_Base]):
+    """Appends itself to `returned` when the array is gone.
+
+    That runs no Python code: an interrupt that arrived in a `__del__` would be lost, since Python
+    ignores exceptions there.
+    """
+
+    __slots__ = ("offset",)
+
+    def __new__(cls, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> "_Loan":
+        return super().__new__(cls, base, returned.append)
+
+    def __init__(self, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> None:
+        self.offset = offset
+
+
+class Memories:
+    """The memory of a worker: made when first wanted, larger when too small, anew when lost."""
+
+    def __init__(self) -> None:
+        self.latest: Held | None = None
+
+    def renew(self) -> Held | None:
+        """The memory to share from now on; None: there is none to be had."""
+        held = self.latest
+        if held is None or held.lost or held.missing:
+            self.latest = self._make(held)
+            if held is not None and held is not self.latest:
+                os.close(held.offer.descriptor)
+        return self.latest
+
+    def close(self) -> None:
+        """Let go of it; arrays in it keep it. Safe to call twice."""
+        if self.latest is not None:
+            os.close(self.latest.offer.descriptor)
+            self.latest = None
+
+    def _make(self, before: Held | None) -> Held | None:
+        size = _FIRST_SIZE
+        if before is not None:
+            size = min(len(before) + _SPARE * before.missing, _LARGEST)
+            if before.missing and not before.lost and len(before) >= size:
+                before.missing = 0  # as large as it gets; what does not fit goes in messages
+                return before
+        made = SharedMemory.make(size)
+        return None if made is None else Held(*made)
+
+
+class Lane:
+    """Keeps one server's share in the memory up to date.
+
+    Args:
+        memories: Where the memory comes from; None: tensors always travel in messages.
+        attach: Makes the server share one.
+        is_idle: Whether a call to the server would be made at once. While it would have to wait
+            behind another, which may itself wait for other workers, no new memory is offered.
+    """
+
+    def __init__(
+        self, memories: Memories | None, attach: Attach, is_idle: Callable[[], bool]
+    ) -> None:
+        self._memories = memories
+        self._attach = attach
+        self._is_idle = is_idle
+        self._held: Held | None = None
+
+    def held(self) -> Held | None:
+        """The memory to use for the next call, None: the message."""
+        held, memories = self._held, self._memories
+        if memories is not None and self._is_idle():
+            wanted = memories.latest
+            if wanted is None or wanted.lost or wanted.missing:
+                wanted = memories.renew()
+            if wanted is not held:
+                self._held = held = self._share(wanted)
+        return None if held is None or held.lost else held
+
+    def _share(self, wanted: Held | None) -> Held | None:
+        """The memory, shared. What the server does not share once it is not asked again."""
+        if wanted is None or not self._attach(wanted.generation, wanted.offer):
+            self._memories = None
+            return None
+        return wanted

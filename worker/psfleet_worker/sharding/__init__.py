@@ -1,0 +1,1 @@
+"""Which part of a call goes to which server, and back."""

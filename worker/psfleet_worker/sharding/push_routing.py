@@ -1,0 +1,171 @@
+"""What of a push goes to which server, and in which form."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.float16 import encode
+from psfleet.runtime.interface import Format, Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import deal_elements
+from psfleet.wire import segments
+from psfleet.wire.compression import Packed, Packer
+from psfleet.wire.v1.frame_pb2 import Content, Segment
+from psfleet_worker.connection.request import Parcel
+from psfleet_worker.sharding.pull_routing import Plans
+
+__all__ = ["add_gradients"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One table's gradient, as psfleet.runtime.validation.check_gradient gives its values and ids."""
+
+    spec: TableSpec
+    gradient: Gradient
+    values: Floats
+    ids: Ids | None
+    form: Format
+
+    @property
+    def is_summed_in_place(self) -> bool:
+        """Whether its rows are summed where they leave, in float32."""
+        return (
+            self.ids is not None
+            and self.spec.kind == "sparse"
+            and self.form == self.gradient.precision == "float32"
+        )
+
+    def segment(self, content: Content, count: int) -> Segment:
+        """What says how the part for one server is to be read."""
+        return Segment(
+            table=self.spec.key,
+            content=content,
+            count=count,
+            learning_rate=self.gradient.learning_rate,
+            precision=segments.PRECISIONS[self.form],
+        )
+
+
+def add_gradients(
+    parcels: Sequence[Parcel],
+    specs: Sequence[TableSpec],
+    checked: Sequence[tuple[Floats, Ids | None]],
+    gradients: Sequence[Gradient],
+    plans: Plans,
+    packer: Packer,
+    look: Callable[[Iterable[tuple[str, Floats]]], None],
+) -> None:
+    """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
+
+    Args:
+        parcels: One per server.
+        specs: Of the gradients' tables.
+        checked: Values and ids of the gradients, as psfleet.runtime.validation.check_gradient gives them.
+        gradients: What else is to be known of them.
+        plans: How ids are dealt.
+        packer: Knows the form in which gradients travel.
+        look: Gets names of tables and values, to see whether they are finite; rows are looked at when they
+            are summed, for there are fewer then.
+
+    Raises:
+        UsageError: One cannot travel in that form; the packer is as before.
+    """
+    parts = [
+        _Part(spec, gradient, values, ids, packer.form_of(spec, gradient))
+        for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True)
+    ]
+    look((part.spec.name, part.values) for part in parts if not part.is_summed_in_place)
+    for part in parts:
+        if part.form == "int8":
+            packer.check(part.spec, part.values)
+    # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
+    for part in sorted(parts, key=lambda part: part.ids is None):
+        if part.is_summed_in_place:
+            look((part.spec.name, rows) for rows in _sum(parcels, part, plans))
+        elif part.form == "float32":
+            _add(parcels, part, plans)
+        elif part.ids is None:
+            _pack_values(parcels, part, plans, packer)
+        else:
+            _pack_rows(parcels, part, part.ids, plans, packer)
+
+
+def _pack_values(parcels: Sequence[Parcel], part: _Part, plans: Plans, packer: Packer) -> None:
+    for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
+        shape = (high - low,)
+        room = parcel.reserve(
+            part.segment(segments.VALUES, high - low), Packed.size_of(part.form, shape)
+        )
+        packed = Packed.over(room, part.form, shape)
+        packer.part(part.spec, parcel.number, low, part.values[low:high], packed)
+
+
+def _pack_rows(
+    parcels: Sequence[Parcel], part: _Part, ids: Ids, plans: Plans, packer: Packer
+) -> None:
+    plan = plans.of(part.spec.key, ids)
+    for parcel, mine, rows in zip(parcels, plan.unique, plan.merge(part.values), strict=True):
+        room = parcel.reserve(
+            part.segment(segments.ID_ROWS, len(mine)),
+            mine.nbytes + Packed.size_of(part.form, rows.shape),
+        )
+        room[: mine.nbytes].view(np.int64)[:] = mine
+        packed = Packed.over(room[mine.nbytes :], part.form, rows.shape)
+        packer.rows(part.spec, parcel.number, mine, rows, packed)
+
+
+def _sum(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> list[Floats]:
+    """Sum the rows of each id where they leave; for each server the sums."""
+    assert part.ids is not None
+    plan = plans.of(part.spec.key, part.ids)
+    sums = [
+        parcel.rows(part.spec, mine, part.gradient.learning_rate)
+        for parcel, mine in zip(parcels, plan.unique, strict=True)
+    ]
+    plan.merge_into(part.values, sums)
+    return sums
+
+
+def _add(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> None:
+    if part.gradient.precision == "float32" and part.ids is None:
+        for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
+            parcel.values(part.spec, part.values[low:high], part.gradient.learning_rate)
+        return
+    for parcel, short in zip(parcels, _short(part, plans), strict=True):
+        parcel.packed(*short)
+
+
+def _short(part: _Part, plans: Plans) -> Iterator[tuple[Any, ...]]:
+    """Of each server the segment and its arrays, for what amp sends in 16 bits, or dgc by elements."""
+    gradient = part.gradient
+    for content, where, mine in _shares(part, plans):
+        segment = part.segment(content, len(mine))
+        if gradient.precision == "float32":
+            yield (segment, *where, mine)
+            continue
+        segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
+        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
+
+
+def _shares(
+    part: _Part, plans: Plans
+) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
+    """Of each server the content, what says where its values belong, and the values."""
+    spec, values, ids = part.spec, part.values, part.ids
+    ranges = plans.ranges(spec) if spec.kind == "dense" else []
+    if ids is None:
+        yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
+    elif spec.kind == "sparse":
+        plan = plans.of(spec.key, ids)
+        for mine, rows in zip(plan.unique, plan.merge(values), strict=True):
+            yield segments.ID_ROWS, (mine,), rows
+    else:
+        for (low, _), where in zip(ranges, deal_elements(ids, ranges), strict=True):
+            yield segments.ELEMENTS, ((ids[where] - low).astype(np.uint32),), values[where]

@@ -1,0 +1,147 @@
+"""The tables of a fleet as one worker knows them: made, and read and set whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint import read_specs
+from psfleet.errors import UnknownTable
+from psfleet.runtime.interface import TableState
+from psfleet.runtime.validation import check_spec_value
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_ranges
+from psfleet.wire import frame, segments
+from psfleet.wire.segments import State
+from psfleet.wire.table_messages import write_spec
+from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.server_client import Call, Client, wait_all
+from psfleet_worker.sharding.paging import deal_state, join_pages, page_size
+
+__all__ = ["Tables"]
+
+Floats = NDArray[np.float32]
+
+
+class Tables:
+    """What comes before a call here must have reached the servers; see Stream.flush.
+
+    Args:
+        fleet: This worker's connection.
+
+    Attributes:
+        specs: The definitions, by key, of those that this worker has made or loaded.
+    """
+
+    def __init__(self, fleet: Connection) -> None:
+        self.specs: dict[int, TableSpec] = {}
+        self._fleet = fleet
+        self._writes = 0  # of this life
+
+    def spec(self, table: int) -> TableSpec:
+        """The definition of a table.
+
+        Raises:
+            UnknownTable: This worker has not made it.
+        """
+        spec = self.specs.get(table)
+        if spec is None:
+            raise UnknownTable(
+                f"table {table:#x} is unknown to worker {self._fleet.worker}; create it first"
+            )
+        return spec
+
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create. The worker that server 0 hears first gives the value everywhere."""
+        flat = check_spec_value(spec, value)
+        parts = [flat] * len(self._fleet.clients)
+        if spec.kind == "dense":
+            parts = [flat[low:high] for low, high in dense_ranges(spec, len(self._fleet.clients))]
+        first, *others = self._fleet.clients
+        [answer] = wait_all([self._create_on(first, spec, parts[0])])
+        mine = shard_pb2.CreateTableReply.FromString(answer).created
+        wait_all(
+            [
+                self._create_on(client, spec, part if mine else part[:0])
+                for client, part in zip(others, parts[1:], strict=True)
+            ]
+        )
+        self.specs[spec.key] = spec
+        return spec.key
+
+    def _create_on(self, client: Client, spec: TableSpec, part: Floats) -> Call:
+        request = shard_pb2.CreateTableRequest(
+            spec=write_spec(spec),
+            value=part.tobytes(),
+            worker=self._fleet.worker,
+            incarnation=self._fleet.incarnation,
+        )
+        return client.start(
+            "Shard/CreateTable", request.SerializeToString(), outage=self._fleet.patience.start
+        )
+
+    def read(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        spec = self.spec(table)
+        return join_pages(spec, [list(self._pages(client, spec)) for client in self._fleet.clients])
+
+    def _pages(self, client: Client, spec: TableSpec) -> Iterator[State]:
+        """What one server holds of a table; the last page is empty."""
+        offset, limit = 0, page_size(spec)
+        while True:
+            request = shard_pb2.StateRequest(table=spec.key, offset=offset, limit=limit)
+            [answer] = wait_all([client.start("Shard/ReadState", request.SerializeToString())])
+            [page] = segments.read_states(*frame.decode(answer), self.spec)
+            yield page
+            count = page.values.shape[1] if page.ids is None else len(page.ids)
+            if count == 0:
+                return
+            offset += count
+
+    def write(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        for parts in deal_state(self.spec(table), state, len(self._fleet.clients)):
+            self._writes += 1
+            wait_all(
+                [
+                    client.start("Shard/WriteState", segments.message(self._header(), [part]))
+                    for client, part in zip(self._fleet.clients, parts, strict=True)
+                ]
+            )
+
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        self._writes += 1
+        request = shard_pb2.ShrinkRequest(
+            table=table,
+            threshold=threshold,
+            unseen=unseen,
+            worker=self._fleet.worker,
+            incarnation=self._fleet.incarnation,
+            number=self._writes,
+        )
+        answers = wait_all(
+            self._fleet.to_all("Shard/Shrink", request, seconds=self._fleet.patience.wait)
+        )
+        return sum(shard_pb2.ShrinkReply.FromString(answer).removed for answer in answers)
+
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        absolute = str(Path(path).absolute())
+        specs = read_specs(absolute)
+        wait_all(
+            self._fleet.to_all(
+                "Shard/Load",
+                shard_pb2.LoadRequest(path=absolute),
+                seconds=self._fleet.patience.wait,
+            )
+        )
+        self.specs |= {spec.key: spec for spec in specs}
+
+    def _header(self) -> Header:
+        return self._fleet.header(sequence=self._writes)

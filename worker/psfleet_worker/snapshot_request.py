@@ -1,0 +1,29 @@
+"""A snapshot of the whole fleet, asked for by this worker; server 0 leads it."""
+
+from pathlib import Path
+
+from psfleet.wire.v1 import snapshot_pb2
+from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.server_client import wait_all
+
+__all__ = ["save"]
+
+
+def save(fleet: Connection, path: str, *, delta: bool, base: bool) -> str:
+    """Write every table to a folder, which appears whole or not at all; returns where it lies.
+
+    Args:
+        fleet: This worker's connection; the others go on training.
+        path: The folder; empty: where the job keeps its snapshots.
+        delta: Only what has changed since the last base or delta.
+        base: The next delta says the changes since this snapshot.
+    """
+    asked = snapshot_pb2.TakeRequest(
+        path=str(Path(path).absolute()) if path else "",
+        kind="delta" if delta else "full",
+        base=base,
+    )
+    call = fleet.clients[0].start(
+        "SnapshotLead/Take", asked.SerializeToString(), seconds=fleet.patience.wait
+    )
+    return snapshot_pb2.TakeReply.FromString(wait_all([call])[0]).path

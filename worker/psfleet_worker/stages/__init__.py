@@ -1,0 +1,1 @@
+"""Messages between the stages of one worker."""

@@ -1,0 +1,1 @@
+"""One worker's stream of pushes, and the pulls between them."""

@@ -1,0 +1,156 @@
+"""Pushes on their way: in order, a few at a time, each in company of the next pull where it can be.
+
+A call costs as much CPU as half a megabyte of tensors. In every mode but sync a push therefore waits
+a moment for the pull that mostly follows it, and travels in the same call. If none comes it leaves
+alone. Behind a pull that is read ahead it waits for the answer too: it could not leave before that,
+and whoever has read ahead will do so again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from psfleet.platform.interrupts import deferred
+from psfleet.platform.service_thread import ServiceThread
+from psfleet_worker.connection.request import Parcel
+from psfleet_worker.connection.server_client import Call, Client, wait_all
+from psfleet_worker.stream.pulls import PullTicket
+
+__all__ = ["PushTicket", "Pushes"]
+
+LINGER = 0.005
+"""Seconds that a push which could leave waits for company, at most."""
+
+
+class PushTicket:
+    """A push to every server, under way or about to leave."""
+
+    def __init__(self, pushes: "Pushes", parcels: Sequence[Parcel]) -> None:
+        self.parcels = parcels
+        self.calls: list[Call] = []
+        self._pushes = pushes
+
+    @deferred()
+    def wait(self, timeout: float | None = None) -> None:
+        """See Ticket.wait."""
+        self._pushes.send()
+        wait_all(self.calls, timeout)
+
+
+class Pushes:
+    """The pushes of one worker.
+
+    Attributes:
+        lock: Held while a push is put on its way; pulls take it to keep the order.
+    """
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self.lock = threading.RLock()
+        self._clients = clients
+        self._changed = threading.Condition(self.lock)
+        self._waiting: PushTicket | None = None
+        self._behind: PullTicket | None = None  # what the push that waits follows
+        self._due = 0.0
+        self._came = False  # a push, since the thread last looked
+        self._asleep = False  # the thread, until it is woken
+        self._under_way: deque[PushTicket] = deque()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(
+        self, parcels: Sequence[Parcel], *, linger: bool, behind: PullTicket | None = None
+    ) -> PushTicket:
+        """Send a push after those before it.
+
+        Args:
+            linger: It waits a moment for company.
+            behind: The moment begins with the answers of this pull.
+        """
+        ticket = PushTicket(self, parcels)
+        with self.lock:
+            self.send()
+            self._waiting, self._behind = ticket, behind
+            if linger:
+                for parcel in parcels:
+                    parcel.own()
+                self._expect_company()
+            else:
+                self.send()
+        return ticket
+
+    def take(self) -> PushTicket | None:
+        """The push that waits for company, if one does; the caller sends it and says so (`sent`)."""
+        with self.lock:
+            ticket, self._waiting, self._behind = self._waiting, None, None
+            return ticket
+
+    def sent(self, ticket: PushTicket, calls: Sequence[Call]) -> None:
+        """The push is in these calls."""
+        ticket.calls = list(calls)
+        self._under_way.append(ticket)
+
+    def send(self) -> None:
+        """Let the push that waits leave alone."""
+        with self.lock:
+            ticket = self.take()
+            if ticket is not None:
+                self.sent(
+                    ticket,
+                    [
+                        client.start("Shard/Push", parcel.request(), cargo=parcel)
+                        for client, parcel in zip(self._clients, ticket.parcels, strict=True)
+                    ],
+                )
+
+    def settle(self, under_way: int = 0, timeout: float | None = None) -> None:
+        """Wait until at most so many of those that have left are not acknowledged.
+
+        Raises:
+            PsfleetError: What the oldest one failed with; from now on every time.
+            UsageError: In a fork of the worker's process nothing that is under way ever ends.
+        """
+        self._clients[0].check_process()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while len(self._under_way) > under_way:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            oldest = self._under_way[0]
+            wait_all(oldest.calls, left)
+            self._under_way.popleft()
+            for parcel in oldest.parcels:
+                parcel.close()
+
+    def close(self) -> None:
+        """Stop waiting for company. What has not left is dropped. Safe to call twice."""
+        with self.lock:
+            self._closing = True
+            self._waiting = None
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _expect_company(self) -> None:
+        self._due = time.monotonic() + LINGER
+        if self._thread is None:
+            self._thread = ServiceThread(self._run, "pushes")
+            self._thread.start()
+        self._came = True
+        if self._asleep:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closing:
+                if self._waiting is None:
+                    # As long as pushes come it looks by itself, rather than be woken by each of them.
+                    self._asleep, self._came = not self._came, False
+                    self._changed.wait(None if self._asleep else LINGER)
+                    self._asleep = False
+                elif (left := self._due - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                elif self._behind is not None:
+                    if not self._behind.is_under_way:
+                        self._behind = None
+                    self._due = time.monotonic() + LINGER
+                else:
+                    self.send()

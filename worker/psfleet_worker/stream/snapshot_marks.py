@@ -1,0 +1,134 @@
+"""A worker's part in snapshots: it marks its stream of pushes between two steps, and never stops for it.
+
+Server 0 asks in its answer to a beat. The worker says that it has heard; when all workers have, each
+cuts its stream after the last push that it has begun, and tells all servers. Later pushes carry the mark.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.wire.v1 import snapshot_pb2
+from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.server_client import wait_all
+
+__all__ = ["Marks"]
+
+_PATIENCE = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
+_PAUSE = 0.05
+
+
+class Marks:
+    """The marks of one worker's life.
+
+    Args:
+        fleet: Its connection.
+
+    Attributes:
+        state_at: What the worker keeps as of its push of this number (JSON); below 0: a list of [number,
+            what it keeps] for its last ones; empty: nothing.
+    """
+
+    def __init__(self, fleet: Connection) -> None:
+        self.state_at: Callable[[int], bytes] = lambda number: b""
+        self._fleet = fleet
+        self._lock = threading.Lock()
+        self._begun = 0  # the last push that has got its number
+        self._cut = (0, 0)
+        self._heard = 0
+        self._keeps = False
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, sequence: int) -> dict[str, int]:
+        """A push gets this number; the fields of its header that say where the stream is cut."""
+        with self._lock:
+            self._begun = sequence
+            return {"cut": self._cut[0], "cut_after": self._cut[1]}
+
+    def introduce(self, *, keeps: bool) -> bytes:
+        """Tell server 0 where all servers are, and whether this worker keeps something.
+
+        Returns:
+            What it has kept in the snapshot from which the fleet has started; empty: nothing.
+        """
+        asked = snapshot_pb2.KeptRequest(
+            worker=self._fleet.worker,
+            incarnation=self._fleet.incarnation,
+            servers=[client.endpoint for client in self._fleet.clients],
+            keeps=keeps,
+        )
+        self._keeps = keeps
+        patience = self._fleet.patience
+        call = self._fleet.clients[0].start(
+            "SnapshotLead/Kept",
+            asked.SerializeToString(),
+            outage=max(patience.start, patience.outage),
+        )
+        [answer] = wait_all([call])
+        return snapshot_pb2.KeptReply.FromString(answer).state
+
+    def say_goodbye(self) -> None:
+        """This life ends: snapshots that are not complete yet, and later ones, may need what it keeps."""
+        if not self._keeps:
+            return
+        kept = snapshot_pb2.KeepRequest(
+            worker=self._fleet.worker, incarnation=self._fleet.incarnation, state=self.state_at(-1)
+        )
+        with contextlib.suppress(PsfleetError):  # it is about a snapshot that nobody has asked for
+            self._call(0, "SnapshotLead/Keep", kept)
+
+    def listen(self, reply: BeatReply) -> None:
+        """Hear what server 0 wants."""
+        number = reply.snapshot.number
+        if number > self._heard and not self._closing:
+            self._heard = number
+            thread = ServiceThread(self._answer, "mark", (number,))
+            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads; the connection must be closed before."""
+        self._closing = True
+        for thread in self._threads:
+            thread.join()
+
+    def _answer(self, number: int) -> None:
+        # A snapshot that fails fails at server 0, which waits for this worker and says so.
+        with contextlib.suppress(PsfleetError):
+            who = {"worker": self._fleet.worker, "incarnation": self._fleet.incarnation}
+            asked = snapshot_pb2.ReadyRequest(number=number, **who)
+            ready = snapshot_pb2.ReadyReply.FromString(self._call(0, "SnapshotLead/Ready", asked))
+            last = self._mark(number) if ready.mark else ready.round
+            state = self.state_at(last)
+            kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
+            self._call(0, "SnapshotLead/Keep", kept)
+
+    def _mark(self, number: int) -> int:
+        """Cut the stream here; the last push before the cut."""
+        with self._lock:
+            last = max(self._begun, self._fleet.sequence)
+            self._cut = number, last
+        asked = snapshot_pb2.MarkRequest(
+            number=number, worker=self._fleet.worker, incarnation=self._fleet.incarnation, last=last
+        )
+        for server in range(len(self._fleet.clients)):
+            self._call(server, "Snapshots/Mark", asked)
+        return last
+
+    def _call(self, server: int, method: str, request: object) -> bytes:
+        """One call beside those of the training, made again while the server cannot be reached."""
+        message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closing:
+                raise DeadlineExceeded(f"{method} was not answered within {_PATIENCE:g} seconds")
+            try:
+                return self._fleet.clients[server].attempt(method, message, left)
+            except ServerUnavailable:
+                time.sleep(_PAUSE)
