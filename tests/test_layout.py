@@ -1,6 +1,7 @@
-"""The one-way rule of the house: programs stand on the library, never the other way round."""
+"""Imports point one way: packages form layers, and programs stand on the library."""
 
 import ast
+import collections
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,51 @@ HOMES = {"psfleet": ROOT / "psfleet"} | {
 }
 
 
+# From the ground up. A package imports packages of lower layers only; CONTRIBUTING.md says what each is.
+LAYERS = {
+    "psfleet": [
+        "errors",
+        "faults metrics rules settings stages validation",
+        "platform schema",
+        "kernels runtime",
+        "data parameters strategy tables",
+        "program shard",
+        "checkpoint layers pipeline wire",
+        "chaos embedded",
+        "execution modes",
+        "optimizer testing",
+        "client fleet",
+        "fluid torch",
+    ],
+    "psfleet_server": [
+        "liveness signals",
+        "coordinator rpc",
+        "durability",
+        "engine",
+        "replication snapshots",
+        "services",
+        "process",
+        "__main__",
+    ],
+    "psfleet_worker": [
+        "stages",
+        "connection",
+        "data_client sharding snapshot_request",
+        "stream",
+        "cluster_runtime",
+    ],
+    "psfleet_launch": ["job", "supervision", "console", "chaos", "engines", "commands", "__main__"],
+}
+# Names that scripts import. No package imports them, but for the older face, which hands them on.
+FACES = {"clip", "datasets", "entry", "initializer", "regularizer"}
+
+MODULES = {
+    ".".join(path.relative_to(home.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for home in HOMES.values()
+    for path in home.rglob("*.py")
+}
+
+
 def imported(path: Path) -> Iterator[str]:
     """The modules that a file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -22,7 +68,15 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}:{node.lineno} is a relative import"
-            yield node.module or ""
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in MODULES else node.module or ""
+
+
+def part(module: str) -> tuple[str, str]:
+    """The program or library and the package in it: `psfleet.tables.sparse` is in psfleet, tables."""
+    home, _, rest = module.partition(".")
+    return home, rest.partition(".")[0]
 
 
 @pytest.mark.parametrize("package", HOMES)
@@ -33,6 +87,60 @@ def test_imports_run_one_way(package: str) -> None:
     for path in files:
         ours = {name.partition(".")[0] for name in imported(path) if name.startswith("psfleet")}
         assert ours <= {"psfleet", package}, f"{path.relative_to(ROOT)} imports {sorted(ours)}"
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_layers(package: str) -> None:
+    """A package imports packages of lower layers only, so there is no circle; faces are for scripts."""
+    layer = {name: i for i, names in enumerate(LAYERS[package]) for name in names.split()}
+    seen = set()
+    for module, path in MODULES.items():
+        home, name = part(module)
+        if home != package or not name or (home == "psfleet" and name in FACES):
+            continue
+        seen.add(name)
+        for other in imported(path):
+            target_home, target = part(other)
+            if target_home != package or target in ("", name):
+                continue
+            if package == "psfleet" and target in FACES and name == "fluid":
+                continue
+            assert target in layer, f"{module} imports {other}, which is in no layer"
+            assert layer[target] < layer[name], f"{module} imports {other}, which is not below it"
+    assert seen == set(layer)
+
+
+def test_testing_is_for_tests() -> None:
+    """No shipped module imports psfleet.testing."""
+    for module, path in MODULES.items():
+        if part(module) != ("psfleet", "testing"):
+            found = [name for name in imported(path) if part(name) == ("psfleet", "testing")]
+            assert not found, f"{module} imports {found}"
+
+
+def test_modules_have_names_of_their_own() -> None:
+    """A file picker tells modules apart by name; the same name means the same subject on two levels."""
+    modules = collections.defaultdict(set)
+    for module in MODULES:
+        home, _, name = module.rpartition(".")
+        modules[name].add(home)
+    allowed = [
+        {"psfleet.kernels", "psfleet.tables", "psfleet.kernels.sources"},  # a kernel and its text
+        {"psfleet.rules", "psfleet.optimizer"},
+        {"psfleet.layers", "psfleet.program.ops"},
+        {"psfleet.shard", "psfleet.strategy"},
+        {"psfleet", "psfleet.schema"},
+        {"psfleet", "psfleet.parameters"},
+        {"psfleet", "psfleet.optimizer"},
+        {"psfleet.fluid", "psfleet.fluid.static"},
+    ]
+    for name, homes in modules.items():
+        if name in ("__main__", "v1") or len(homes) == 1 or name == name.upper():
+            continue
+        packages = {path for path in homes if MODULES[f"{path}.{name}"].name == "__init__.py"}
+        files = homes - packages
+        if len(files) > 1:
+            assert any(files <= pair for pair in allowed), f"{name} is in {sorted(files)}"
 
 
 @pytest.mark.parametrize("package", HOMES)

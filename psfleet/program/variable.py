@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from psfleet.program.backward import Backward
 
 __all__ = [
-    "VariableSource",
     "Variable",
+    "VariableSource",
     "apply",
     "as_variable",
     "compute",

@@ -33,7 +33,7 @@ Names of the reference framework are accepted as synonyms; where both are set, P
 | PSFLEET_LEFT_FILE | | a worker makes this file when it has left the fleet |
 | PSFLEET_TLS | | the folder of this process's credentials; TCP is encrypted and both ends prove themselves |
 | PSFLEET_INSECURE | | 1: TCP without credentials, where every host on the network is trusted |
-| PSFLEET_LIMITS | | what a server takes at most, such as tables=20000,message=67108864 (psfleet/settings/limits.py) |
+| PSFLEET_LIMITS | | what a server takes at most, such as tables=20000,message=67108864 (settings/limits.py) |
 | PSFLEET_ON_NAN | | a loss or gradient that is no finite number: say (once), stop or ignore |
 | PSFLEET_PLAN | | the first training step writes here what the strategy means for it, and ends the script |
 

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 71f5e5dbf3b0c573b568e72ad0a36f90a348d8620c406df33c5f5722bc4c624d
+# From protos/psfleet/v1/frame.proto, SHA-256 e39315d0701eb5b7789acaed8e713b98f6e7fce94a10df604e3bd42e0bf68675
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

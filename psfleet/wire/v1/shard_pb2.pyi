@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 19493496a7f272a1a07939bd26f08e9409c9337201027af6111bb830b5348c1c
+# From protos/psfleet/v1/shard.proto, SHA-256 208a296ec16937c38c8009652339f70de59cd53981228eb25ff10f2ed1d99fe5
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

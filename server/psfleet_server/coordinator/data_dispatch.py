@@ -1,9 +1,9 @@
 """The data that the fleet hands out: plans of rounds in sync mode, leases otherwise.
 
-Sync: a dataset's plan says which samples are whose in which round (psfleet.data.assignment). Otherwise a worker
-asks for one lease after another; what a dead worker has not used of its leases goes back to the pool.
-A dataset has ended when its pool is empty and every lease is said to be used up. When the fleet changes
-between rounds and leases, what is not used of a dataset is dealt anew.
+Sync: a dataset's plan says which samples are whose in which round (psfleet.data.assignment).
+Otherwise a worker asks for one lease after another; what a dead worker has not used of its leases
+goes back to the pool. A dataset has ended when its pool is empty and every lease is said to be used
+up. When the fleet changes between rounds and leases, what is not used of a dataset is dealt anew.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
