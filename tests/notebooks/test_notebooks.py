@@ -92,6 +92,7 @@ def test_the_example_has_no_outputs() -> None:
 
 STOP = """
 import os, signal, threading
+exe.run(feed=batches[0], fetch_list=[loss])
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 while True:
     exe.run(feed=batches[0], fetch_list=[loss])
