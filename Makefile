@@ -47,6 +47,7 @@ check: $(VENV)/.has-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy $(without-torch)
 	$(VENV)/bin/python tools/generate_stubs.py --check
+	$(VENV)/bin/python tools/generate_settings.py --check
 	$(VENV)/bin/python tools/check_docs.py
 
 # What stands on PyTorch is checked where that is installed.

@@ -20,7 +20,8 @@ HOMES = {"psfleet": ROOT / "psfleet"} | {
 LAYERS = {
     "psfleet": [
         "errors",
-        "faults metrics rules settings stages validation",
+        "settings",
+        "faults metrics rules stages validation",
         "platform schema",
         "kernels runtime",
         "data parameters strategy tables",

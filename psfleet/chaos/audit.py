@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.groups import FaultSettings
+
 __all__ = ["ChaosSettings", "FullDisk", "Notes", "Pushed", "read_pushed"]
 
 _SLOT = struct.Struct("<6Q")  # server, worker, life, first, last and acknowledged push
@@ -38,7 +41,7 @@ class ChaosSettings:
     @classmethod
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
         """Those of the environment; None: this is no such job."""
-        said = variables.get("PSFLEET_CHAOS", "")
+        said = from_variable(FaultSettings, "chaos", variables)
         return cls(**json.loads(said)) if said else None
 
     def text(self) -> str:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from psfleet.errors import PsfleetError, ServerUnavailable
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.groups import FaultSettings
 
 __all__ = ["BrokenThread", "Crashes", "Death", "Died", "Faults"]
 
@@ -74,7 +76,7 @@ class BrokenThread(Exception):
         Raises:
             BrokenThread: A test wants that.
         """
-        if variables.get("PSFLEET_BROKEN_THREAD") == name:
+        if from_variable(FaultSettings, "broken_thread", variables) == name:
             raise cls(f"a test wants thread {name!r} to fail")
 
 
@@ -148,7 +150,7 @@ class Crashes:
     @classmethod
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "Crashes | None":
         """What PSFLEET_CRASH says: "point:count"; None: nothing."""
-        point, _, count = variables.get("PSFLEET_CRASH", "").partition(":")
+        point, _, count = from_variable(FaultSettings, "crash", variables).partition(":")
         return cls(point, int(count)) if point else None
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:

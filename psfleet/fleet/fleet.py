@@ -100,7 +100,7 @@ class Fleet:
                 self.barrier_worker,
                 runtime=runtimes.active if here.role == "worker" else None,
                 snapshots=snapshots,
-                restarts=bool(here.restarts or here.dead_after),
+                restarts=bool(here.worker_restarts or here.dead_after),
             )
         return self._loops
 

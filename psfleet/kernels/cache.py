@@ -25,6 +25,9 @@ import llvmlite.binding
 import numba
 import numpy as np
 
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.groups import UserSettings
+
 __all__ = ["cache_folder", "load_text", "short_rows"]
 
 _HELPERS = ("memory.py", "hashing.py", "filling.py", "probing.py")
@@ -70,8 +73,7 @@ def cache_folder() -> Path:
 
     Machine code is loaded from there, so nobody else may write to it.
     """
-    wanted = os.environ.get("PSFLEET_CACHE") or os.path.expanduser("~/.cache/psfleet/kernels")
-    folder = Path(wanted)
+    folder = Path(os.path.expanduser(from_variable(UserSettings, "cache", os.environ)))
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_private(folder) and os.access(folder, os.W_OK):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.schema.table import TableSpec
+from psfleet.settings.choices import Format
 from psfleet.settings.environment import check_alone
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Precision = Literal["float32", "bfloat16", "float16"]
-Format = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What a process is told from outside: its environment, limits and durations."""
+"""Settings: each is declared once, in the group that it belongs to."""

@@ -1,30 +1,18 @@
-"""How long something takes, and how often it happens: `60s`, `5min`, `1000 rounds`."""
+"""How often something happens: `60s`, `5min`, `1000 rounds`."""
 
 import re
 from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
 
-__all__ = ["Interval", "parse_seconds"]
+__all__ = ["Interval"]
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def parse_seconds(text: str, name: str) -> float:
-    """Seconds in a text, at least 0; without a unit they are meant. `name`: of the setting, for messages.
-
-    Raises:
-        ConfigError: It is no time.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?(s|min|h)?", text.strip())
-    if found is None:
-        raise ConfigError(f"{name} is {text!r}; it must be like 30s or 5min")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
-
-
 @dataclass(frozen=True)
 class Interval:
-    """One of both is not 0.
+    """A time or a number of rounds; exactly one of them is not 0.
 
     Attributes:
         seconds: Of time.

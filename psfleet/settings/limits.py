@@ -3,10 +3,10 @@
 PSFLEET_LIMITS says otherwise: `tables=20000,message=67108864`.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import check, setting, settings_of
 
 __all__ = ["Limits"]
 
@@ -15,38 +15,45 @@ _LARGEST_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int3
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one server.
+    """Limits of one server."""
 
-    Attributes:
-        message: Bytes of one request. A longer one is refused before its bytes are taken in.
-        tables: Tables that may exist at once.
-        lane: Bytes of shared memory that one worker may offer; beyond it tensors go in messages.
-        parked: Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of
-            workers that register.
-        connections: Open connections. A further one is closed at once.
-        handshakes: Connections of one address that have not proved themselves. When there are more, the
-            oldest are closed.
-        streams: Calls that are open at once on one connection. Further ones wait in the client.
-        incoming: Calls of one connection whose message is on its way. A further one is refused.
-    """
-
-    message: int = _LARGEST_MESSAGE
-    tables: int = 10_000
-    lane: int = 16 << 30
-    parked: int = 10_000
-    connections: int = 4096
-    handshakes: int = 128
-    streams: int = 1024
-    incoming: int = 32
+    message: int = setting(
+        _LARGEST_MESSAGE,
+        "Bytes of one request; a longer one is refused before its bytes are taken in",
+        least=1,
+        most=_LARGEST_MESSAGE,
+        wanted=f"at least 1, and gRPC carries up to {_LARGEST_MESSAGE} bytes",
+    )
+    tables: int = setting(10_000, "Tables that may exist at once", least=1)
+    lane: int = setting(
+        16 << 30,
+        "Bytes of shared memory that one worker may offer; beyond it tensors go in messages",
+        least=1,
+    )
+    parked: int = setting(
+        10_000,
+        "Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of workers "
+        "that register",
+        least=1,
+    )
+    connections: int = setting(4096, "Open connections; a further one is closed at once", least=1)
+    handshakes: int = setting(
+        128,
+        "Connections of one address that have not proved themselves; when there are more, the oldest "
+        "are closed",
+        least=1,
+    )
+    streams: int = setting(
+        1024,
+        "Calls that are open at once on one connection; further ones wait in the client",
+        least=1,
+    )
+    incoming: int = setting(
+        32, "Calls of one connection whose message is on its way; a further one is refused", least=1
+    )
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 1:
-                raise ConfigError(f"limit {name} is {value}; it must be at least 1")
-        if self.message > _LARGEST_MESSAGE:
-            raise ConfigError(
-                f"limit message is {self.message}; gRPC carries up to {_LARGEST_MESSAGE} bytes"
-            )
+        check(self, lambda one: f"limit {one.name}")
 
     @classmethod
     def read(cls, text: str) -> "Limits":
@@ -55,7 +62,7 @@ class Limits:
         Raises:
             ConfigError: A name is unknown or a value is no whole number.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [one.name for one in settings_of(cls)]
         said: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")

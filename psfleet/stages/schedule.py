@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise, starmap
-from typing import Literal, get_args
+from typing import get_args
 
 from psfleet.errors import ConfigError
+from psfleet.settings.choices import Schedule as Kind
 
 __all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "make_schedule"]
-
-Kind = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 
 class Work(Enum):

@@ -1,64 +1,60 @@
 """When pushes take effect: the modes, each with its settings."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import get_args
+from functools import partial
+from typing import Any
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import check, setting, settings_of
 from psfleet.settings.mode import Mode
 
 __all__ = ["SETTINGS_OF", "Consistency"]
+
+_number = partial(setting, most=2**31 - 1)
+_count: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
+_share: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
 
 
 @dataclass(frozen=True)
 class Consistency:
     """When pushes take effect, and how far workers may be apart.
 
-    Attributes:
-        mode: sync: in rounds averaged over the workers. async: at once. ssp: at once, no worker more
-            than `staleness` pushes ahead of another. geo: each worker trains `k_steps` steps on copies
-            of its own, then what it has learned is added. half-async: at once, several gradients merged.
-        staleness: ssp only.
-        k_steps: geo only: steps between two exchanges.
-        copied_rows: geo only: rows of a sparse table that a worker keeps copies of, at most.
-        max_merge: half-async only: gradients that are summed to one push, at most.
-        queue_size: half-async only: gradients that may wait before the worker does.
-        staleness_damping: async, ssp and half-async: p of the learning rate / (1 + staleness)^p at which a
-            server applies a push; staleness counts the others' pushes since the worker's last pull.
-        delay_compensation: async, ssp and half-async: c of g + c * g * g * (w - w0), by which a server
-            corrects a gradient g that was taken at the weights w0 and meets the weights w.
+    Modes: sync: in rounds averaged over the workers. async: at once. ssp: at once, no worker more than
+    `staleness` pushes ahead of another. geo: each worker trains `k_steps` steps on copies of its own,
+    then what it has learned is added. half-async: at once, several gradients merged.
     """
 
-    mode: Mode = "sync"
-    staleness: int = 2
-    k_steps: int = 10
-    copied_rows: int = 1 << 20
-    max_merge: int = 8
-    queue_size: int = 16
-    staleness_damping: float = 0.0
-    delay_compensation: float = 0.0
+    mode: Mode = setting("sync", "When pushes take effect", flag="--mode")
+    staleness: int = _share(2, "ssp: pushes a worker may be ahead of another", flag="--staleness")
+    k_steps: int = _count(10, "geo: steps between two exchanges", flag="--k-steps")
+    copied_rows: int = _count(
+        1 << 20, "geo: rows of a sparse table that a worker keeps copies of, at most"
+    )
+    max_merge: int = _count(8, "half-async: gradients that are summed to one push, at most")
+    queue_size: int = _count(16, "half-async: gradients that may wait before the worker does")
+    staleness_damping: float = _share(
+        0.0,
+        "async, ssp and half-async: p of the learning rate / (1 + staleness)^p at which a server applies "
+        "a push; staleness counts the others' pushes since the worker's last pull",
+    )
+    delay_compensation: float = _share(
+        0.0,
+        "async, ssp and half-async: c of g + c * g * g * (w - w0), by which a server corrects a gradient "
+        "g that was taken at the weights w0 and meets the weights w",
+    )
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ConfigError(
-                f"consistency mode is {self.mode!r}; it must be one of {', '.join(get_args(Mode))}"
-            )
-        for field in dataclasses.fields(self)[1:]:
-            value, least = getattr(self, field.name), 0 if field.name in _FROM_ZERO else 1
-            if not least <= value < 2**31:
+        check(self, lambda one: f"consistency {one.name}")
+        for one in settings_of(type(self))[1:]:
+            value = getattr(self, one.name)
+            if value != one.default and one.name not in SETTINGS_OF.get(self.mode, ()):
                 raise ConfigError(
-                    f"consistency {field.name} is {value}; it must be at least {least} "
-                    "and below 2^31"
-                )
-            if value != field.default and field.name not in SETTINGS_OF.get(self.mode, ()):
-                raise ConfigError(
-                    f"consistency {field.name} = {value} and mode = {self.mode!r} contradict "
-                    f"each other: it is a setting of {_modes_of(field.name)}; leave one out"
+                    f"consistency {one.name} = {value} and mode = {self.mode!r} contradict "
+                    f"each other: it is a setting of {_modes_of(one.name)}; leave one out"
                 )
 
 
 _OF_LATE_PUSHES = ("staleness_damping", "delay_compensation")
-_FROM_ZERO = ("staleness", *_OF_LATE_PUSHES)
 SETTINGS_OF = {
     "async": _OF_LATE_PUSHES,
     "ssp": ("staleness", *_OF_LATE_PUSHES),

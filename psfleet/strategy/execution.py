@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
-from psfleet.stages.schedule import Kind, check_kind
+from psfleet.settings.choices import Schedule
+from psfleet.settings.declaration import check, setting
 
 __all__ = ["Pipeline", "Recompute"]
 
@@ -13,30 +14,30 @@ __all__ = ["Pipeline", "Recompute"]
 class Pipeline:
     """The program is cut into pieces that stages run on micro-batches.
 
-    Attributes:
-        schedule: gpipe, 1f1b, interleaved or zero-bubble.
-        stages: Stage processes of each worker (`psfleet-launch --stages`). A script that runs by
-            itself is cut in the same places and runs the pieces in turn.
-        micro_batches: How many parts each batch is cut into.
-        chunks: Pieces of each stage; 0: 2 where the schedule is interleaved, else 1.
-        queue_size: Messages to a stage that may wait before the sender does.
-        copies: Processes of each stage, which take micro-batches in turn; empty: one each.
+    A script that runs by itself is cut in the same places and runs the pieces in turn.
     """
 
-    schedule: Kind = "1f1b"
-    stages: int = 1
-    micro_batches: int = 1
-    chunks: int = 0
-    queue_size: int = 30
-    copies: tuple[int, ...] = ()
+    schedule: Schedule = setting(
+        "1f1b", "Run the program in pieces on micro-batches, in this order", flag="--pipeline"
+    )
+    stages: int = setting(
+        1, "Processes of each worker; each runs its pieces", flag="--stages", least=1
+    )
+    micro_batches: int = setting(
+        1, "Parts that each batch is cut into", flag="--micro-batches", least=1
+    )
+    chunks: int = setting(
+        0, "Pieces of each stage; 0: 2 where the schedule is interleaved, else 1", least=0
+    )
+    queue_size: int = setting(
+        30, "Messages to a stage that may wait before the sender does", least=1
+    )
+    copies: tuple[int, ...] = setting(
+        (), "Processes of each stage, which take micro-batches in turn; empty: one each"
+    )
 
     def __post_init__(self) -> None:
-        check_kind(self.schedule)
-        for name, least in (("stages", 1), ("micro_batches", 1), ("chunks", 0), ("queue_size", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"pipeline {name} is {getattr(self, name)}; it must be at least {least}"
-                )
+        check(self, lambda one: f"pipeline {one.name}")
         if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
             raise ConfigError(
                 f"pipeline copies is {self.copies}; it must name at least 1 for each of "
@@ -56,16 +57,16 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Recompute:
-    """Activations between checkpoints are dropped and computed again in the backward pass.
+    """Activations between checkpoints are dropped and computed again in the backward pass."""
 
-    Attributes:
-        checkpoints: Names of variables or layers. None: the first run chooses.
-        memory_budget: What the choice keeps within, such as "512MiB" or "2GB". Empty: what cutting at
-            every sqrt(n)-th operation takes.
-    """
-
-    checkpoints: tuple[str, ...] = ()
-    memory_budget: str = ""
+    checkpoints: tuple[str, ...] = setting(
+        (), "Names of variables or layers; empty: the first run chooses"
+    )
+    memory_budget: str = setting(
+        "",
+        'What the choice keeps within, such as "512MiB" or "2GB"; empty: what cutting at every '
+        "sqrt(n)-th operation takes",
+    )
 
     def __post_init__(self) -> None:
         if self.checkpoints and self.memory_budget:

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import settings_of
 from psfleet.strategy.consistency import Consistency
 from psfleet.strategy.execution import Pipeline, Recompute
 from psfleet.strategy.update_rules import DGC, GradientMerge, Lamb, Lars, LocalSGD
@@ -117,33 +118,12 @@ def check_parts(parts: Any) -> None:
 
 
 def _build(part: str, said: Mapping[str, Any]) -> Any:
-    kind = PARTS[part]
-    types = get_type_hints(kind)
-    for name, value in said.items():
-        if name not in types:
+    known = {one.name: one for one in settings_of(PARTS[part])}
+    for name in said:
+        if name not in known:
             raise ConfigError(
-                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(types)}"
+                f"strategy part {part!r} has no setting {name!r}; it has {', '.join(known)}"
             )
-        if not _fits(value, types[name]):
-            raise ConfigError(f"{part} {name} is {value!r}; it must be {_spoken(types[name])}")
-    return kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    return PARTS[part](
+        **{name: known[name].take(value, f"{part} {name}") for name, value in said.items()}
     )
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if wanted is bool:
-        return isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if wanted is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if getattr(wanted, "__origin__", None) is tuple:
-        item = wanted.__args__[0]
-        return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
-    return isinstance(value, str)
-
-
-def _spoken(wanted: Any) -> str:
-    plain = {bool: "true or false", int: "a whole number", float: "a number"}
-    return plain.get(wanted, "a list" if getattr(wanted, "__origin__", None) is tuple else "a name")

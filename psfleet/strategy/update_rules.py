@@ -1,39 +1,43 @@
 """How updates are made: gradients merged or thinned out, local steps, rules that replace others."""
 
-import math
+import sys
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import check, setting
 
 __all__ = ["DGC", "GradientMerge", "Lamb", "Lars", "LocalSGD"]
+
+_size: Any = partial(
+    setting, least=0, most=sys.float_info.max, wanted="a finite number of at least 0"
+)
 
 
 @dataclass(frozen=True)
 class GradientMerge:
-    """Push the sum (or the mean, `avg`) of the gradients of `k_steps` steps in place of each."""
+    """Push the sum or the mean of the gradients of several steps in place of each."""
 
-    k_steps: int = 1
-    avg: bool = True
+    k_steps: int = setting(1, "Steps whose gradients are merged", least=1)
+    avg: bool = setting(True, "Push their mean; false: their sum")
 
     def __post_init__(self) -> None:
-        if self.k_steps < 1:
-            raise ConfigError(f"gradient_merge k_steps is {self.k_steps}; it must be at least 1")
+        check(self, lambda one: f"gradient_merge {one.name}")
 
 
 @dataclass(frozen=True)
 class DGC:
     """Momentum becomes DGCMomentum: only the largest gradients are sent, the rest is kept."""
 
-    rampup_begin_step: int = 0
-    rampup_step: int = 1
-    sparsity: tuple[float, ...] = (0.999,)
+    rampup_begin_step: int = setting(0, "Steps before that begins", least=0)
+    rampup_step: int = setting(1, "Steps over which the sparsity rises", least=1)
+    sparsity: tuple[float, ...] = setting(
+        (0.999,), "Shares of elements that are not sent, gone through while it rises"
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("rampup_begin_step", 0), ("rampup_step", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"dgc {name} is {getattr(self, name)}; it must be at least {least}"
-                )
+        check(self, lambda one: f"dgc {one.name}")
         if not self.sparsity or not all(0 <= part < 1 for part in self.sparsity):
             raise ConfigError(
                 f"dgc sparsity is {list(self.sparsity)}; it must be a list of numbers in [0, 1)"
@@ -42,49 +46,40 @@ class DGC:
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged.
+    """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged."""
 
-    Attributes:
-        k_steps: Updates between two averages.
-        begin_step: Updates before that begins, which are made on the servers.
-    """
-
-    k_steps: int = 1
-    begin_step: int = 1
+    k_steps: int = setting(1, "Updates between two averages", least=1)
+    begin_step: int = setting(
+        1, "Updates before that begins, which are made on the servers", least=1
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("k_steps", 1), ("begin_step", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"localsgd {name} is {getattr(self, name)}; it must be at least {least}"
-                )
+        check(self, lambda one: f"localsgd {one.name}")
 
 
 @dataclass(frozen=True)
 class Lars:
     """Momentum becomes LarsMomentum."""
 
-    lars_coeff: float = 0.001
-    lars_weight_decay: float = 0.0005
-    epsilon: float = 0.0
-    exclude_from_weight_decay: tuple[str, ...] = ()
+    lars_coeff: float = _size(0.001, "Trust coefficient")
+    lars_weight_decay: float = _size(0.0005, "Weight decay")
+    epsilon: float = _size(0.0, "Added to the denominator of the local learning rate")
+    exclude_from_weight_decay: tuple[str, ...] = setting(
+        (), "Parts of names of parameters that are not decayed"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("lars_coeff", "lars_weight_decay", "epsilon"):
-            _check_size(f"lars {name}", getattr(self, name))
+        check(self, lambda one: f"lars {one.name}")
 
 
 @dataclass(frozen=True)
 class Lamb:
     """Adam becomes Lamb."""
 
-    lamb_weight_decay: float = 0.01
-    exclude_from_weight_decay: tuple[str, ...] = ()
+    lamb_weight_decay: float = _size(0.01, "Weight decay")
+    exclude_from_weight_decay: tuple[str, ...] = setting(
+        (), "Parts of names of parameters that are not decayed"
+    )
 
     def __post_init__(self) -> None:
-        _check_size("lamb lamb_weight_decay", self.lamb_weight_decay)
-
-
-def _check_size(what: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{what} is {value}; it must be a finite number of at least 0")
+        check(self, lambda one: f"lamb {one.name}")

@@ -2,10 +2,12 @@
 
 import os
 
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.groups import Process
 from psfleet.wire import grpc_process
 
 # Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
 # the only kind of line that gRPC has at this level in a server's life.
 grpc_process.prepare(
-    "INFO" if os.environ.get("PSFLEET_TLS") else "NONE"
+    "INFO" if from_variable(Process, "tls", os.environ) else "NONE"
 )  # before any module of this package imports gRPC

@@ -8,7 +8,8 @@ import pytest
 
 from psfleet.chaos.audit import Notes, read_pushed
 from psfleet_launch.chaos.fault_schedule import Trouble, schedule
-from psfleet_launch.job.job_plan import Member, Request
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.job.job_request import Request
 from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300

@@ -9,7 +9,7 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.strategy import Consistency, DistributedStrategy, resolve
-from psfleet_launch.commands.launch_command import merged
+from psfleet_launch.commands.options import merged
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_is_refused(a_sync: bool, configs: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"mode": "often"}, "'often'; it must be one of sync, async, ssp, geo, half-async"),
+        ({"mode": "often"}, "'often'; it must be sync, async, ssp, geo or half-async"),
         ({"mode": "async", "staleness": 3}, "staleness = 3 and mode = 'async' contradict"),
         ({"mode": "geo", "max_merge": 3}, "it is a setting of half-async"),
         ({"mode": "geo", "k_steps": 0}, "k_steps is 0; it must be at least 1"),
@@ -86,12 +86,12 @@ def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
         ({"mode": "geo", "k_steps": 3}, Consistency("geo", k_steps=3)),
     ]
     for flags, wanted in cases:
-        launcher = json.dumps(merged(str(file), {"consistency": flags}))
+        launcher = json.dumps(merged({"consistency": flags}, file=str(file)))
         assert resolve(script, launcher).consistency == wanted
     assert resolve(script, '{"consistency": {"k_steps": 9}}').consistency.k_steps == 9
     (tmp_path / "other.toml").write_text("[lamb]\n")
-    said = merged(str(tmp_path / "other.toml"), {"consistency": {"k_steps": 9}})
+    said = merged({"consistency": {"k_steps": 9}}, file=str(tmp_path / "other.toml"))
     assert resolve(script, json.dumps(said)).consistency.k_steps == 9
     for named in (None, str(file)):
         with pytest.raises(ConfigError, match="k_steps = 3 and mode = 'ssp' contradict"):
-            merged(named, {"consistency": {"mode": "ssp", "k_steps": 3}})
+            merged({"consistency": {"mode": "ssp", "k_steps": 3}}, file=named)

@@ -9,7 +9,7 @@ import pytest
 import psfleet
 from psfleet.errors import ConfigError
 from psfleet.strategy import DistributedStrategy, Settings, Wire, resolve
-from psfleet_launch.commands.launch_command import merged
+from psfleet_launch.commands.options import merged
 
 
 def test_a_form_for_both_ways() -> None:
@@ -25,9 +25,9 @@ def test_the_launcher_has_the_last_word(tmp_path: Path) -> None:
     """--wire goes before a strategy file, which goes before the script; each way by itself."""
     file = tmp_path / "strategy.toml"
     file.write_text('[wire]\npull = "bf16"\n')
-    said = merged(str(file), {"wire": {"push": None, "pull": None}})
+    said = merged({}, file=str(file))
     assert said["wire"] == {"pull": "bf16"}
-    assert merged(str(file), {"wire": {"push": "fp32", "pull": "fp32"}})["wire"] == {
+    assert merged({"wire": {"push": "fp32", "pull": "fp32"}}, file=str(file))["wire"] == {
         "push": "fp32",
         "pull": "fp32",
     }
@@ -38,7 +38,7 @@ def test_the_launcher_has_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"wire": {"push": "int4"}}, "wire push is 'int4'; it must be one of fp32, bf16, int8"),
+        ({"wire": {"push": "int4"}}, "wire push is 'int4'; it must be fp32, bf16 or int8"),
         ({"wire": {"pull": "bfloat16"}}, "wire pull is 'bfloat16'"),
         ({"wire": {"both": "bf16"}}, "'both'"),
         ({"wire": {}, "amp": {}}, "amp and wire contradict"),

@@ -21,9 +21,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--servers", "0", SCRIPT], "--servers is 0, a job needs at least 1"),
-        (["--workers", "-1", SCRIPT], "--workers is -1, a job needs at least 1"),
-        (["--workers", "two", SCRIPT], "'two' is not a valid integer"),
+        (["--servers", "0", SCRIPT], "--servers is 0; it must be at least 1; to train"),
+        (["--workers", "-1", SCRIPT], "--workers is -1; it must be at least 1; to train"),
+        (["--workers", "two", SCRIPT], "--workers is 'two'; it must be a whole number"),
         (["missing.py"], "script 'missing.py' does not exist; name a Python file"),
         (["."], "script '.' is a folder; name a Python file"),
         ([], "Missing argument 'SCRIPT'"),
@@ -41,7 +41,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
-        (["--start-timeout", "0", SCRIPT], "--start-timeout is '0'; servers need time to start"),
+        (["--start-timeout", "0", SCRIPT], "--start-timeout is 0; it must be above 0; servers"),
         (["--start-timeout", "nan", SCRIPT], "'nan'; it must be like 30s or 5min"),
         (["--dead-after", "-1s", SCRIPT], "--dead-after is '-1s'; it must be like 30s or 5min"),
         (["--hung-after", "1min", SCRIPT], "--hung-after is 60 s; name 1s to 30s"),

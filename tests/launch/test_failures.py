@@ -7,7 +7,8 @@ import pytest
 
 from psfleet_launch.console.failure_report import Cause, find_cause, report, tail
 from psfleet_launch.console.tracebacks import Tracebacks
-from psfleet_launch.job.job_plan import Job, Member, Request
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import Request
 from psfleet_launch.supervision.supervisor import Asked, Exited, Ready, Supervisor
 
 SIMPLE = """\

@@ -100,8 +100,8 @@ def test_a_script_that_is_run_by_hand(run: Run, name: str) -> None:
 
 OPTIONS = {
     "no such script": (["trian.py"], r"script 'trian.py' does not exist; name a Python file"),
-    "no workers": (["--workers", "0", "train.py"], r"--workers is 0, a job needs at least 1; .*"),
-    "no servers": (["--servers", "0", "train.py"], r"--servers is 0, a job needs at least 1; .*"),
+    "no workers": (["--workers", "0", "train.py"], r"--workers is 0; it must be at least 1; to .*"),
+    "no servers": (["--servers", "0", "train.py"], r"--servers is 0; it must be at least 1; to .*"),
     "a mode that there is not": (
         ["--mode", "synch", "train.py"],
         r".*'synch' is not one of 'sync'.*",
@@ -114,7 +114,7 @@ OPTIONS = {
     "restarts below 0": (["--restart-workers", "-1", "train.py"], r"--restart-workers is -1; .*"),
     "no micro-batches": (
         ["--micro-batches", "0", "train.py"],
-        r".*'--micro-batches'.*0 is not in.*",
+        r"--micro-batches is 0; it must be at least 1",
     ),
     "staleness without ssp": (["--async", "--staleness", "4", "train.py"], r".*staleness.*"),
     "a log that is no choice": (["--durability", "logs", "train.py"], r".*'logs' is not one of.*"),

@@ -24,7 +24,8 @@ from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import links
 from psfleet.stages.links import Place
-from psfleet_launch.job.job_plan import Job, Request, child_environment
+from psfleet_launch.job.job_plan import Job, child_environment
+from psfleet_launch.job.job_request import Request
 from tests.pipeline.conftest import build_model, make_feed
 
 

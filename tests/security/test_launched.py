@@ -17,7 +17,8 @@ from psfleet.settings.environment import Environment, read_environment
 from psfleet.wire.certificates import ends, make_credentials
 from psfleet.wire.credentials import FILES, Credentials
 from psfleet_launch.commands.certificates_command import usable
-from psfleet_launch.job.job_plan import Job, Request, child_environment
+from psfleet_launch.job.job_plan import Job, child_environment
+from psfleet_launch.job.job_request import Request
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]  # the fixture

@@ -11,14 +11,16 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import memory_of
+from psfleet.settings.declaration import from_variable
+from psfleet.settings.groups import JobSettings
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Answer, Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import Budget
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_launch.job.job_plan import Job, Member, Request, child_environment
+from psfleet_launch.job.job_plan import Job, Member, child_environment
+from psfleet_launch.job.job_request import Request
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log
 from psfleet_server.engine.memory_budget import resident, table_limit
@@ -202,7 +204,7 @@ def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPa
             with pytest.raises(UsageError, match="'fills' was asked to add 8192 rows"):
                 send_many(runtime, fills, range(1000))
             assert rows(runtime, fills) % BATCH == 0
-            assert peak(fleet.processes[0].pid) <= memory_of("420M")
+            assert peak(fleet.processes[0].pid) <= 420 * MIB
         finally:
             with pytest.raises(UsageError):
                 runtime.close()
@@ -223,10 +225,12 @@ def rows(runtime: Runtime, key: int) -> int:
 def test_amounts_of_memory() -> None:
     """Texts of an amount are read; nonsense and amounts that leave nothing are refused with the value."""
     wanted = {"8G": 8 << 30, "1.5g": 3 << 29, "512M": 512 * MIB, "64 KiB": 64 << 10, "": 0, "7": 7}
-    assert {text: memory_of(text) for text in wanted} == wanted
+    for text in wanted:
+        said = {"PSFLEET_MEMORY": text}
+        assert from_variable(JobSettings, "memory", said) == wanted[text]
     for text in ("much", "8X", "G8", "inf"):
-        with pytest.raises(ConfigError, match=f"'{text}'"):
-            memory_of(text)
+        with pytest.raises(ConfigError, match=f"PSFLEET_MEMORY is '{text}'; it must be a number"):
+            from_variable(JobSettings, "memory", {"PSFLEET_MEMORY": text})
     assert table_limit(0) is None
     assert 0 < (table_limit(1 << 40) or 0) < 1 << 40
     with pytest.raises(ConfigError, match="allows this server 16 MiB"):
@@ -234,11 +238,12 @@ def test_amounts_of_memory() -> None:
 
 
 def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
-    """--server-memory reaches servers and no worker; what is no amount is refused before a start."""
+    """--server-memory reaches servers and no worker."""
     script = tmp_path / "train.py"
     script.touch()
-    job = Job(Request(str(script), server_memory="2G"), "j", "token", tmp_path, tmp_path)
-    assert child_environment(job, Member("server", 0), [], {})["PSFLEET_MEMORY"] == "2G"
-    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), [], {})
-    with pytest.raises(ConfigError, match="'2 apples'"):
-        Request(str(script), server_memory="2 apples")
+    job = Job(Request(str(script), memory=2 << 30), "j", "token", tmp_path, tmp_path)
+    assert (
+        child_environment(job, Member("server", 0), ["unix:/a"], {})["PSFLEET_MEMORY"]
+        == "2147483648"
+    )
+    assert "PSFLEET_MEMORY" not in child_environment(job, Member("worker", 0), ["unix:/a"], {})

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.chaos.audit import ChaosSettings
-from psfleet_launch.job.job_plan import Member, Request
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.job.job_request import Request
 from psfleet_launch.supervision.standbys import Standbys
 
 __all__ = ["Fault", "Strike", "Trouble", "schedule"]
@@ -67,7 +68,7 @@ def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[Fault]:
     that push, where those are started again. Between two faults lie 0.5 to 1.5 times `pace` seconds.
     """
     dice = random.Random(seed)
-    keeps_log = request.durability in ("log", "log+fsync")
+    keeps_log = request.keeps_log
     servers = [Member("server", rank) for rank in range(request.servers)]
     workers = [Member("worker", rank) for rank in range(request.workers)]
     left = request.worker_restarts

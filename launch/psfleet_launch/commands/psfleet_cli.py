@@ -7,16 +7,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import click
 
 from psfleet.errors import ConfigError, PsfleetError
-from psfleet.stages.schedule import Kind
 from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.inspection import ckpt, log
-from psfleet_launch.commands.launch_command import merged
 from psfleet_launch.commands.mode_command import mode
+from psfleet_launch.commands.options import merged, requested, strategy_options
 
 __all__ = ["main"]
 
@@ -36,44 +35,23 @@ psfleet.add_command(mode)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--pipeline",
-    "schedule",
-    type=click.Choice(get_args(Kind)),
-    help="Run the program in pieces on micro-batches, in this order.",
-)
-@click.option("--stages", type=click.IntRange(1), help="Processes of each worker.")
-@click.option("--micro-batches", type=click.IntRange(1), help="Parts that each batch is cut into.")
-@click.option(
-    "--recompute",
-    is_flag=True,
-    help="Drop activations and compute them again in the backward pass.",
-)
-@click.option(
-    "--strategy", "strategy_file", metavar="FILE", help="A strategy file, as for launching."
-)
+@strategy_options("pipeline")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def plan(
-    schedule: str | None,
-    stages: int | None,
-    micro_batches: int | None,
-    recompute: bool,
-    strategy_file: str | None,
+    context: click.Context,
+    /,
+    strategy: str | None,
     script: str,
     arguments: tuple[str, ...],
+    **flags: Any,
 ) -> int:
     """Say what a strategy means for SCRIPT: memory of each process, bytes, schedule and bubble.
 
     The script runs by itself up to its first training step, which is measured and not applied.
     """
-    parts = merged(
-        strategy_file,
-        {
-            "recompute": {} if recompute else None,
-            "pipeline": {"schedule": schedule, "stages": stages, "micro_batches": micro_batches},
-        },
-    )
+    parts = merged(requested(context), file=strategy)
     stages = int(parts.get("pipeline", {}).get("stages", 1))
     with tempfile.TemporaryDirectory(prefix="psfleet-") as folder:
         return _plan(

@@ -17,7 +17,8 @@ from rich.text import Text
 from psfleet.settings.environment import Environment
 from psfleet_launch.console.progress_line import Poller, line
 from psfleet_launch.console.tracebacks import Tracebacks
-from psfleet_launch.job.job_plan import Job, Request
+from psfleet_launch.job.job_plan import Job
+from psfleet_launch.job.job_request import Request
 
 __all__ = ["Screen"]
 

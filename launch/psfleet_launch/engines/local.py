@@ -281,7 +281,7 @@ class LocalEngine:
 
     def _left_alone(self) -> str:
         """Why a silent server is not killed."""
-        if self._job.request.durability in ("log", "log+fsync"):
+        if self._job.request.keeps_log:
             return "; workers wait for it. --restart-hung would have it go on from its log"
         return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
 
@@ -382,7 +382,7 @@ class LocalEngine:
 
     def _log(self, member: Member) -> IO[bytes]:
         if member not in self._logs:  # a standby's
-            if self._job.request.durability in ("log", "log+fsync"):
+            if self._job.request.keeps_log:
                 self._job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
             self._logs[member] = open_log(self._job.log(member))
         return self._logs[member]

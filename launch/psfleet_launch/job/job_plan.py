@@ -11,17 +11,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from psfleet.errors import ConfigError
-from psfleet.settings.durations import Interval
-from psfleet.settings.environment import memory_of
+from psfleet.settings.declaration import settings_of, to_variables
+from psfleet.settings.environment import Environment
+from psfleet.settings.groups import JobSettings, Process, Seat, Stages
 from psfleet_launch.job.guard import MARKER
+from psfleet_launch.job.job_request import Request
 
 __all__ = [
     "Job",
     "Member",
-    "Request",
     "child_environment",
     "command",
     "job_name",
@@ -32,43 +32,12 @@ __all__ = [
 
 Role = Literal["server", "worker"]
 
-_OWN = (
-    "PSFLEET_ROLE",
-    "PSFLEET_RANK",
-    "PSFLEET_SERVERS",
-    "PSFLEET_WORKERS",
-    "PSFLEET_WORKER_ENDPOINTS",
-    "PSFLEET_STAGE",
-    "PSFLEET_STAGES",
-    "PSFLEET_COPY",
-    "PSFLEET_STAGE_COPIES",
-    "PSFLEET_STAGE_ENDPOINTS",
-    "PSFLEET_DURABILITY",
-    "PSFLEET_LOG_FOLDER",
-    "PSFLEET_SNAPSHOTS",
-    "PSFLEET_SNAPSHOT_EVERY",
-    "PSFLEET_RESUME",
-    "PSFLEET_REPLICAS",
-    "PSFLEET_STANDBY",
-    "PSFLEET_PULSE",
-    "PSFLEET_JOB",
-    "PSFLEET_DEAD_AFTER",
-    "PSFLEET_MEMORY",
-    "PSFLEET_READY_FILE",
-    "PSFLEET_JOINED_FILE",
-    "PSFLEET_LEFT_FILE",
-    "PSFLEET_TLS",
-    "PSFLEET_INSECURE",
-    "PSFLEET_RESTARTS",
-)
-"""Variables that a job sets for its members or not at all, whatever the launcher's environment says.
+_TOLD = (Seat, Stages, JobSettings, Process)
+"""Groups of settings that a job says to its members or not at all, whatever the launcher's environment says.
 
-The others of psfleet/settings/environment.py are for users: PSFLEET_STRATEGY, PSFLEET_LANE, PSFLEET_LIMITS,
-PSFLEET_ON_NAN and PSFLEET_PLAN.
+UserSettings are passed on as they are.
 """
-
-_HUNG_AT_LAST = 30
-"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
+_OWN = {one.env for group in _TOLD for one in settings_of(group)}
 
 
 @dataclass(frozen=True, order=True)
@@ -94,113 +63,6 @@ class Member:
 def listed(members: Sequence[Member]) -> str:
     """`worker 0, server 0`: workers first, by rank."""
     return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m))))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for.
-
-    Attributes:
-        script: The trainer script.
-        arguments: Its arguments.
-        servers: Number of server processes.
-        workers: Number of worker processes.
-        strategy: What the job says over the script's own strategy, as a strategy file does.
-        port: None: unix sockets. 0: any free TCP ports. n: TCP ports n, n+1, ... on 127.0.0.1.
-        server_script: Servers run the script too, and it branches on `fleet.is_server()`.
-        durability: What servers keep: none, snapshot, log or log+fsync; with a log they are started
-            again, with snapshots the whole job goes back to the last one.
-        insecure: TCP is plain, without certificates and token.
-        server_memory: What each server may take, as PSFLEET_MEMORY says it; empty: what there is.
-        snapshot_every: How often a snapshot is taken: 60s, 1000 rounds; empty: when asked for.
-        resume: The snapshot from which the job starts; empty: from nothing.
-        worker_restarts: How often a worker that dies is started again.
-        replicas: 1: every server has a standby.
-        hung_after: Seconds of silence after which a server or a standby counts as hung; 0: never.
-        restart_hung: A server that hangs is killed and started again from its log.
-        dead_after: Seconds of silence after which the job goes on without a worker; 0: it fails.
-    """
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    servers: int = 1
-    workers: int = 1
-    strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    port: int | None = None
-    server_script: bool = False
-    durability: str = "none"
-    insecure: bool = False
-    server_memory: str = ""
-    snapshot_every: str = ""
-    resume: str = ""
-    worker_restarts: int = 0
-    dead_after: float = 0.0
-    replicas: int = 0
-    hung_after: float = 5.0
-    restart_hung: bool = False
-
-    @property
-    def watches(self) -> bool:
-        """Whether who hangs is given up: where somebody else can go on with all that it told."""
-        return bool((self.replicas or self.restart_hung) and self.hung_after)
-
-    @property
-    def copies(self) -> tuple[int, ...]:
-        """Processes of each stage of a worker."""
-        said = self.strategy.get("pipeline", {})
-        return tuple(said.get("copies") or [1] * int(said.get("stages", 1)))
-
-    def __post_init__(self) -> None:
-        if self.insecure and self.port is None:
-            raise ConfigError(
-                "--insecure is for TCP (--tcp or --port); unix sockets are in a private folder"
-            )
-        memory_of(self.server_memory)
-        if self.snapshot_every:
-            Interval.parse(self.snapshot_every, "--snapshot-every")
-        self._check_deaths()
-        if self.replicas not in (0, 1):
-            raise ConfigError(f"--replicas is {self.replicas}; a server has 1 standby, or 0")
-        if self.replicas and self.server_script:
-            raise ConfigError("--replicas does not go with --server-script; leave one of them out")
-        _at_least_one("--servers", self.servers)
-        _at_least_one("--workers", self.workers)
-        if not Path(self.script).is_file():
-            what = "is a folder" if Path(self.script).is_dir() else "does not exist"
-            raise ConfigError(f"script {self.script!r} {what}; name a Python file")
-        if self.port is not None and self.port + self.servers > 65536:
-            raise ConfigError(
-                f"--port is {self.port}, but {self.servers} servers from there on "
-                "end above 65535; choose a lower one"
-            )
-
-    def _check_deaths(self) -> None:
-        if self.worker_restarts < 0:
-            raise ConfigError(f"--restart-workers is {self.worker_restarts}; it must be 0 or more")
-        if not 0 <= self.dead_after < float("inf"):
-            raise ConfigError(f"--dead-after is {self.dead_after} s; name seconds, as in 30s")
-        if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:
-            raise ConfigError(
-                f"--hung-after is {self.hung_after:g} s; name 1s to {_HUNG_AT_LAST}s, or 0 to wait"
-            )
-        if self.restart_hung and (self.replicas or self.durability not in ("log", "log+fsync")):
-            raise ConfigError(
-                "--restart-hung goes with --durability log or log+fsync and without --replicas: a server "
-                "is killed only where its log or its standby has all that it told"
-            )
-        if sum(self.copies) > 1 and (self.worker_restarts or self.dead_after):
-            raise ConfigError(
-                "--restart-workers and --dead-after do not go with --stages: the stages of a worker "
-                "depend on each other; leave them out"
-            )
-
-
-def _at_least_one(option: str, number: int) -> None:
-    if number < 1:
-        raise ConfigError(
-            f"{option} is {number}, a job needs at least 1; to train without a "
-            "cluster run the script by itself"
-        )
 
 
 @dataclass(frozen=True)
@@ -327,69 +189,51 @@ def child_environment(
         resume: The snapshot from which the member starts.
         follows: It is a standby.
     """
-    settled = {
-        **marker(job),
-        **job.variables,
-        "PSFLEET_ROLE": member.role,
-        "PSFLEET_RANK": str(member.rank),
-        "PSFLEET_SERVERS": ",".join(endpoints),
-        # Servers count seats: each stage of a worker has one.
-        "PSFLEET_WORKERS": str(
-            job.request.workers if member.role == "worker" else len(job.workers)
-        ),
-        # Workers do not listen yet; what scripts use is the number of them.
-        "PSFLEET_WORKER_ENDPOINTS": ",".join(["127.0.0.1:0"] * job.request.workers),
-        "PYTHONUNBUFFERED": "1",
-    }
+    told = to_variables(_environment(job, member, endpoints, resume, follows), *_TOLD)
     if job.request.strategy:
-        settled["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
-    if member.role in job.credentials:
-        settled["PSFLEET_TLS"] = str(job.credentials[member.role])
-    if job.request.insecure:
-        settled["PSFLEET_INSECURE"] = "1"
-    if member.stage >= 0:
-        settled |= _of_stage(job, member)
-    settled |= {
-        "PSFLEET_DURABILITY": job.request.durability,
-        "PSFLEET_JOB": job.name,
-        "PSFLEET_LOG_FOLDER": str(job.logs.absolute()),
-        "PSFLEET_REPLICAS": str(job.request.replicas),
-    }
-    if job.request.dead_after:
-        settled["PSFLEET_DEAD_AFTER"] = str(job.request.dead_after)
-    if job.request.worker_restarts and member.role == "worker":
-        settled["PSFLEET_RESTARTS"] = str(job.request.worker_restarts)
-    if job.request.snapshot_every:
-        settled["PSFLEET_SNAPSHOT_EVERY"] = job.request.snapshot_every
-    if resume:
-        settled["PSFLEET_RESUME"] = resume
-    if member.role == "worker":
-        settled["PSFLEET_JOINED_FILE"] = str(job.joined_file(member))
-        settled["PSFLEET_LEFT_FILE"] = str(job.left_file(member))
-    if member.role == "server":
-        settled["PSFLEET_READY_FILE"] = str(job.ready_file(member))
-        if member.copy >= 0:
-            settled["PSFLEET_LOG_FOLDER"] = str(job.log_folder(member))
-            settled["PSFLEET_SNAPSHOTS"] = str(job.logs.absolute() / "snapshots")
-        if follows:
-            settled["PSFLEET_STANDBY"] = str(member.copy)
-        if job.request.server_memory:
-            settled["PSFLEET_MEMORY"] = job.request.server_memory
+        told["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     inherited = {name: value for name, value in base.items() if name not in _OWN}
-    return {**_threads(job, member, cores), **inherited, **settled}
+    own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
+    return {**_threads(job, member, cores), **inherited, **own, **told}
 
 
-def _of_stage(job: Job, member: Member) -> dict[str, str]:
-    """Which stage a process is, and where the stages of its worker meet."""
-    copies = job.request.copies
-    meet = [f"ipc://{job.folder}/{member.rank}.{process}" for process in range(sum(copies))]
-    return {
-        "PSFLEET_STAGE": str(member.stage),
-        "PSFLEET_STAGES": str(len(copies)),
-        "PSFLEET_COPY": str(max(member.copy, 0)),
-        "PSFLEET_STAGE_COPIES": ",".join(map(str, copies)),
-        "PSFLEET_STAGE_ENDPOINTS": ",".join(meet),
-    }
+def _environment(
+    job: Job, member: Member, endpoints: Sequence[str], resume: str, follows: bool
+) -> Environment:
+    """What a member reads in its environment."""
+    request, is_server = job.request, member.role == "server"
+    copies = request.copies
+    shared = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
+    settings = shared | {"resume": resume, "memory": request.memory if is_server else 0}
+    if member.stage >= 0:
+        settings |= {
+            "stage": member.stage,
+            "stages": len(copies),
+            "copy": max(member.copy, 0),
+            "stage_copies": copies,
+            "stage_endpoints": tuple(
+                f"ipc://{job.folder}/{member.rank}.{process}" for process in range(sum(copies))
+            ),
+        }
+    logs = job.logs.absolute()
+    return Environment(
+        role=member.role,
+        rank=member.rank,
+        servers=tuple(endpoints),
+        # Servers count seats: each stage of a worker has one.
+        workers=len(job.workers) if is_server else request.workers,
+        # Workers do not listen yet; what scripts use is the number of them.
+        worker_endpoints=("127.0.0.1:0",) * request.workers,
+        standby=member.copy if follows else 0,
+        job=job.name,
+        log_folder=str(job.log_folder(member) if is_server else logs),
+        snapshots=str(logs / "snapshots") if is_server and member.copy >= 0 else "",
+        ready_file=str(job.ready_file(member)) if is_server else "",
+        joined_file="" if is_server else str(job.joined_file(member)),
+        left_file="" if is_server else str(job.left_file(member)),
+        tls=str(job.credentials.get(member.role, "")),
+        **settings,
+    )
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:

@@ -1,0 +1,170 @@
+"""What the user asks of psfleet-launch: settings of the job, and of this launch of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from psfleet.errors import ConfigError
+from psfleet.settings.declaration import check, setting
+from psfleet.settings.groups import JobSettings
+from psfleet.settings.kinds import SECONDS
+
+__all__ = ["Launch", "Request"]
+
+_ALONE = "at least 1; to train without a cluster run the script by itself"
+_HUNG_AT_LAST = 30
+"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What runs, and how many times."""
+
+    script: str = setting(dataclasses.MISSING, "The trainer script", key="job.script")
+    arguments: tuple[str, ...] = setting((), "Arguments of the script", key="job.arguments")
+    servers: int = setting(
+        1, "Server processes", flag="--servers", key="servers.count", least=1, wanted=_ALONE
+    )
+    workers: int = setting(
+        1, "Worker processes", flag="--workers", key="workers.count", least=1, wanted=_ALONE
+    )
+
+
+@dataclass(frozen=True)
+class Request(JobSettings, _Size):
+    """The job that the user asks for.
+
+    Attributes:
+        strategy: What the job says over the script's own strategy, as a strategy file does.
+    """
+
+    strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    port: int | None = setting(
+        None,
+        "TCP ports from this one on, in place of unix sockets; 0: any free ones, as `--tcp`",
+        flag="--port",
+        key="network.port",
+        least=0,
+        most=65535,
+    )
+    server_script: bool = setting(
+        False,
+        "Servers run the script too; it branches on fleet.is_server()",
+        flag="--server-script",
+        key="servers.run_script",
+    )
+    hung_after: float = setting(
+        5.0,
+        "A server or a standby that was silent for so long has hung: with --replicas or --restart-hung "
+        "it is given up, else the screen says so; 0: never",
+        SECONDS,
+        flag="--hung-after",
+        key="servers.hung_after",
+        metavar="5s",
+    )
+    restart_hung: bool = setting(
+        False,
+        "With a log: kill a server that has hung and start it again from its log",
+        flag="--restart-hung",
+        key="servers.restart_hung",
+    )
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether servers can be started again, each by itself."""
+        return self.durability in ("log", "log+fsync")
+
+    @property
+    def watches(self) -> bool:
+        """Whether who hangs is given up: where somebody else can go on with all that it told."""
+        return bool((self.replicas or self.restart_hung) and self.hung_after)
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """Processes of each stage of a worker."""
+        said = self.strategy.get("pipeline", {})
+        return tuple(said.get("copies") or [1] * int(said.get("stages", 1)))
+
+    def __post_init__(self) -> None:
+        check(self, attrgetter("flag"))
+        if self.insecure and self.port is None:
+            raise ConfigError(
+                "--insecure is for TCP (--tcp or --port); unix sockets are in a private folder"
+            )
+        self._check_deaths()
+        if self.replicas and self.server_script:
+            raise ConfigError("--replicas does not go with --server-script; leave one of them out")
+        if not Path(self.script).is_file():
+            what = "is a folder" if Path(self.script).is_dir() else "does not exist"
+            raise ConfigError(f"script {self.script!r} {what}; name a Python file")
+        if self.port is not None and self.port + self.servers > 65536:
+            raise ConfigError(
+                f"--port is {self.port}, but {self.servers} servers from there on "
+                "end above 65535; choose a lower one"
+            )
+
+    def _check_deaths(self) -> None:
+        if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:
+            raise ConfigError(
+                f"--hung-after is {self.hung_after:g} s; name 1s to {_HUNG_AT_LAST}s, or 0 to wait"
+            )
+        if self.restart_hung and (self.replicas or not self.keeps_log):
+            raise ConfigError(
+                "--restart-hung goes with --durability log or log+fsync and without --replicas: a server "
+                "is killed only where its log or its standby has all that it told"
+            )
+        if sum(self.copies) > 1 and (self.worker_restarts or self.dead_after):
+            raise ConfigError(
+                "--restart-workers and --dead-after do not go with --stages: the stages of a worker "
+                "depend on each other; leave them out"
+            )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How this launch runs its job: where, under which name, and what is shown."""
+
+    engine: str = setting("local", "Where processes run", flag="--engine", key="job.engine")
+    log_dir: Path = setting(
+        Path("psfleet-logs"),
+        "Logs go to a folder in it, named after the job",
+        flag="--log-dir",
+        key="job.log_dir",
+        metavar="PATH",
+    )
+    name: str = setting(
+        "", "The job's name; by default the script's and four digits", flag="--job", key="job.name"
+    )
+    start_timeout: float = setting(
+        120.0,
+        "Until then all servers must be ready",
+        SECONDS,
+        flag="--start-timeout",
+        key="job.start_timeout",
+        metavar="120s",
+        least=1e-3,
+        wanted="above 0; servers need time to start",
+    )
+    progress: bool = setting(
+        True,
+        "Steps, loss, rows and bytes are shown; `--no-progress` leaves them out",
+        flag="--no-progress",
+        key="job.progress",
+    )
+    chaos: int | None = setting(
+        None,
+        "Kill, pause and disturb the job as this seed says, then report which promises it kept",
+        flag="--chaos",
+        key="chaos.seed",
+        metavar="SEED",
+    )
+    chaos_pace: float = setting(
+        4.0,
+        "Seconds between two such faults, on average",
+        flag="--chaos-pace",
+        key="chaos.pace",
+        least=0.5,
+    )
