@@ -50,7 +50,16 @@ LAYERS = {
         "stream",
         "cluster_runtime",
     ],
-    "psfleet_launch": ["job", "supervision", "console", "chaos", "engines", "commands", "__main__"],
+    "psfleet_launch": [
+        "job",
+        "supervision",
+        "console",
+        "chaos",
+        "engines",
+        "job_runner",
+        "commands",
+        "__main__",
+    ],
 }
 # Names that scripts import. No package imports them, but for the older face, which hands them on.
 FACES = {"clip", "datasets", "entry", "initializer", "regularizer"}

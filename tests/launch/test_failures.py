@@ -9,7 +9,8 @@ from psfleet_launch.console.failure_report import Cause, find_cause, report, tai
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Request
-from psfleet_launch.supervision.supervisor import Asked, Exited, Ready, Supervisor
+from psfleet_launch.supervision.job_events import Asked, Exited, Ready
+from psfleet_launch.supervision.supervisor import Supervisor
 
 SIMPLE = """\
 epoch 1
@@ -100,6 +101,11 @@ def a_job(tmp_path: Path) -> tuple[Job, Supervisor]:
     return job, state
 
 
+def host(member: Member) -> str:
+    """As an engine of several machines would say it."""
+    return f"node-{member.rank + 6}"
+
+
 def test_the_report(tmp_path: Path) -> None:
     """Who, what, where, when, the log's end, who was stopped, exit code."""
     job, state = a_job(tmp_path)
@@ -107,13 +113,13 @@ def test_the_report(tmp_path: Path) -> None:
     job.log(failed).write_text(SIMPLE)
     for exited in (Exited(failed, 1), Exited(Member("worker", 0), -15), Exited(job.servers[0], 0)):
         state.handle(exited, 1)
-    text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)})
+    text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)}, host)
     lines = text.splitlines()
     assert lines[0] == (
         "worker 1 failed first: psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)"
     )
     assert lines[1].split("  ", 2)[1] == "train.py:31 in <module>"
-    assert lines[1].endswith("host local · rank 1 · exit 1 · 14:02:11.381")
+    assert lines[1].endswith("host node-7 · rank 1 · exit 1 · 14:02:11.381")
     assert lines[2] == f"  whole traceback: {tmp_path}/workerlog.1"
     assert len(lines) == 4
     assert lines[-1] == "then stopped: worker 0, server 0 (asked to stop, clean). Job exit code 1."
@@ -125,7 +131,7 @@ def test_the_report_of_an_exit(tmp_path: Path) -> None:
     failed = Member("worker", 1)
     job.log(failed).write_text("epoch 1\nno data\n")
     state.handle(Exited(failed, 1), 1)
-    lines = report(job, state, {}).splitlines()
+    lines = report(job, state, {}, host).splitlines()
     assert lines[0] == "worker 1 failed first: no data"
     assert lines[2:5] == [f"  last lines of {tmp_path}/workerlog.1:", "    epoch 1", "    no data"]
 
@@ -174,6 +180,6 @@ def test_the_report_of_an_interrupt(tmp_path: Path) -> None:
     state.handle(Asked(2), 1)
     for member in (*job.workers, *job.servers):
         state.handle(Exited(member, 0), 1)
-    assert report(job, state, {}) == (
+    assert report(job, state, {}, host) == (
         "stopped by SIGINT: worker 0, worker 1, server 0 (asked to stop, clean). Job exit code 130."
     )

@@ -62,7 +62,7 @@ def test_line() -> None:
 
 FORKS = """
 import os, socket, sys, time
-from psfleet_launch.engines.spawn import spawn
+from psfleet_launch.job.spawn import spawn
 from psfleet_launch.console.progress_line import Poller
 
 silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call

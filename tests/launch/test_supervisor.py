@@ -7,23 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.supervisor import (
+from psfleet_launch.supervision.job_events import (
     Action,
     Asked,
     Event,
     Exited,
     Finish,
-    Limits,
     Lost,
-    Phase,
     Ready,
     Send,
     Start,
-    Supervisor,
     Tick,
     Wordless,
     causes_first,
 )
+from psfleet_launch.supervision.supervisor import Limits, Phase, Supervisor
 
 S0, S1 = Member("server", 0), Member("server", 1)
 W0, W1 = Member("worker", 0), Member("worker", 1)

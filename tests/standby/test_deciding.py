@@ -7,8 +7,9 @@ import pytest
 
 from psfleet.errors import Fenced, ProtocolError
 from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.job_events import Exited, Ready, Start
 from psfleet_launch.supervision.standbys import Promote, Release, Standbys
-from psfleet_launch.supervision.supervisor import Exited, Ready, Start, Supervisor
+from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log import Part
 from psfleet_server.durability.log_shipping import Feed, joined
 
@@ -30,7 +31,8 @@ def test_a_ready_standby_takes_over_and_gets_one_itself() -> None:
     job = training()
     assert job.handle(Ready(FIRST), 2.0) == []
     assert job.handle(Exited(SERVER, -9), 3.0) == [Promote(FIRST, SERVER, 2)]
-    assert job.unready == {FIRST}
+    assert job.standbys is not None
+    assert job.standbys.promoted == {FIRST}
     assert job.handle(Ready(FIRST), 3.2) == [Start((SECOND,))]
     job.handle(Ready(SECOND), 4.0)
     assert job.handle(Exited(FIRST, -9), 5.0) == [Promote(SECOND, FIRST, 3)]

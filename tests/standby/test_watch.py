@@ -8,8 +8,7 @@ import pytest
 
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.hang_detection import Watch
-from psfleet_launch.supervision.standbys import Promote, Release, Standbys
-from psfleet_launch.supervision.supervisor import (
+from psfleet_launch.supervision.job_events import (
     Action,
     Event,
     Exited,
@@ -19,9 +18,10 @@ from psfleet_launch.supervision.supervisor import (
     Ready,
     Silent,
     Start,
-    Supervisor,
     Tick,
 )
+from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.liveness import Pulse
 
 SERVER = Member("server", 0)

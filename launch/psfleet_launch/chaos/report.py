@@ -14,7 +14,7 @@ from rich.table import Table
 
 from psfleet.chaos.audit import Pushed, read_pushed
 from psfleet.errors import PsfleetError
-from psfleet_launch.job import guard, job_snapshots
+from psfleet_launch.job import job_snapshots
 
 __all__ = ["Finding", "Left", "Run", "findings", "show"]
 
@@ -60,7 +60,7 @@ class Run:
     """
 
     code: int
-    token: str
+    left: Sequence[str]
     notes: Path
     logs: Path
     private: Path
@@ -201,7 +201,7 @@ def _torn(path: Path) -> list[str]:
 
 def _ended(run: Run) -> Finding:
     promise = "7 it ends, and nothing is left"
-    left = [f"process {pid}" for pid in guard.find(run.token)]
+    left = list(run.left)
     now = Left.now()
     left += [f"descriptor {number}" for number in sorted(now.descriptors - run.before.descriptors)]
     left += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]

@@ -3,11 +3,11 @@
 import importlib.metadata
 import os
 import secrets
-import socket
+import selectors
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from psfleet_launch.commands.options import (
 )
 from psfleet_launch.console.failure_report import report
 from psfleet_launch.console.screen import Screen
-from psfleet_launch.engines.local import LocalEngine, private_folder
+from psfleet_launch.engines.launch_engine import Engine, load_engine
 from psfleet_launch.job import job_snapshots
-from psfleet_launch.job.job_folder import claimed
-from psfleet_launch.job.job_plan import Job, job_name, requested_endpoints
+from psfleet_launch.job.job_folder import claimed, private_folder
+from psfleet_launch.job.job_plan import Job, job_name
 from psfleet_launch.job.job_request import Launch, Request
+from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.supervision.hang_detection import Watch
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Limits, Supervisor
@@ -113,19 +114,29 @@ def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(request: Request, name: str, launch: Launch, trouble: Trouble | None = None) -> Run:
-    """Give a request its folders and ports, and run it."""
+    """Give a request its folders and an engine, and run it."""
+    kind = load_engine(launch.engine)
     before = Left.now()
-    with claimed(launch.log_dir, name) as logs, private_folder() as folder:
+    with (
+        claimed(launch.log_dir, name) as logs,
+        private_folder() as folder,
+        selectors.DefaultSelector() as selector,
+    ):
         job_snapshots.clear(logs, request.resume)
         needs_credentials = request.port is not None and not request.insecure
         credentials = certificates_command.make(folder / "tls") if needs_credentials else {}
         variables = {} if trouble is None else trouble.variables
         token = secrets.token_hex(16)
         job = Job(request, name, token, folder, logs, credentials, variables)
-        _check_ports(requested_endpoints(job))
-        code = _run(job, Limits(launch.start_timeout), Screen(launch.progress), trouble)
+        engine = kind(job, selector)
+        limits = replace(engine.limits, start=launch.start_timeout)
+        try:
+            engine.open()
+            code = _run(job, engine, limits, Screen(launch.progress), trouble)
+        finally:
+            engine.close()
     notes = logs if trouble is None else trouble.folder
-    return Run(code, token, notes, logs, folder, before)
+    return Run(code, engine.left_behind(), notes, logs, folder, before)
 
 
 def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
@@ -148,7 +159,9 @@ def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
     return 0 if kept else run.code or 1
 
 
-def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = None) -> int:
+def _run(
+    job: Job, engine: Engine, limits: Limits, screen: Screen, trouble: Trouble | None = None
+) -> int:
     often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
     rollbacks = _RESTARTS if job.request.durability == "snapshot" else 0
@@ -164,34 +177,17 @@ def _run(job: Job, limits: Limits, screen: Screen, trouble: Trouble | None = Non
         watch=Watch(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
-    engine = LocalEngine(job, supervisor, screen, trouble)
-    screen.begin(job, importlib.metadata.version("psfleet"))
-    code = engine.run()
-    if code == 0 and not any(job.joined_file(worker).exists() for worker in job.workers):
+    runner = JobRunner(job, engine, supervisor, screen, trouble)
+    screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
+    code = runner.run()
+    if code == 0 and not engine.has_joined():
         screen.end(1)
         screen.say(_NEVER_JOINED.format(script=job.request.script))
         return 1
     screen.end(code)
     if code:
-        screen.say(report(job, supervisor, engine.ended_at))
+        screen.say(report(job, supervisor, runner.ended_at, engine.host))
     return code
-
-
-def _check_ports(endpoints: Iterable[str]) -> None:
-    """Refuse a TCP port that is taken while that is still one sentence."""
-    for endpoint in endpoints:
-        if endpoint.startswith("unix:"):
-            continue
-        host, _, port = endpoint.rpartition(":")
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {port} on {host} cannot be used ({error.strerror}); "
-                    "choose another --port, or --tcp for free ones"
-                ) from None
 
 
 def _let_go_of_lost_streams() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,15 +77,17 @@ def _place(block: list[str], script: str) -> str:
     return f"{Path(frame['file']).name}:{frame['line']}{function}"
 
 
-def report(job: Job, state: Supervisor, ended_at: dict[Member, datetime]) -> str:
-    """The last thing on the screen after a job that was not a success."""
+def report(
+    job: Job, state: Supervisor, ended_at: dict[Member, datetime], host: Callable[[Member], str]
+) -> str:
+    """The last thing on the screen after a job that was not a success; `host`: of a member."""
     if state.failure is None:
         name = signal.Signals(state.asked or 0).name
         return f"stopped by {name}: {_stopped(state)}. Job exit code {128 + (state.asked or 0)}."
     failure = state.failure
     lines = tail(job.log(failure.member))
     cause = find_cause(lines, job.request.script)
-    seat = [f"host local · rank {failure.member.rank}", _end(failure)]
+    seat = [f"host {host(failure.member)} · rank {failure.member.rank}", _end(failure)]
     when = ended_at.get(failure.member)
     if when:
         seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")

@@ -45,13 +45,13 @@ class Screen:
         self._unfinished = {False: b"", True: b""}
         self._tracebacks = Tracebacks("")
 
-    def begin(self, job: Job, version: str) -> None:
+    def begin(self, job: Job, engine: str, version: str) -> None:
         """The heading."""
         self._job = job
         self._tracebacks = Tracebacks(job.request.script)
         asked = job.request
         parts = [
-            "local",
+            engine,
             _count(asked.servers, "server"),
             _count(asked.workers, "worker"),
             asked.strategy.get("consistency", {}).get("mode"),

@@ -1,361 +1,203 @@
-"""A job on this machine: performs what the supervisor decides, and tells it what happens."""
+"""The engine of this machine: every member is a child process of the launcher."""
 
 import contextlib
 import json
 import os
 import selectors
-import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
-from psfleet.platform.sockets import make_private_folder
-from psfleet_launch.chaos.fault_schedule import Trouble
-from psfleet_launch.console.screen import Screen
-from psfleet_launch.engines.spawn import open_log, send, spawn
-from psfleet_launch.job import guard, job_snapshots
+from psfleet.errors import ConfigError
+from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
-from psfleet_launch.supervision.standbys import Promote, Release
-from psfleet_launch.supervision.supervisor import (
-    Action,
-    Asked,
+from psfleet_launch.job.spawn import open_log, send, spawn
+from psfleet_launch.supervision.job_events import (
     Event,
     Exited,
-    Finish,
-    GiveUp,
     Heard,
-    Lost,
+    Output,
     Parting,
-    Phase,
     Ready,
-    Send,
-    Silent,
-    Start,
-    Supervisor,
-    Tick,
-    Wordless,
+    Said,
+    Shown,
     causes_first,
 )
 
-__all__ = ["LocalEngine", "private_folder"]
+__all__ = ["ENGINE", "LocalEngine"]
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.02
-"""Seconds between looks for ready files; everything else wakes the loop by itself."""
-_REFRESH = 0.25
+"""Seconds between looks for ready files; everything else wakes the selector by itself."""
 
 
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """See make_private_folder; removed at the end."""
-    folder = make_private_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+class LocalEngine(Engine):
+    """Processes of this machine, which die with the launcher."""
 
+    name = "local"
 
-class LocalEngine:
-    """Runs one job. The calling thread must be the main thread: it takes the signals."""
-
-    def __init__(
-        self, job: Job, supervisor: Supervisor, screen: Screen, trouble: Trouble | None = None
-    ) -> None:
-        self.ended_at: dict[Member, datetime] = {}
-        self._job = job
-        self._supervisor = supervisor
-        self._screen = screen
-        self._trouble = trouble
-        self._endpoints = requested_endpoints(job)
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        super().__init__(job, selector)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
+        self._ended: set[Member] = set()
+        self._awaited: set[Member] = set()
         self._logs: dict[Member, IO[bytes]] = {}
         self._pulses: dict[Member, IO[bytes]] = {}
-        self._heard: set[Member] = set()
-        self._parting: set[Member] = set()
         self._words: dict[Member, bytes] = {}
-        self._asked: list[int] = []
+        self._events: list[Event | Shown] = []
         self._loses_output = False
-        self._exit_code: int | None = None
-        self._generation = 0
-        self._resume = job.request.resume
-        self._selector = selectors.DefaultSelector()
+        self._guard: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> int:
-        """Start the job, see it through and return its exit code; nothing is left running."""
-        for member in (*self._job.servers, *self._job.workers):
-            self._logs[member] = open_log(self._job.log(member))
-        watcher = guard.start(self._job.token, self._job.folder)
-        try:
-            with self._signals():
-                self._perform(self._supervisor.begin(time.monotonic()))
-                while self._exit_code is None:
-                    self._step()
-        finally:
-            self._clear_up(watcher)
-        return self._exit_code
+    def open(self) -> None:
+        """See Engine."""
+        _check_ports(self.endpoints())
+        for member in (*self.job.servers, *self.job.workers):
+            self._logs[member] = open_log(self.job.log(member))
+        self._guard = guard.start(self.job.token, self.job.folder)
 
-    def _step(self) -> None:
-        self._wait()
-        for event in [*self._happened(), Tick()]:
-            self._perform(self._supervisor.handle(event, time.monotonic()))
-        if self._trouble is not None:
-            self._make(self._trouble)
-        if self._supervisor.phase is Phase.TRAINING:
-            self._screen.refresh()
+    def endpoints(self) -> list[str]:
+        """See Engine."""
+        return requested_endpoints(self.job)
 
-    def _clear_up(self, watcher: subprocess.Popen[bytes]) -> None:
-        guard.sweep(self._job.token)
-        for process in self._processes.values():
-            process.wait()
-            _close_orders(process)
-        while self._take_output(0):
-            pass
-        for stream in [key.fileobj for key in self._selector.get_map().values()]:
-            stream.close()  # type: ignore[union-attr]  # only streams are registered by now
-        self._selector.close()
-        for log in self._logs.values():
-            log.close()
-        guard.dismiss(watcher)
+    def host(self, member: Member) -> str:
+        """See Engine."""
+        return "local"
 
-    # -- what happens ----------------------------------------------------------------------------
+    def has_joined(self) -> bool:
+        """See Engine."""
+        return any(self.job.joined_file(worker).exists() for worker in self.job.workers)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals wake the loop; those that end the job are noted, SIGCHLD need not be."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, None)
-        before = {
-            number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)
-        }
-        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.unregister(ours)
-            ours.close()
-            theirs.close()
+    # -- processes -------------------------------------------------------------------------------
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in _ENDING:
-            self._asked.append(number)
+    def spawn(self, member: Member, told: Told) -> None:
+        """See Engine."""
+        if member in self._processes:  # it starts again
+            _close_orders(self._processes[member])
+        self._ended.discard(member)
+        self.job.left_file(member).unlink(missing_ok=True)
+        if member.role == "server":
+            self.expect(member)
+        log, piped = self._log(member), member == self.job.shown
+        environment = child_environment(
+            self.job, member, told.endpoints, resume=told.resume, follows=told.follows
+        )
+        with self._pulse(member) as kept:
+            environment["PSFLEET_PULSE"] = "".join(map(str, kept))
+            process = spawn(
+                command(self.job, member), environment, log, piped, told.takes_orders, kept
+            )
+        self._processes[member] = process
+        if piped:
+            self._pass_on(process.stdout, log, is_error=False)
+            self._pass_on(process.stderr, log, is_error=True)
 
-    def _wait(self) -> None:
-        if self._supervisor.phase is Phase.STARTING:
-            self._take_output(_LOOK)
-        else:
-            left = self._supervisor.deadline - time.monotonic()
-            self._take_output(min(_REFRESH, max(0.0, left)))
+    def send(self, member: Member, number: int) -> None:
+        """See Engine."""
+        send(self._processes[member], number)
 
-    def _happened(self) -> list[Event]:
-        asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
-        ended = [
-            Exited(member, process.returncode, self._has_left(member))
-            for member, process in self._processes.items()
-            if member not in self.ended_at and process.poll() is not None
-        ]
-        self.ended_at.update(dict.fromkeys((exit.member for exit in ended), datetime.now()))
-        heard = [Heard(member) for member in sorted(self._heard)]
-        parting = [Parting(member) for member in sorted(self._parting)]
-        self._heard.clear()
-        self._parting.clear()
-        for exit in ended:
-            self._close_pulse(exit.member)
-        return [*asked, *heard, *parting, *self._now_ready(), *causes_first(ended)]
-
-    def _has_left(self, member: Member) -> bool:
-        return member.role == "worker" and self._job.left_file(member).exists()
-
-    def _now_ready(self) -> list[Ready]:
-        ready = []
-        for member in sorted(self._supervisor.unready):
-            if endpoint := _read_endpoint(self._job.ready_file(member)):
-                self._endpoints[member.rank] = endpoint
-                ready.append(Ready(member))
-        return ready
-
-    def _take_output(self, timeout: float) -> bool:
-        """Wait, and pass on what worker 0 writes: to its log and to the screen. Was there any?"""
-        ready = self._selector.select(timeout)
-        for key, _ in ready:
-            data = os.read(key.fd, 1 << 16)
-            if key.data is None:
-                continue  # a signal; its handler has noted it
-            if isinstance(key.data, Member):
-                if data:
-                    self._heard.add(key.data)
-                    self._say_words(key.data, data)
-                else:
-                    self._close_pulse(key.data)
-                    self._parting.add(key.data)
-            elif data:
-                log, is_error = key.data
-                self._keep(log, data)
-                self._screen.output(data, is_error)
-            else:
-                self._selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]  # a pipe
-        return bool(ready)
-
-    def _say_words(self, member: Member, data: bytes) -> None:
-        """Say what the member has told, by lines between its signs of life (psfleet_server.liveness)."""
-        *lines, self._words[member] = (
-            self._words.get(member, b"") + data.replace(b"\0", b"")
-        ).split(b"\n")
-        for line in lines:
-            self._screen.say(f"{member}: {line.decode(errors='replace')}")
-
-    def _keep(self, log: IO[bytes], data: bytes) -> None:
-        """Write what worker 0 has said; if its log takes no more, as on a full disk, the job goes on."""
-        try:
-            log.write(data)
-        except OSError as error:
-            if not self._loses_output:
-                self._screen.say(
-                    f"log {log.name!r} cannot be written ({error.strerror}); the job goes on"
-                )
-            self._loses_output = True
-
-    def _make(self, trouble: Trouble) -> None:
-        """Do what chaos wants now; processes are stopped and killed from here alone."""
-        trains = self._supervisor.phase is Phase.TRAINING
-        living = {member for member in self._supervisor.alive if self._has_started(member)}
-        standbys = self._supervisor.standbys
-        for strike in trouble.due(time.monotonic(), living, trains=trains, standbys=standbys):
-            if strike.text:
-                self._screen.say(f"chaos: {strike.text}")
-            if strike.signal:
-                send(self._processes[strike.member], strike.signal)
-
-    def _has_started(self, member: Member) -> bool:
-        """Whether a server has said that it is ready: this process, not one before it."""
-        if member.role == "worker":
-            return True
-        try:
-            said = json.loads(self._job.ready_file(member).read_bytes())
-        except FileNotFoundError:
-            return False
-        return bool(said["pid"] == self._processes[member].pid)
-
-    # -- what is done ----------------------------------------------------------------------------
-
-    def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Start(members):
-                    self._start(members)
-                case Send(members, number):
-                    for member in members:
-                        send(self._processes[member], number)
-                case GiveUp(member, seconds):
-                    self._screen.say(f"{member} was silent for {seconds:g} s and is killed")
-                    send(self._processes[member], signal.SIGKILL)
-                case Silent(member, seconds):
-                    self._screen.say(
-                        f"{member} has been silent for {seconds:g} s{self._left_alone()}"
-                    )
-                case Lost(member, code, left):
-                    without = "it had left the fleet" if left else "the job goes on without it"
-                    self._screen.say(f"{member} ended with {_words(code)}; {without}")
-                case Wordless(member):
-                    self._screen.say(
-                        f"{member} ended without leaving the fleet; workers that wait for it "
-                        "give up after minutes"
-                    )
-                case Promote():
-                    self._promote(action)
-                case Release(member, attach):
-                    self._order(member, f"release {attach}")
-                case Finish(code):
-                    self._exit_code = code
-
-    def _left_alone(self) -> str:
-        """Why a silent server is not killed."""
-        if self._job.request.keeps_log:
-            return "; workers wait for it. --restart-hung would have it go on from its log"
-        return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
-
-    def _start(self, members: tuple[Member, ...]) -> None:
-        if self._supervisor.generation > self._generation:
-            self._go_back()
-        for member in members:
-            if member in self._supervisor.restarted:
-                self._screen.say(self._restart(member))
-            if member in self._processes:  # it starts again
-                _close_orders(self._processes[member])
-            self._processes[member] = self._spawn(member)
-        if members == self._supervisor.workers:
-            self._screen.servers_ready(self._endpoints)
-
-    def _promote(self, promote: Promote) -> None:
-        self._job.ready_file(promote.member).unlink(missing_ok=True)
-        self._order(promote.member, f"promote {promote.term}")
-        code = self._processes[promote.before].returncode
-        self._screen.say(f"{promote.before} ended with {_words(code)}; {promote.member} takes over")
-
-    def _order(self, member: Member, order: str) -> None:
-        """Tell a server; one that has died does not hear it."""
+    def order(self, member: Member, line: str) -> None:
+        """See Engine."""
         stdin = self._processes[member].stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(f"{order}\n".encode())
+            stdin.write(f"{line}\n".encode())
 
-    def _go_back(self) -> None:
-        """Everything has ended; the job starts from its last snapshot."""
-        self._generation = self._supervisor.generation
-        if self._trouble is not None:
-            self._trouble.went_back()
-        self.ended_at.clear()
-        self._processes.clear()
-        for member in self._job.servers:
-            self._job.ready_file(member).unlink(missing_ok=True)
-        for member in self._job.workers:
-            self._job.left_file(member).unlink(missing_ok=True)
-        self._resume = job_snapshots.latest(self._job.logs) or self._job.request.resume
-        self._screen.say(
-            f"a server died; generation {self._generation} starts from "
-            f"{self._resume or 'the beginning, for there is no snapshot yet'}"
-        )
+    def expect(self, member: Member) -> None:
+        """See Engine."""
+        self.job.ready_file(member).unlink(missing_ok=True)
+        self._awaited.add(member)
 
-    def _restart(self, member: Member) -> str:
-        """Forget that the member has ended; what to say about it."""
-        code = self._processes[member].returncode
-        self.ended_at.pop(member, None)
-        often, what = self._supervisor.restarts, "it goes on from its log"
-        if member.role == "worker":
-            often, what = self._supervisor.worker_restarts, "a new process takes its seat"
-        count = self._supervisor.restarted[member]
-        return f"{member} ended with {_words(code)}; {what} (restart {count} of {often})"
+    def sweep(self) -> None:
+        """See Engine."""
+        guard.sweep(self.job.token)
+        for process in self._processes.values():
+            process.wait()
+            _close_orders(process)
 
-    def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
-        piped = member == self._job.shown
-        log = self._log(member)
-        standbys = self._supervisor.standbys
-        environment = child_environment(
-            self._job,
-            member,
-            self._endpoints,
-            resume=self._resume,
-            follows=standbys is not None and standbys.follows(member),
-        )
-        ordered = standbys is not None and member.role == "server"
-        with self._pulse(member) as kept:
-            environment["PSFLEET_PULSE"] = "".join(map(str, kept))
-            process = spawn(command(self._job, member), environment, log, piped, ordered, kept)
-        if piped:
-            self._pass_on(process.stdout, (log, False))
-            self._pass_on(process.stderr, (log, True))
-        return process
+    def close(self) -> None:
+        """See Engine."""
+        for stream in [key.fileobj for key in self.selector.get_map().values()]:
+            stream.close()  # type: ignore[union-attr]  # only streams are registered by now
+        for log in self._logs.values():
+            log.close()
+        if self._guard is not None:
+            guard.dismiss(self._guard)
+
+    def left_behind(self) -> list[str]:
+        """See Engine."""
+        return [f"process {pid}" for pid in guard.find(self.job.token)]
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    @property
+    def pause(self) -> float:
+        """See Engine."""
+        return _LOOK if self._awaited else float("inf")
+
+    def events(self) -> list[Event | Shown]:
+        """See Engine."""
+        ended = [
+            Exited(member, process.returncode, self._has_left(member))
+            for member, process in self._processes.items()
+            if member not in self._ended and process.poll() is not None
+        ]
+        self._ended.update(exit.member for exit in ended)
+        for exit in ended:
+            self._close_pulse(exit.member)
+        happened, self._events = self._events, []
+        return [*happened, *self._now_ready(), *causes_first(ended)]
+
+    def _has_left(self, member: Member) -> bool:
+        return member.role == "worker" and self.job.left_file(member).exists()
+
+    def _now_ready(self) -> Iterator[Ready]:
+        for member in sorted(self._awaited):
+            if endpoint := _read_endpoint(self.job.ready_file(member)):
+                self._awaited.discard(member)
+                yield Ready(member, endpoint)
+            elif member in self._ended:
+                self._awaited.discard(member)
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def _log(self, member: Member) -> IO[bytes]:
+        if member not in self._logs:  # a standby's
+            if self.job.request.keeps_log:
+                self.job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
+            self._logs[member] = open_log(self.job.log(member))
+        return self._logs[member]
+
+    def _pass_on(self, stream: IO[bytes] | None, log: IO[bytes], is_error: bool) -> None:
+        assert stream is not None
+        read = partial(self._read_output, stream, log, is_error)
+        self.selector.register(stream, selectors.EVENT_READ, read)
+
+    def _read_output(self, stream: IO[bytes], log: IO[bytes], is_error: bool) -> None:
+        """Pass on what the shown member writes: to its log and to the screen."""
+        data = os.read(stream.fileno(), 1 << 16)
+        if data:
+            self._keep(log, data)
+            self._events.append(Output(data, is_error))
+        else:
+            self.selector.unregister(stream)
+            stream.close()
+
+    def _keep(self, log: IO[bytes], data: bytes) -> None:
+        """Write what a member has said; if its log takes no more, as on a full disk, the job goes on."""
+        left = memoryview(data)
+        try:
+            while (
+                left
+            ):  # a log that becomes full takes the first bytes, and refuses those after them
+                left = left[log.write(left) :]
+        except OSError as error:
+            if not self._loses_output:
+                why = f"log {log.name!r} cannot be written ({error.strerror}); the job goes on"
+                self._events.append(Said(None, why))
+            self._loses_output = True
 
     @contextlib.contextmanager
     def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:
@@ -365,35 +207,35 @@ class LocalEngine:
             return
         ours, theirs = os.pipe()
         self._pulses[member] = os.fdopen(ours, "rb", buffering=0)
-        self._selector.register(self._pulses[member], selectors.EVENT_READ, member)
+        read = partial(self._read_pulse, member)
+        self.selector.register(self._pulses[member], selectors.EVENT_READ, read)
         try:
             yield (theirs,)
         finally:
             os.close(theirs)
 
+    def _read_pulse(self, member: Member) -> None:
+        """Note a sign of life, and lines that the server says between them (psfleet_server.pulse)."""
+        data = os.read(self._pulses[member].fileno(), 1 << 16)
+        if not data:
+            self._close_pulse(member)
+            self._events.append(Parting(member))
+            return
+        self._events.append(Heard(member))
+        *lines, self._words[member] = (
+            self._words.get(member, b"") + data.replace(b"\0", b"")
+        ).split(b"\n")
+        self._events += [Said(member, line.decode(errors="replace")) for line in lines]
+
     def _close_pulse(self, member: Member) -> None:
-        """Hear no more of the member, nor of one that had its place before."""
-        self._heard.discard(member)
-        self._parting.discard(member)
+        """Hear no more of the member."""
         self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
-            self._selector.unregister(pipe)
+            self.selector.unregister(pipe)
             pipe.close()
 
-    def _log(self, member: Member) -> IO[bytes]:
-        if member not in self._logs:  # a standby's
-            if self._job.request.keeps_log:
-                self._job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
-            self._logs[member] = open_log(self._job.log(member))
-        return self._logs[member]
 
-    def _pass_on(self, stream: IO[bytes] | None, data: Any) -> None:
-        assert stream is not None
-        self._selector.register(stream, selectors.EVENT_READ, data)
-
-
-def _words(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+ENGINE = LocalEngine
 
 
 def _close_orders(process: "subprocess.Popen[bytes]") -> None:
@@ -408,3 +250,20 @@ def _read_endpoint(path: Path) -> str:
     except FileNotFoundError:
         return ""
     return str(said["endpoint"])
+
+
+def _check_ports(endpoints: Iterable[str]) -> None:
+    """Refuse a TCP port that is taken while that is still one sentence."""
+    for endpoint in endpoints:
+        if endpoint.startswith("unix:"):
+            continue
+        host, _, port = endpoint.rpartition(":")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError as error:
+                raise ConfigError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); "
+                    "choose another --port, or --tcp for free ones"
+                ) from None

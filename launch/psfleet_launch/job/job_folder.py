@@ -1,16 +1,18 @@
-"""The folder of a job's logs: one job at a time has it."""
+"""The folders of a job: that of its logs, which one job at a time has, and a private one."""
 
 import contextlib
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.errors import ConfigError
+from psfleet.platform.sockets import make_private_folder
 from psfleet.settings.mode_request import DONE, WISH
 
-__all__ = ["claimed", "is_claimed"]
+__all__ = ["claimed", "is_claimed", "private_folder"]
 
 _PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
 
@@ -45,6 +47,16 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
                 "another with --log-dir"
             ) from None
         yield folder
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """See make_private_folder; removed at the end."""
+    folder = make_private_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_claimed(folder: Path) -> bool:

@@ -8,36 +8,31 @@ Pure: no process, no clock, no signal handler. Times are seconds of whatever clo
 """
 
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from psfleet_launch.job.job_plan import Member, listed
 from psfleet_launch.supervision.hang_detection import Watch
-from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.job_events import (
+    Action,
+    Asked,
+    Event,
+    Exited,
+    Finish,
+    GiveUp,
+    Heard,
+    Lost,
+    Parting,
+    Ready,
+    Send,
+    Silent,
+    Start,
+    Tick,
+    Wordless,
+)
+from psfleet_launch.supervision.standbys import Standbys
 
-__all__ = [
-    "Action",
-    "Asked",
-    "Event",
-    "Exited",
-    "Failure",
-    "Finish",
-    "GiveUp",
-    "Heard",
-    "Limits",
-    "Lost",
-    "Parting",
-    "Phase",
-    "Ready",
-    "Send",
-    "Silent",
-    "Start",
-    "Supervisor",
-    "Tick",
-    "Wordless",
-    "causes_first",
-]
+__all__ = ["Failure", "Limits", "Phase", "Supervisor"]
 
 
 @dataclass(frozen=True)
@@ -53,111 +48,6 @@ class Limits:
     start: float = 120.0
     leave: float = 5.0
     grace: float = 4.0
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A server answers."""
-
-    member: Member
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
-
-    `left`: it is a worker that had left the fleet before.
-    """
-
-    member: Member
-    code: int
-    left: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
-
-    signal: int
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A server or a standby has given a sign of life."""
-
-    member: Member
-
-
-@dataclass(frozen=True)
-class Parting:
-    """A server or a standby has given its last sign of life: it is about to end."""
-
-    member: Member
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Nothing but time has passed."""
-
-
-Event = Ready | Exited | Asked | Heard | Parting | Tick
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start these processes."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a signal to these processes and their groups."""
-
-    members: tuple[Member, ...]
-    signal: int
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Kill this server or standby: it has been silent for so many seconds."""
-
-    member: Member
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Silent:
-    """This server has been silent for so many seconds, and is left alone."""
-
-    member: Member
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Lost:
-    """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
-
-    member: Member
-    code: int
-    left: bool = False
-
-
-@dataclass(frozen=True)
-class Wordless:
-    """This worker has ended well, but has not left the fleet: others may wait for it."""
-
-    member: Member
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All processes have ended."""
-
-    exit_code: int
-
-
-Action = Start | Send | GiveUp | Silent | Lost | Wordless | Promote | Release | Finish
 
 
 @dataclass(frozen=True)
@@ -288,11 +178,6 @@ class Supervisor:
         self.phase, self.deadline = Phase.TRAINING, float("inf")
         following = [] if self.standbys is None else self.standbys.begin(self.servers)
         return [*self._start(tuple(following)), *self._start(self.workers)]
-
-    @property
-    def unready(self) -> set[Member]:
-        """Whose ready files are looked for."""
-        return self.awaited | (self.standbys.awaited if self.standbys else set())
 
     def _exited(self, exited: Exited, at: float) -> list[Action]:
         member, code = exited.member, exited.code
@@ -506,12 +391,3 @@ class Supervisor:
 
     def _living(self, role: str = "") -> tuple[Member, ...]:
         return tuple(sorted(member for member in self.alive if role in ("", member.role)))
-
-
-def causes_first(exits: Iterable[Exited]) -> list[Exited]:
-    """Exits that were noticed at the same moment, the likeliest cause first.
-
-    A process killed by a signal does not owe that to another; a worker may well fail because of
-    its server, hardly the other way round.
-    """
-    return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))

@@ -1,0 +1,147 @@
+"""What an engine does: it runs the processes of one job on some machines.
+
+The supervisor decides and the runner performs; an engine is their hands and eyes. It starts and signals
+processes and reports what becomes of them, and knows nothing of restarts, takeovers or failures. One
+engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name.
+
+The order of calls: `open` once, then `spawn`, `send`, `order`, `expect` and `events` as the job goes, then
+`sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
+processes, it registers with the selector, with a function without arguments as `data`; the runner calls
+that when there is something to read. Only `open`, `sweep` and `close` may take their time.
+"""
+
+import abc
+import importlib
+import pkgutil
+import selectors
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psfleet.errors import ConfigError
+from psfleet_launch import engines
+from psfleet_launch.job import job_snapshots
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.supervision.job_events import Event, Shown
+from psfleet_launch.supervision.supervisor import Limits
+
+__all__ = ["Engine", "Told", "load_engine"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a member is told when it starts, besides what follows from the job.
+
+    Attributes:
+        endpoints: Of all servers, in order of rank.
+        resume: The snapshot from which it starts; empty: none.
+        follows: It is a standby.
+        takes_orders: It reads orders on its standard input.
+    """
+
+    endpoints: Sequence[str]
+    resume: str = ""
+    follows: bool = False
+    takes_orders: bool = False
+
+
+class Engine(abc.ABC):
+    """The processes of one job.
+
+    Attributes:
+        name: As `--engine` says it.
+        limits: How long starting, leaving and stopping may take here.
+        job: Whose processes these are.
+        selector: Woken by what the engine registers.
+    """
+
+    name: ClassVar[str]
+    limits: ClassVar[Limits] = Limits()
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        self.job = job
+        self.selector = selector
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Get hold of machines and make room for logs. Nothing has started if this raises.
+
+        Raises:
+            ConfigError: The job cannot run here as it is asked for.
+        """
+
+    @abc.abstractmethod
+    def endpoints(self) -> list[str]:
+        """What the servers are asked to listen on, in order of rank; port 0 stands for any."""
+
+    @abc.abstractmethod
+    def spawn(self, member: Member, told: Told) -> None:
+        """Start a process for a member; one that was there before has ended.
+
+        Its output goes to `job.log(member)` on the launcher's machine. A server is looked at until it is
+        ready, see `expect`.
+        """
+
+    @abc.abstractmethod
+    def send(self, member: Member, number: int) -> None:
+        """Send a signal to a member's process and its children, unless it has ended."""
+
+    @abc.abstractmethod
+    def order(self, member: Member, line: str) -> None:
+        """Write a line to the standard input of a server; one that has died does not hear it."""
+
+    @abc.abstractmethod
+    def expect(self, member: Member) -> None:
+        """Forget that a server was ready: what it writes from now on counts, as after a takeover."""
+
+    @abc.abstractmethod
+    def events(self) -> list[Event | Shown]:
+        """What has happened since the last call.
+
+        Ready, once for every `spawn` of a server and every `expect`; Exited, once for every `spawn`, the
+        likeliest cause first; Heard, Parting and Said of servers; Output of `job.shown` alone.
+        """
+
+    @property
+    @abc.abstractmethod
+    def pause(self) -> float:
+        """Seconds after which `events` may have something that wakes no selector; inf: never."""
+
+    @abc.abstractmethod
+    def host(self, member: Member) -> str:
+        """The machine of a member, for people."""
+
+    @abc.abstractmethod
+    def has_joined(self) -> bool:
+        """Whether any worker has joined the fleet."""
+
+    @abc.abstractmethod
+    def sweep(self) -> None:
+        """Kill every process of the job, and of those that they have started."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of everything, after `sweep` and the last `events`, or if `open` has raised."""
+
+    @abc.abstractmethod
+    def left_behind(self) -> list[str]:
+        """Processes of the job that are still there after `close`: none, if all is well."""
+
+    def last_snapshot(self) -> str:
+        """The job's last complete snapshot, as servers can open it; empty: there is none."""
+        return job_snapshots.latest(self.job.logs)
+
+
+def load_engine(name: str) -> type[Engine]:
+    """The engine of this name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    known = sorted(
+        {module.name for module in pkgutil.iter_modules(engines.__path__)} - {"launch_engine"}
+    )
+    if name not in known:
+        raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(known)}")
+    found: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
+    return found

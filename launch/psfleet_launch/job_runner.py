@@ -1,0 +1,260 @@
+"""Runs a job: performs what the supervisor decides, through an engine, and tells it what happens."""
+
+import contextlib
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from types import FrameType
+
+from psfleet_launch.chaos.fault_schedule import Trouble
+from psfleet_launch.console.screen import Screen
+from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.supervision.job_events import (
+    Action,
+    Asked,
+    Event,
+    Exited,
+    Finish,
+    GiveUp,
+    Lost,
+    Output,
+    Ready,
+    Said,
+    Send,
+    Shown,
+    Silent,
+    Start,
+    Tick,
+    Wordless,
+)
+from psfleet_launch.supervision.standbys import Promote, Release
+from psfleet_launch.supervision.supervisor import Phase, Supervisor
+
+__all__ = ["JobRunner"]
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REFRESH = 0.25  # seconds between two pictures of the progress
+
+
+class JobRunner:
+    """Runs one job. The calling thread must be the main thread: it takes the signals.
+
+    Args:
+        engine: Has been opened.
+
+    Attributes:
+        ended_at: When the last process of a member ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        supervisor: Supervisor,
+        screen: Screen,
+        trouble: Trouble | None = None,
+    ) -> None:
+        self.ended_at: dict[Member, datetime] = {}
+        self._job = job
+        self._engine = engine
+        self._supervisor = supervisor
+        self._screen = screen
+        self._trouble = trouble
+        self._endpoints = engine.endpoints()
+        self._codes: dict[Member, int] = {}
+        self._answering: set[Member] = set()
+        self._asked: list[int] = []
+        self._exit_code: int | None = None
+        self._generation = 0
+        self._resume = job.request.resume
+
+    def run(self) -> int:
+        """Start the job, see it through and return its exit code; nothing is left running."""
+        try:
+            with self._signals():
+                self._perform(self._supervisor.begin(time.monotonic()))
+                while self._exit_code is None:
+                    self._step()
+        finally:
+            self._engine.sweep()
+            while self._wait(0):
+                self._show(self._engine.events())
+        return self._exit_code
+
+    def _step(self) -> None:
+        left = max(0.0, self._supervisor.deadline - time.monotonic())
+        self._wait(min(_REFRESH, self._engine.pause, left))
+        for event in [*self._happened(), Tick()]:
+            self._perform(self._supervisor.handle(event, time.monotonic()))
+        if self._trouble is not None:
+            self._make(self._trouble)
+        if self._supervisor.phase is Phase.TRAINING:
+            self._screen.refresh()
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals wake the loop; those that end the job are noted, SIGCHLD need not be."""
+        selector = self._engine.selector
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(1 << 16))
+        before = {
+            number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)
+        }
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            selector.unregister(ours)
+            ours.close()
+            theirs.close()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number in _ENDING:
+            self._asked.append(number)
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait for anything to read, and have it read. Was there any?"""
+        ready = self._engine.selector.select(timeout)
+        for key, _ in ready:
+            key.data()
+        return bool(ready)
+
+    def _happened(self) -> list[Event]:
+        asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
+        events = self._engine.events()
+        for event in events:
+            match event:
+                case Exited(member, code):
+                    self.ended_at[member] = datetime.now()
+                    self._codes[member] = code
+                    self._answering.discard(member)
+                case Ready(member, endpoint):
+                    self._endpoints[member.rank] = endpoint
+                    self._answering.add(member)
+        return [*asked, *self._show(events)]
+
+    def _show(self, events: Sequence[Event | Shown]) -> list[Event]:
+        """Show what members write and say; the other events."""
+        for event in events:
+            match event:
+                case Output(data, is_error):
+                    self._screen.output(data, is_error)
+                case Said(member, text):
+                    self._screen.say(f"{member}: {text}")
+        return [event for event in events if not isinstance(event, Output | Said)]
+
+    def _make(self, trouble: Trouble) -> None:
+        """Do what chaos wants now; processes are stopped and killed from here alone."""
+        trains = self._supervisor.phase is Phase.TRAINING
+        living = {
+            member
+            for member in self._supervisor.alive
+            if member.role == "worker" or member in self._answering
+        }
+        standbys = self._supervisor.standbys
+        for strike in trouble.due(time.monotonic(), living, trains=trains, standbys=standbys):
+            if strike.text:
+                self._screen.say(f"chaos: {strike.text}")
+            if strike.signal:
+                self._engine.send(strike.member, strike.signal)
+
+    # -- what is done ----------------------------------------------------------------------------
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(members):
+                    self._start(members)
+                case Send(members, number):
+                    for member in members:
+                        self._engine.send(member, number)
+                case GiveUp(member, seconds):
+                    self._screen.say(f"{member} was silent for {seconds:g} s and is killed")
+                    self._engine.send(member, signal.SIGKILL)
+                case Silent(member, seconds):
+                    self._screen.say(
+                        f"{member} has been silent for {seconds:g} s{self._left_alone()}"
+                    )
+                case Lost(member, code, left):
+                    without = "it had left the fleet" if left else "the job goes on without it"
+                    self._screen.say(f"{member} ended with {_words(code)}; {without}")
+                case Wordless(member):
+                    self._screen.say(
+                        f"{member} ended without leaving the fleet; workers that wait for it "
+                        "give up after minutes"
+                    )
+                case Promote():
+                    self._promote(action)
+                case Release(member, attach):
+                    self._engine.order(member, f"release {attach}")
+                case Finish(code):
+                    self._exit_code = code
+
+    def _left_alone(self) -> str:
+        """Why a silent server is not killed."""
+        if self._job.request.keeps_log:
+            return "; workers wait for it. --restart-hung would have it go on from its log"
+        return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
+
+    def _start(self, members: tuple[Member, ...]) -> None:
+        if self._supervisor.generation > self._generation:
+            self._go_back()
+        for member in members:
+            if member in self._supervisor.restarted and member in self._codes:
+                self._screen.say(self._restart(member))
+            self.ended_at.pop(member, None)
+            self._engine.spawn(member, self._told(member))
+        if members == self._supervisor.workers:
+            self._screen.servers_ready(self._endpoints)
+
+    def _told(self, member: Member) -> Told:
+        standbys = self._supervisor.standbys
+        return Told(
+            self._endpoints,
+            self._resume,
+            follows=standbys is not None and standbys.follows(member),
+            takes_orders=standbys is not None and member.role == "server",
+        )
+
+    def _promote(self, promote: Promote) -> None:
+        self._answering.discard(promote.member)
+        self._engine.expect(promote.member)
+        self._engine.order(promote.member, f"promote {promote.term}")
+        code = self._codes[promote.before]
+        self._screen.say(f"{promote.before} ended with {_words(code)}; {promote.member} takes over")
+
+    def _go_back(self) -> None:
+        """Everything has ended; the job starts from its last snapshot."""
+        self._generation = self._supervisor.generation
+        if self._trouble is not None:
+            self._trouble.went_back()
+        self.ended_at.clear()
+        self._codes.clear()
+        self._resume = self._engine.last_snapshot() or self._job.request.resume
+        self._screen.say(
+            f"a server died; generation {self._generation} starts from "
+            f"{self._resume or 'the beginning, for there is no snapshot yet'}"
+        )
+
+    def _restart(self, member: Member) -> str:
+        """What to say of a member that starts again."""
+        often, what = self._supervisor.restarts, "it goes on from its log"
+        if member.role == "worker":
+            often, what = self._supervisor.worker_restarts, "a new process takes its seat"
+        count = self._supervisor.restarted[member]
+        return f"{member} ended with {_words(self._codes[member])}; {what} (restart {count} of {often})"
+
+
+def _words(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,162 @@
+"""What happens to a job, and what is done about it: events and actions of the supervisor."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psfleet_launch.job.job_plan import Member
+from psfleet_launch.supervision.standbys import Promote, Release
+
+__all__ = [
+    "Action",
+    "Asked",
+    "Event",
+    "Exited",
+    "Finish",
+    "GiveUp",
+    "Heard",
+    "Lost",
+    "Output",
+    "Parting",
+    "Ready",
+    "Said",
+    "Send",
+    "Shown",
+    "Silent",
+    "Start",
+    "Tick",
+    "Wordless",
+    "causes_first",
+]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A server answers, at this endpoint."""
+
+    member: Member
+    endpoint: str = ""
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
+
+    `left`: it is a worker that had left the fleet before.
+    """
+
+    member: Member
+    code: int
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A server or a standby has given a sign of life."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A server or a standby has given its last sign of life: it is about to end."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The member that is shown has written these bytes."""
+
+    data: bytes
+    is_error: bool
+
+
+@dataclass(frozen=True)
+class Said:
+    """A line for people, from a server beside its signs of life, or from the engine itself."""
+
+    member: Member | None
+    text: str
+
+
+Event = Ready | Exited | Asked | Heard | Parting | Tick
+Shown = Output | Said
+"""Not for the supervisor: a person sees it."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these processes."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a signal to these processes and their groups."""
+
+    members: tuple[Member, ...]
+    signal: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Kill this server or standby: it has been silent for so many seconds."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Silent:
+    """This server has been silent for so many seconds, and is left alone."""
+
+    member: Member
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
+
+    member: Member
+    code: int
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Wordless:
+    """This worker has ended well, but has not left the fleet: others may wait for it."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All processes have ended."""
+
+    exit_code: int
+
+
+Action = Start | Send | GiveUp | Silent | Lost | Wordless | Promote | Release | Finish
+
+
+def causes_first(exits: Iterable[Exited]) -> list[Exited]:
+    """Exits that were noticed at the same moment, the likeliest cause first.
+
+    A process killed by a signal does not owe that to another; a worker may well fail because of
+    its server, hardly the other way round.
+    """
+    return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))
