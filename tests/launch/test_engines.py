@@ -1,0 +1,106 @@
+"""What every launch engine promises, with real processes and without a supervisor."""
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.engines.launch_engine import Engine, Told, load_engine
+from psfleet_launch.job.job_folder import private_folder
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import Request
+from psfleet_launch.supervision.job_events import Event, Exited, Output, Ready, Shown
+
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
+SERVER, WORKER = Member("server", 0), Member("worker", 0)
+Events = list[Event | Shown]
+
+
+@pytest.fixture(params=["local"])
+def start(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Engine]]:
+    """Open an engine for a job of stand-ins; at the end no process of it is left."""
+    monkeypatch.chdir(tmp_path)  # stand-ins leave files there
+    opened: list[Engine] = []
+    with private_folder() as folder, selectors.DefaultSelector() as selector:
+
+        def begin(behaviour: str) -> Engine:
+            asked = Request(STAND_IN, (behaviour,), server_script=True)
+            job = Job(asked, "j", f"token of {tmp_path}", folder, tmp_path)
+            opened.append(load_engine(request.param)(job, selector))
+            opened[-1].open()
+            return opened[-1]
+
+        yield begin
+        for engine in opened:
+            engine.sweep()
+            engine.close()
+            assert engine.left_behind() == []
+
+
+def until(engine: Engine, enough: Callable[[Events], bool]) -> Events:
+    """What happens until that is enough."""
+    happened: Events = []
+    deadline = time.monotonic() + 60
+    while not enough(happened):
+        assert time.monotonic() < deadline, happened
+        for key, _ in engine.selector.select(min(engine.pause, 0.1)):
+            key.data()
+        happened += engine.events()
+    return happened
+
+
+def has_ended(member: Member) -> Callable[[Events], bool]:
+    """Whether the events hold an end of that member."""
+    return lambda events: any(isinstance(e, Exited) and e.member == member for e in events)
+
+
+def test_a_job_from_start_to_end(start: Callable[..., Engine]) -> None:
+    """A server is ready once, at its endpoint; the shown worker's output is in its log and in the events;
+    each process ends once, with its code."""
+    engine = start("tells")
+    engine.spawn(SERVER, Told(engine.endpoints()))
+    happened = until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+    engine.spawn(WORKER, Told(engine.endpoints()))
+    happened += until(
+        engine, lambda events: has_ended(WORKER)(events) and has_ended(SERVER)(events)
+    )
+    shown = b"".join(e.data for e in happened if isinstance(e, Output))
+    assert shown == engine.job.log(WORKER).read_bytes()
+    assert b"PSFLEET_RANK" in shown
+    assert sum(isinstance(e, Ready) for e in happened) == 1
+    ended = [event for event in happened if isinstance(event, Exited)]
+    assert sorted((str(event.member), event.code) for event in ended) == [
+        ("server 0", 0),
+        ("worker 0", 0),
+    ]
+
+
+def test_a_process_is_spawned_again(start: Callable[..., Engine]) -> None:
+    """A server that was killed ends with its signal; the next process in its seat is ready by itself."""
+    engine = start("hangs")
+    for _ in range(2):
+        engine.spawn(SERVER, Told(engine.endpoints()))
+        until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+        engine.send(SERVER, signal.SIGKILL)
+        happened = until(engine, has_ended(SERVER))
+        assert [e for e in happened if isinstance(e, Exited)] == [Exited(SERVER, -signal.SIGKILL)]
+    engine.send(SERVER, signal.SIGKILL)  # nobody is there, and nobody else is hit
+
+
+def test_a_ready_server_is_expected_anew(start: Callable[..., Engine]) -> None:
+    """After `expect` a server counts as ready only when it says so again, as a promoted standby does."""
+    engine = start("hangs")
+    engine.spawn(SERVER, Told(engine.endpoints()))
+    ready = engine.job.ready_file(SERVER)
+    until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+    said = ready.read_text()
+    engine.expect(SERVER)
+    assert not any(isinstance(event, Ready) for event in engine.events())
+    ready.with_suffix(".draft").write_text(said)
+    ready.with_suffix(".draft").rename(ready)
+    until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
