@@ -1,0 +1,187 @@
+"""Class names are built from the words of docs/glossary.md, each concept has one word, each name one class."""
+
+import ast
+import importlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+?) \| `(.+?)` \| ?(.*?) ?\|$", re.MULTILINE)
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+REFERENCE = (
+    "psfleet/fluid/",
+    "psfleet/layers/",
+    "psfleet/metrics.py",
+    "psfleet/optimizer/",
+    "psfleet/program/ops/",
+    "psfleet/rules/",
+    "psfleet/torch/",
+)
+"""Names here are those of the reference, of torch or of the literature: one name on each face of an operation."""
+
+SHARED = {
+    "DenseTable": "the handle that a script has, and what a server holds",
+    "SparseTable": "the handle that a script has, and what a server holds",
+}
+"""Names of two classes that mean the same concept."""
+
+# Each commit that renames a class takes its old name from here; no name may be added.
+PENDING_BANNED = frozenset(
+    [
+        "Answer",
+        "Beat",
+        "Beats",
+        "Cargo",
+        "Census",
+        "ChangingRuntime",
+        "Coming",
+        "Counted",
+        "Door",
+        "Formula",
+        "Gate",
+        "Heard",
+        "Keeper",
+        "Laid",
+        "Lap",
+        "Lead",
+        "Life",
+        "Meddler",
+        "Meetings",
+        "Met",
+        "ModeWish",
+        "Moments",
+        "Notes",
+        "Order",
+        "Orders",
+        "Packer",
+        "Parcel",
+        "Peeked",
+        "Piece",
+        "Pulse",
+        "Remembered",
+        "Renewed",
+        "Shares",
+        "Shortener",
+        "Strike",
+        "Supply",
+        "Timetable",
+        "Trouble",
+        "Turned",
+        "Viewed",
+        "Wishes",
+    ]
+)
+PENDING_TWICE = frozenset(
+    [
+        "Beats",
+        "Client",
+        "Connection",
+        "Consistency",
+        "Coordinator",
+        "Cut",
+        "Dataset",
+        "Kind",
+        "Lead",
+        "Left",
+        "Limits",
+        "Order",
+        "Orders",
+        "Part",
+        "Piece",
+        "Place",
+        "Plan",
+        "Progress",
+        "Release",
+        "Rows",
+        "Run",
+        "Seat",
+        "Shard",
+        "Start",
+        "Tables",
+        "Tick",
+        "Watch",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A row of the glossary."""
+
+    name: str
+    code: str
+    banned: tuple[str, ...]
+
+
+@cache
+def terms() -> list[Term]:
+    """The glossary's terms."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    return [
+        Term(name, code, tuple(banned.split(", ")) if banned else ())
+        for name, _, code, banned in ROW.findall(text)
+    ]
+
+
+@cache
+def classes() -> list[tuple[str, str]]:
+    """Every shipped class: its file and its name without a leading underscore."""
+    found = []
+    for folder in ("psfleet", "server", "worker", "launch"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.stem.endswith(("_pb2", "_pb2_grpc")):
+                continue
+            name = str(path.relative_to(ROOT))
+            found += [
+                (name, node.name.lstrip("_"))
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ClassDef)
+            ]
+    return found
+
+
+def test_the_glossary_is_read() -> None:
+    """The table is found, and no term is defined twice."""
+    assert len(terms()) >= 50
+    assert [name for name, n in Counter(term.name for term in terms()).items() if n > 1] == []
+
+
+@pytest.mark.parametrize("code", sorted({term.code for term in terms()}))
+def test_the_code_of_a_term_exists(code: str) -> None:
+    """The module, class or method that embodies a term is where the glossary says."""
+    parts = code.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[end:]:
+            value = getattr(value, name)
+        return
+    pytest.fail(f"{code} is not there")
+
+
+def test_class_names_have_no_banned_word() -> None:
+    """A concept has one word: no class is named with another one."""
+    banned = {word for term in terms() for word in term.banned}
+    found = {name for _, name in classes() if banned & set(WORD.findall(name))}
+    assert found <= PENDING_BANNED, f"see docs/glossary.md: {sorted(found - PENDING_BANNED)}"
+
+
+def test_a_term_is_no_banned_word() -> None:
+    """No word is both a term and a synonym that is not to be used."""
+    banned = {word.lower() for term in terms() for word in term.banned}
+    assert not banned & {term.name for term in terms()}
+
+
+def test_each_class_name_stands_for_one_class() -> None:
+    """A file picker finds one class by its name, but for names of the reference."""
+    ours = Counter(name for path, name in classes() if not path.startswith(REFERENCE))
+    found = {name for name, count in ours.items() if count > 1} - SHARED.keys()
+    assert found <= PENDING_TWICE, f"defined twice: {sorted(found - PENDING_TWICE)}"
