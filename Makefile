@@ -16,7 +16,7 @@ help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
 	@echo "make test           all tests (ARGS=... for pytest)"
 	@echo "make test-oldest    some of the tests with the oldest releases of what psfleet needs, in $(OLDEST)"
-	@echo "make check          ruff, mypy, generated stubs"
+	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
 	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
 	@echo "make torture        model, machines, kills and chaos with SEEDS=$(SEEDS) more seeds"
@@ -24,7 +24,7 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
-	@echo "make docs           check what the documents name and link to"
+	@echo "make docs           draw the diagrams; check what the documents name and link to"
 
 train: $(VENV)/.has-examples
 	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
@@ -48,6 +48,7 @@ check: $(VENV)/.has-dev
 	$(VENV)/bin/mypy $(without-torch)
 	$(VENV)/bin/python tools/generate_stubs.py --check
 	$(VENV)/bin/python tools/generate_settings.py --check
+	$(VENV)/bin/python tools/draw_diagrams.py --check
 	$(VENV)/bin/python tools/check_docs.py
 
 # What stands on PyTorch is checked where that is installed.
@@ -99,6 +100,7 @@ test-engines: $(VENV)/.has-test
 	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
 
 docs: $(VENV)/.has-test
+	$(VENV)/bin/python tools/draw_diagrams.py
 	$(VENV)/bin/python tools/check_docs.py
 
 clean:

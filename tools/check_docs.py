@@ -1,8 +1,8 @@
 """Prove that the documents name only what is there: files, links, make targets, and Python that parses.
 
-Checked are all Markdown files of the repository: relative links, words in backticks that look like a
-file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`), `make` commands, and blocks of
-Python.
+All Markdown files of the repository are checked: relative links and the decision numbers in their texts,
+words in backticks that look like a file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`),
+`make` commands, blocks of Python, and the width of lines outside tables.
 """
 
 import ast
@@ -29,6 +29,8 @@ FOLDERS = (
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 WORD = re.compile(r"`([\w./-]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+DECISION = re.compile(r"\[([^\]]*)\]\([^)\s]*?(\d{4})-[\w-]+\.md[^)]*\)")
+WIDEST = 140
 COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
 
 
@@ -51,6 +53,12 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
     for name in LINK.findall(prose):
         if not (document.parent / name).exists():
             yield f"links to {name!r}, which is not there"
+    for label, number in DECISION.findall(prose):
+        if any(int(said) != int(number) for said in re.findall(r"\d+", label)):
+            yield f"calls decision {int(number)} {label!r}"
+    for row, line in enumerate(text.splitlines(), 1):
+        if len(line) > WIDEST and not line.startswith("|") and document.name != "CHANGELOG.md":
+            yield f"line {row} has {len(line)} characters; {WIDEST} fit"
     for word in WORD.findall(prose):
         if word.startswith(FOLDERS) and not (ROOT / word).exists():
             yield f"names `{word}`, which is not there"
