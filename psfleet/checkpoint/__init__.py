@@ -6,13 +6,9 @@
       shard-0-of-2.safetensors           server 0: its part of every table, and what else it was
       shard-1-of-2.safetensors
 
-A sparse table is `<name>/ids` int64 [n], `<name>/rows` float32 [n, dim * (1 + slots)], `<name>/touched`
-int64 [n] (its step when the row was last pushed), if it counts them `<name>/scores`, of a delta
-`<name>/removed`, and `<name>/candidate*` of ids that wait for a row; see psfleet.tables.row_data. Rows are
-in no order. A dense table is `<name>/value` float32 [high - low] and each state slot, with its range in the
-manifest. The metadata `state` of a file is JSON: the tables' clocks and the rest of the server's state,
-whose arrays are the tensors `core:<i>`. No table can have one of these: the name of each of its tensors
-has a `/` before its last word, and `core:<i>` has none.
+docs/formats.md has the layout of both. The metadata and tensors of a file hold tables, and what the server
+was beside them; that part's tensors are `core:<i>`. No table can have one of these: the name of each of its
+tensors has a `/` before its last word, and `core:<i>` has none.
 
 The folder is written under a temporary name. It takes its place in one step when every byte is on the
 disk and it could be opened; see psfleet.checkpoint.draft.
@@ -25,6 +21,7 @@ from psfleet.checkpoint.manifest import (
     Base,
     Cut,
     Manifest,
+    Part,
     ShardFile,
     chain,
     own_name,
@@ -41,6 +38,7 @@ __all__ = [
     "Difference",
     "Draft",
     "Manifest",
+    "Part",
     "ShardFile",
     "Snapshot",
     "chain",

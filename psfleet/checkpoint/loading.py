@@ -5,9 +5,8 @@ file that names a row counts, so a reader takes from each what no later one name
 """
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
-from psfleet.checkpoint.verification import check_content
+from psfleet.checkpoint.tensors import HEADER, SHARD
+from psfleet.checkpoint.verification import check_content, read_clock
 from psfleet.errors import CheckpointError
+from psfleet.formats import exact, reading
 from psfleet.kernels.dedup import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
@@ -41,7 +42,8 @@ class _File:
     where: Path
     entry: ShardFile
     tensors: Any
-    state: dict[str, Any]
+    clocks: dict[str, Clock]
+    core: dict[str, Any]
 
     def names(self) -> set[str]:
         """Of its tensors."""
@@ -75,7 +77,7 @@ class Snapshot:
             for folder, manifest in self._chain
         ]
         for (folder, manifest), level in zip(self._chain, self._levels, strict=True):
-            check_content(folder, manifest, [(file.tensors, file.state) for file in level])
+            check_content(folder, manifest, [(file.tensors, file.clocks) for file in level])
 
     def specs(self, server: int | None = None) -> list[TableSpec]:
         """The tables that every server had, for one that only some had was being created.
@@ -94,7 +96,7 @@ class Snapshot:
         file = self._levels[-1][index]
         names = file.names()
         own = itertools.takewhile(names.__contains__, (f"core:{i}" for i in itertools.count()))
-        return Core(file.state["core"], [file.whole(name) for name in own])
+        return Core(file.core, [file.whole(name) for name in own])
 
     def events(self, server: int, servers: int, own: bool = False) -> Iterator[Create | Fill]:
         """What makes an empty shard, the one of `servers`, hold its part of the tables.
@@ -146,10 +148,8 @@ class Snapshot:
 
     def _clock(self, spec: TableSpec) -> Clock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
-        clocks = [file.state["clocks"] for file in self._levels[-1]]
-        said = [clock[spec.name] for clock in clocks if spec.name in clock]
-        step, shrinks, ticks = max(said)
-        return Clock(step, tuple(shrinks), tuple((float(t), int(s)) for t, s in ticks))
+        clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
+        return max((found[spec.name] for found in clocks), key=astuple)
 
     def _dense(self, spec: TableSpec, server: int, servers: int) -> Fill:
         low, high = dense_range(spec, server, servers)
@@ -183,10 +183,14 @@ def load_shard(path: str | Path, shard: Shard) -> None:
 def _open(where: Path, entry: ShardFile) -> _File:
     try:
         tensors: Any = safe_open(where, framework="numpy")
-        state = json.loads(tensors.metadata()["state"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
-    return _File(where, entry, tensors, state)
+    with reading(where):
+        said = SHARD.parse(tensors.metadata()[HEADER])
+        clocks, core = exact(said, "header", clocks=dict, core=dict)
+        return _File(
+            where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}, core
+        )
 
 
 def _pages(file: _File, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:

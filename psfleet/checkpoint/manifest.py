@@ -1,6 +1,5 @@
 """The manifest of a snapshot: what it holds, with a checksum of every byte, its own included."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -11,29 +10,30 @@ from typing import Any, Literal
 
 from psfleet.checkpoint.leftovers import place_of, put_back
 from psfleet.checkpoint.tensors import digest
-from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.checkpoint.worker_state import read_states
+from psfleet.errors import CheckpointError
+from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
 from psfleet.rules import make_rule
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import Decay, Initializer, TableSpec
 
 __all__ = [
-    "FORMAT",
     "MANIFEST",
     "Base",
     "Cut",
     "Manifest",
+    "Part",
     "ShardFile",
     "chain",
     "own_name",
     "read_manifest",
-    "spec_from_json",
-    "spec_to_json",
     "verify",
     "write_manifest",
 ]
 
-FORMAT = 2
+_FORMAT = Format("snapshot")
+_PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
 _LONGEST = 256 << 20  # bytes of a manifest; what workers keep is in it
@@ -102,7 +102,7 @@ class Manifest:
         files: One for each server.
         cut: Where in the training it lies.
         base: None: it is whole by itself.
-        workers: By seat what its worker keeps in a snapshot (JSON).
+        workers: By seat what its worker keeps in a snapshot, see psfleet.checkpoint.worker_state.
     """
 
     tables: tuple[TableSpec, ...]
@@ -115,6 +115,49 @@ class Manifest:
     def kind(self) -> Literal["full", "delta"]:
         """Whether it is whole by itself."""
         return "delta" if self.base else "full"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one server tells server 0 of its file of a snapshot.
+
+    Attributes:
+        file: The file.
+        tables: Definitions of the tables that the server has.
+        mode, round, pushes: As in Cut.
+    """
+
+    file: ShardFile
+    tables: tuple[TableSpec, ...]
+    mode: str
+    round: int
+    pushes: dict[int, tuple[int, int]]
+
+    def encode(self) -> bytes:
+        """The part as it travels."""
+        return json.dumps(
+            _PART.document(
+                file=_file_to_json(self.file),
+                tables=[_table_to_json(spec) for spec in self.tables],
+                mode=self.mode,
+                round=self.round,
+                pushes=_by_seat(self.pushes),
+            )
+        ).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Part":
+        """The part again.
+
+        Raises:
+            CheckpointError: It is of another version.
+        """
+        with reading("what a server says of its file"):
+            kinds = {"file": dict, "tables": list, "mode": str, "round": int, "pushes": dict}
+            said = _PART.parse(content)
+            file, tables, mode, number, pushes = exact(said, "part of a snapshot", **kinds)
+            specs = tuple(map(_table_from_json, tables))
+            return cls(_file_from_json(file), specs, mode, number, _pushes_from_json(pushes))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -138,31 +181,11 @@ def read_manifest(path: str | Path) -> Manifest:
         ) from None
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
-    try:
-        said = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise CheckpointError(f"{str(where)!r} is damaged, or not of checkpoint format {FORMAT}")
-    said.pop("sha256", None)
-    try:
-        same = content == _text(said)
-    except (ValueError, RecursionError):
-        same = False
-    if not same:
-        raise CheckpointError(f"{str(where)!r} is damaged: its checksum is not its own")
-    try:
+    with reading(where):
+        said = _FORMAT.parse(content)
+        if said.pop("sha256", None) is None or content != _text(said):
+            raise Misfit("is damaged: its checksum is not its own")
         return _from_json(said)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        PsfleetError,
-    ) as error:
-        raise CheckpointError(f"{str(where)!r} is damaged: {error!r}") from None
 
 
 def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Manifest]]:
@@ -217,74 +240,105 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
         )
 
 
-def _text(said: Mapping[str, Any]) -> bytes:
-    """The one way to write these values: any other bytes are damage."""
-    body = json.dumps(said, indent=1, sort_keys=True)
-    checksum = hashlib.sha256(body.encode()).hexdigest()
+def _text(fields: Mapping[str, Any]) -> bytes:
+    """The one way to write these fields: any other bytes are damage."""
+    said = _FORMAT.document(**fields)
+    checksum = hashlib.sha256(json.dumps(said, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**said, "sha256": checksum}, indent=1, sort_keys=True).encode()
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
+    base, cut = manifest.base, manifest.cut
     return {
-        "format": FORMAT,
-        "kind": manifest.kind,
-        "base": dataclasses.asdict(manifest.base) if manifest.base else None,
-        "cut": dataclasses.asdict(manifest.cut),
-        "tables": [spec_to_json(spec) for spec in manifest.tables],
-        "files": [dataclasses.asdict(file) for file in manifest.files],
-        "workers": {str(seat): state for seat, state in manifest.workers.items()},
+        "base": {"path": base.path, "sha256": base.sha256} if base else None,
+        "cut": {
+            "number": cut.number,
+            "mode": cut.mode,
+            "round": cut.round,
+            "pushes": _by_seat(cut.pushes),
+        },
+        "tables": [_table_to_json(spec) for spec in manifest.tables],
+        "files": [_file_to_json(file) for file in manifest.files],
+        "workers": _by_seat(manifest.workers),
     }
 
 
 def _from_json(said: Mapping[str, Any]) -> Manifest:
-    cut = said["cut"]
-    pushes = {int(seat): (int(life), int(n)) for seat, (life, n) in cut["pushes"].items()}
-    files = tuple(_file_from_json(file) for file in said["files"])
+    kinds = {"base": dict | None, "cut": dict, "tables": list, "files": list, "workers": dict}
+    base, cut, tables, files, workers = exact(said, "manifest", **kinds)
+    for state in workers.values():
+        read_states(state)
+    number, mode, at_round, pushes = exact(cut, "cut", number=int, mode=str, round=int, pushes=dict)
     return Manifest(
-        tuple(spec_from_json(entry) for entry in said["tables"]),
-        files,
-        Cut(**{**cut, "pushes": pushes}),
-        Base(**said["base"]) if said["base"] else None,
-        {int(seat): state for seat, state in said["workers"].items()},
+        tuple(map(_table_from_json, tables)),
+        tuple(map(_file_from_json, files)),
+        Cut(number, mode, at_round, _pushes_from_json(pushes)),
+        Base(*exact(base, "base", path=str, sha256=str)) if base is not None else None,
+        {int(seat): state for seat, state in workers.items()},
     )
 
 
-def _file_from_json(said: Mapping[str, Any]) -> ShardFile:
-    if Path(said["file"]).name != said["file"]:
-        raise ValueError(f"{said['file']!r} is no name of a file in the folder")
-    ranges = {name: (int(low), int(high)) for name, (low, high) in said["ranges"].items()}
-    return ShardFile(**{**said, "ranges": ranges})
+def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
+    """With the names that JSON will give them, by which they are sorted when they are written."""
+    return {str(seat): value for seat, value in values.items()}
 
 
-def spec_to_json(spec: TableSpec) -> dict[str, Any]:
-    """A table's definition as the manifest has it."""
+def _pushes_from_json(said: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    return {int(seat): (int(life), int(last)) for seat, (life, last) in said.items()}
+
+
+def _file_to_json(file: ShardFile) -> dict[str, Any]:
     return {
-        "name": spec.name,
-        "kind": spec.kind,
-        "shape": list(spec.shape),
-        "rule": spec.rule.name,
-        "hyperparameters": spec.rule.hyperparameters(),
-        "decay": dataclasses.asdict(spec.decay),
-        "initializer": dataclasses.asdict(spec.initializer),
-        "seed": spec.seed,
-        "every_row": spec.every_row,
-        **({"entry": [spec.entry.kind, spec.entry.values()]} if spec.entry else {}),
+        "file": file.file,
+        "sha256": file.sha256,
+        "bytes": file.bytes,
+        "ranges": file.ranges,
+        "steps": file.steps,
     }
 
 
-def spec_from_json(entry: Mapping[str, Any]) -> TableSpec:
-    """The definition again; raises whatever does not fit."""
-    whole = (*entry["shape"], entry["seed"])
-    if any(type(number) is not int for number in whole) or type(entry["every_row"]) is not bool:
-        raise TypeError(f"table {entry['name']!r}: {whole}, {entry['every_row']!r}")
+def _file_from_json(said: Any) -> ShardFile:
+    kinds = {"file": str, "sha256": str, "bytes": int, "ranges": dict, "steps": dict}
+    name, sha256, size, ranges, steps = exact(said, "file", **kinds)
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is no name of a file in the folder")
+    ranges = {table: (int(low), int(high)) for table, (low, high) in ranges.items()}
+    return ShardFile(name, sha256, size, ranges, steps)
+
+
+def _table_to_json(spec: TableSpec) -> dict[str, Any]:
+    start, entry = spec.initializer, spec.entry
+    return {
+        "name": spec.name,
+        "kind": spec.kind,
+        "shape": spec.shape,
+        "rule": spec.rule.name,
+        "hyperparameters": spec.rule.hyperparameters(),
+        "decay": {"l1": spec.decay.l1, "l2": spec.decay.l2},
+        "initializer": {"kind": start.kind, "low": start.low, "high": start.high},
+        "seed": spec.seed,
+        "every_row": spec.every_row,
+        "entry": {"kind": entry.kind, "values": entry.values()} if entry else None,
+    }
+
+
+def _table_from_json(said: Any) -> TableSpec:
+    kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
+    more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
+    name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry = exact(
+        said, "table", **kinds, **more, entry=dict | None
+    )
+    if any(type(extent) is not int for extent in shape):
+        raise TypeError(f"table {name!r} has the shape {shape!r}")
+    number = float | int
     return TableSpec(
-        entry["name"],
-        entry["kind"],
-        tuple(entry["shape"]),
-        make_rule(entry["rule"], entry["hyperparameters"]),
-        Decay(**entry["decay"]),
-        Initializer(**entry["initializer"]),
-        entry["seed"],
-        entry["every_row"],
-        make_entry(*entry.get("entry", ("", {}))),
+        name,
+        kind,
+        tuple(shape),
+        make_rule(rule, hyperparameters),
+        Decay(*exact(decay, "decay", l1=number, l2=number)),
+        Initializer(*exact(start, "initializer", kind=str, low=number, high=number)),
+        seed,
+        every_row,
+        None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
     )

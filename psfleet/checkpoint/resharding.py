@@ -2,8 +2,10 @@
 
 import contextlib
 import csv
+import json
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +19,11 @@ from safetensors.numpy import save_file
 from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
+from psfleet.checkpoint.tensors import HEADER
 from psfleet.checkpoint.writing import write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults.crash_points import Crashes
+from psfleet.formats import Format
 from psfleet.platform.atomic_files import reason
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
@@ -27,6 +31,7 @@ from psfleet.tables.dense import DenseTable
 
 __all__ = ["Difference", "compare", "export", "reshard"]
 
+_EXPORT = Format("exported table")
 _LONGEST = 200  # bytes of a file's name before its ending
 
 
@@ -76,8 +81,7 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
         for index in range(servers):
             shard = Shard(index, servers)
             snapshot.load(shard)
-            frozen = replace(shard.freeze(), number=snapshot.manifest.cut.number)
-            with contextlib.closing(frozen):
+            with contextlib.closing(shard.freeze()) as frozen:
                 files.append(write_frozen(draft.folder, frozen, core))
         manifest = replace(
             snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
@@ -109,7 +113,8 @@ def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: boo
     """Write each table as one file of plain arrays; returns the files.
 
     Sparse: `ids`, ascending, `value` [n, dim] and each state slot; dense: `value` and each slot in the
-    table's shape.
+    table's shape. The metadata of a safetensors file and the comment of an npz file name the table and
+    the version of this layout.
 
     Args:
         path: The snapshot.
@@ -171,10 +176,13 @@ def _write_table(
     folder: Path, stem: str, spec: TableSpec, content: "_Content", kind: str, ids: bool
 ) -> None:
     where = folder / f"{stem}.{kind}"
+    header = json.dumps(_EXPORT.document(table=spec.name, kind=spec.kind))
     if kind == "npz":
         np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
+        with zipfile.ZipFile(where, "a") as archive:
+            archive.comment = header.encode()
     else:
-        save_file(content.arrays, where)
+        save_file(content.arrays, where, {HEADER: header})
     if ids and spec.kind == "sparse":
         with where.with_name(f"{stem}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])

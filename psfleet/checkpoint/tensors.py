@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.errors import CheckpointError
+from psfleet.formats import Format
 from psfleet.platform.atomic_files import regular
 
-__all__ = ["TensorWriter", "digest"]
+__all__ = ["HEADER", "SHARD", "TensorWriter", "digest"]
+
+SHARD = Format("shard of a snapshot")
+HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
 
 _NAMES = {
     "float64": "F64",

@@ -4,56 +4,75 @@ Checksums tell damage. This is for files whose checksums are right and whose con
 something else, or by somebody who means harm. Sizes are compared before memory is taken.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile
-from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.formats import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
+from psfleet.tables.row_data import Clock
 
-__all__ = ["check_content", "damage_is_said"]
+__all__ = ["check_content", "read_clock"]
 
 _WAITING = ("candidates", "candidate_counts", "candidate_touched")
 _MOST = 2**62
 
-
-@contextlib.contextmanager
-def damage_is_said(path: str | Path) -> Iterator[None]:
-    """Within, whatever a file's content leads to is a CheckpointError that names it."""
-    try:
-        yield
-    except (PsfleetError, OSError):
-        raise
-    except Exception as error:  # there is no end to what a file can hold
-        raise CheckpointError(f"{str(path)!r} is damaged: {error!r}") from None
+Sizes = dict[str, int]
 
 
 def check_content(folder: Path, manifest: Manifest, opened: Sequence[tuple[Any, Any]]) -> None:
-    """Compare the tensors and the state of every file with the manifest.
+    """Compare the tensors and the clocks of every file with the manifest.
 
     Args:
-        opened: Of each file of the manifest its tensors and its state.
+        opened: Of each file of the manifest its tensors and its tables' clocks.
 
     Raises:
-        CheckpointError: Something is missing, or of another size, kind or range.
+        CheckpointError: Something is missing or unknown, or of another size, kind or range.
     """
-    with damage_is_said(folder):
+    covered: Sizes = {}
+    for entry, (tensors, clocks) in zip(manifest.files, opened, strict=True):
+        with reading(folder / entry.file):
+            _check_file(manifest.tables, entry, tensors, clocks, covered)
+    with reading(folder):
         if not manifest.files:
             raise ValueError("no files")
         for spec in manifest.tables:
-            covered, everywhere = 0, True
-            for entry, (tensors, state) in zip(manifest.files, opened, strict=True):
-                if spec.name in entry.steps:
-                    covered += _check_table(spec, entry, tensors)
-                    _check_clock(*state["clocks"][spec.name])
-                else:
-                    everywhere = False  # it was being created
-            if spec.kind == "dense" and (covered or everywhere) and covered != spec.size:
+            everywhere = all(spec.name in entry.steps for entry in manifest.files)
+            held = covered.get(spec.name, 0)  # a table that is only on some was being created
+            if spec.kind == "dense" and (held or everywhere) and held != spec.size:
                 raise ValueError(
-                    f"table {spec.name!r} has {spec.size} values, the files hold {covered}"
+                    f"table {spec.name!r} has {spec.size} values, the files hold {held}"
                 )
+
+
+def _check_file(
+    specs: Sequence[TableSpec],
+    entry: ShardFile,
+    tensors: Any,
+    clocks: Mapping[str, Clock],
+    covered: Sizes,
+) -> None:
+    there = [spec for spec in specs if spec.name in entry.steps]
+    if clocks.keys() != entry.steps.keys() or len(there) != len(clocks):
+        raise ValueError(f"the clocks of {sorted(clocks)} for tables {sorted(entry.steps)}")
+    known: set[str] = set()
+    for spec in there:
+        covered[spec.name] = covered.get(spec.name, 0) + _check_table(spec, entry, tensors)
+        known |= {f"{spec.name}/{column}" for column in _columns(spec)}
+    for name in tensors.keys():  # noqa: SIM118  # not a dict
+        if name not in known and not re.fullmatch(r"core:\d+", name):
+            raise Misfit(
+                f"has the unknown tensor {name!r:.600}; read it with the psfleet version that wrote it"
+            )
+
+
+def _columns(spec: TableSpec) -> Sequence[str]:
+    """Names of the tensors that a table may have."""
+    if spec.kind == "dense":
+        return spec.slot_names
+    return ["ids", "rows", "touched", "removed", *_WAITING, *(["scores"] if spec.scores else [])]
 
 
 def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
@@ -95,7 +114,10 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
         )
 
 
-def _check_clock(step: Any, shrinks: Any, ticks: Any) -> None:
+def read_clock(said: Any) -> Clock:
+    """A table's clock as a file's header has it."""
+    step, shrinks, ticks = exact(said, "clock", step=int, shrinks=list, ticks=list)
     numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
     if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
+    return Clock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))

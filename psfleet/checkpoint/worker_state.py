@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import UsageError
+from psfleet.formats import Format, exact
 
-__all__ = ["PLACE", "Place", "Remembered", "redealt"]
+__all__ = ["PLACE", "Place", "Remembered", "read_states", "redealt"]
 
+_FORMAT = Format("worker state")
 PLACE = "psfleet.place"
 """The name under which a worker's place in its loops is remembered."""
 
@@ -45,21 +47,23 @@ class Place:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        state: dict[str, Any] = {"loop": self.loop, "item": self.item, "inside": self.inside}
-        if self.broken:
-            state["broken"] = {str(loop): items for loop, items in self.broken.items()}
-        if self.meetings:
-            state["meetings"] = {str(loop): list(met) for loop, met in self.meetings.items()}
-        return state
+        return _place(
+            self.loop,
+            self.item,
+            self.inside,
+            {str(loop): items for loop, items in self.broken.items()},
+            {str(loop): list(met) for loop, met in self.meetings.items()},
+        )
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """The opposite; what is missing is as at the beginning."""
-        self.loop, self.item = state.get("loop", 0), state.get("item", 0)
-        self.inside = state.get("inside", False)
-        self.broken = {int(loop): items for loop, items in state.get("broken", {}).items()}
-        self.meetings = {
-            int(loop): (met[0], met[1]) for loop, met in state.get("meetings", {}).items()
-        }
+        """The opposite.
+
+        Raises:
+            Misfit: It has other fields.
+        """
+        self.loop, self.item, self.inside, broken, meetings = _place_fields(state)
+        self.broken = {int(loop): items for loop, items in broken.items()}
+        self.meetings = {int(loop): (met[0], met[1]) for loop, met in meetings.items()}
 
     def enter(self, loop: int) -> None:
         """A loop begins."""
@@ -88,6 +92,14 @@ class Place:
         if self.is_in(loop):
             return self.item, None
         return (sys.maxsize if loop < self.loop else 0), self.broken.get(loop)
+
+
+def _place(loop: int, item: int, inside: bool, broken: Any, meetings: Any) -> dict[str, Any]:
+    return {"loop": loop, "item": item, "inside": inside, "broken": broken, "meetings": meetings}
+
+
+def _place_fields(said: Any) -> list[Any]:
+    return exact(said, "place", loop=int, item=int, inside=bool, broken=dict, meetings=dict)
 
 
 class Remembered:
@@ -121,7 +133,7 @@ class Remembered:
 
     def capture(self, step: int) -> str:
         """The script is between step `step` and the next one; JSON of all states."""
-        states = json.dumps({name: _state(name, thing) for name, thing in self._things.items()})
+        states = json.dumps(_document(self._things))
         with self._changed:
             self._states.append((step, states.encode()))
             self._changed.notify_all()
@@ -149,8 +161,23 @@ class Remembered:
             return found[-1] if found else b""
 
 
+def read_states(said: Any) -> dict[str, Any]:
+    """By name the states that `Remembered.capture` has written; that of the place under PLACE.
+
+    Raises:
+        Misfit: It is of another version, or has other fields.
+    """
+    place, states, generators = exact(
+        _FORMAT.fields(said), "worker state", place=dict | None, states=dict, generators=dict
+    )
+    if place is not None:
+        _place_fields(place)
+        states = {**states, PLACE: place}
+    return {**states, **generators}
+
+
 def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) -> dict[str, Any]:
-    """What a worker of a job with another number of workers goes on with.
+    """What a worker of a job with another number of workers goes on with; empty: with nothing.
 
     Schedulers and the like are those of the worker with its index, or of another where it has none;
     random generators only its own, since two workers must not draw the same. The place in the loops of
@@ -161,23 +188,32 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
         workers: How many there were.
         worker: Index of the worker in this job.
     """
-    own, other = states.get(worker), states.get(worker % workers)
-    found = dict(own or other or {})
-    if own is None:
-        found = {
-            name: state
-            for name, state in found.items()
-            if not (isinstance(state, Mapping) and "bit_generator" in state)
-        }
-    found.pop(PLACE, None)
-    places = {seat: state[PLACE] for seat, state in states.items() if PLACE in state}
-    if len(places) == workers:
-        loop = min(place["loop"] for place in places.values())
-        within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
-        inside = [at["inside"] for at in places.values() if at["loop"] == loop]
-        coming = (item + (seat - item) % workers for seat, item in within.items())
-        found[PLACE] = {"loop": loop, "item": min(coming), "inside": any(inside)}
-    return found
+    found = states.get(worker) or states.get(worker % workers)
+    if found is None:
+        return {}
+    places = {seat: state["place"] for seat, state in states.items() if state["place"]}
+    return _FORMAT.document(
+        place=_joined(places, workers) if len(places) == workers else None,
+        states=found["states"],
+        generators=found["generators"] if worker in states else {},
+    )
+
+
+def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """The place before the first batch that not all workers have behind them."""
+    loop = min(place["loop"] for place in places.values())
+    within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
+    inside = [at["inside"] for at in places.values() if at["loop"] == loop]
+    coming = (item + (seat - item) % workers for seat, item in within.items())
+    return _place(loop, min(coming), any(inside), {}, {})
+
+
+def _document(things: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of all things, as snapshots and servers keep them."""
+    named = {name: _state(name, thing) for name, thing in things.items()}
+    drawn = [name for name, thing in things.items() if isinstance(thing, np.random.Generator)]
+    generators = {name: named.pop(name) for name in drawn}
+    return _FORMAT.document(place=named.pop(PLACE, None), states=named, generators=generators)
 
 
 def _state(name: str, thing: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.leftovers import place_of
 from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, chain
-from psfleet.checkpoint.tensors import TensorWriter, digest
+from psfleet.checkpoint.tensors import HEADER, SHARD, TensorWriter, digest
 from psfleet.errors import CheckpointError
 from psfleet.faults.crash_points import Crashes
 from psfleet.platform.atomic_files import reason, sync
@@ -19,7 +19,7 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.shard_state import Core
 from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.tables.row_snapshot import FrozenTable
+from psfleet.tables.row_data import Clock
 
 __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 
@@ -91,7 +91,7 @@ def write_frozen(
         for column, shape in table.columns().items()
     }
     shapes |= {f"core:{i}": (array.dtype, array.shape) for i, array in enumerate(core.arrays)}
-    with TensorWriter(Path(folder) / name, shapes, {"state": _state(frozen, core)}) as writer:
+    with TensorWriter(Path(folder) / name, shapes, {HEADER: _header(frozen, core)}) as writer:
         for i, array in enumerate(core.arrays):
             writer.append(f"core:{i}", array)
         for table in tables:
@@ -118,17 +118,11 @@ def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
     return tuple(found.values())
 
 
-def _state(frozen: FrozenShard, core: Core) -> str:
-    """What the file's header says beside the tensors."""
-    return json.dumps(
-        {
-            "number": frozen.number,
-            "clocks": {table.spec.name: _clock(table) for table in frozen.tables},
-            "core": core.fields,
-        }
-    )
+def _header(frozen: FrozenShard, core: Core) -> str:
+    """What the file says beside the tensors."""
+    clocks = {table.spec.name: _clock(table.clock) for table in frozen.tables}
+    return json.dumps(SHARD.document(clocks=clocks, core=core.fields))
 
 
-def _clock(table: FrozenTable) -> list[object]:
-    clock = table.clock
-    return [clock.step, clock.shrinks, clock.ticks]
+def _clock(clock: Clock) -> dict[str, object]:
+    return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from psfleet.checkpoint.worker_state import PLACE, Place, Remembered
+from psfleet.checkpoint.worker_state import PLACE, Place, Remembered, read_states
 from psfleet.data.peekable import Coming, Counted, Peeked, Renewed
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
 from psfleet.fleet.progress import Progress
+from psfleet.formats import reading
 from psfleet.platform.notices import say
 
 __all__ = ["Loops"]
@@ -89,12 +90,15 @@ class Loops:
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
             kept = self._of_runtime("keep", _nothing)(self._remembered.state_at)
-            self._restored = {**(json.loads(kept) if kept else {}), **self._restored}
+            with reading("what the worker kept in the snapshot"):
+                kept_states = read_states(json.loads(kept)) if kept else {}
+            self._restored = {**kept_states, **self._restored}
         if not self._asked:
             self._asked = True
             # What came with a push is newer than a snapshot.
             self._restored |= self._progress.states
-            self._aim.set_state_dict(self._restored.get(PLACE, {}))
+            if PLACE in self._restored:
+                self._aim.set_state_dict(self._restored[PLACE])
             self._look()
             self._mark(0)
 

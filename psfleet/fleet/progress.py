@@ -11,7 +11,13 @@ With a push (in sync mode with its commit, so that both count together) servers 
 import json
 from typing import Any
 
+from psfleet.checkpoint.worker_state import read_states
+from psfleet.formats import Format, exact, reading
+
 __all__ = ["Progress"]
+
+_FORMAT = Format("worker progress")
+_HEAD = json.dumps(_FORMAT.document())[:-1]
 
 
 class Progress:
@@ -28,11 +34,14 @@ class Progress:
     """
 
     def __init__(self, said: str = "") -> None:
-        known: dict[str, Any] = json.loads(said) if said else {}
-        self.behind: int = known.get("pushes", 0)
+        self.behind, self._at = 0, 0
+        self.states: dict[str, Any] = {}
+        if said:
+            with reading("the progress of a worker's earlier life"):
+                kinds = {"pushes": int, "at": int, "states": dict}
+                self.behind, self._at, states = exact(_FORMAT.parse(said), "progress", **kinds)
+                self.states = read_states(states)
         self.pushes = 0
-        self.states: dict[str, Any] = known.get("states", {})
-        self._at: int = known.get("at", 0)
         self._there = not said
         self._mark: tuple[int, str] | None = None
 
@@ -67,7 +76,7 @@ class Progress:
         lies in its memory, and a later life has to do it again.
 
         Args:
-            states: JSON, an object.
+            states: What `Remembered.capture` gave.
             latest: Replace the mark in any case: the data is dealt by the fleet, which deals nothing again.
         """
         if latest or self._mark is None or self._mark[0] != self.pushes:
@@ -84,4 +93,5 @@ class Progress:
         if self._mark is None:
             return ""
         (at, states), pushes = self._mark, self.pushes + more
-        return f'{{"pushes":{pushes},"at":{at if repeats else pushes},"states":{states}}}'
+        at = at if repeats else pushes
+        return f'{_HEAD}, "pushes": {pushes}, "at": {at}, "states": {states}}}'

@@ -8,8 +8,7 @@ Everything here is a definition. psfleet.tables.sparse does what it says, as a f
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeVar
 
 from psfleet.errors import ConfigError
@@ -45,10 +44,11 @@ class _Part:
         return Entries((*self.parts, *other.parts))
 
     def values(self) -> dict[str, float]:
-        """What `make_entry` needs beside the kind."""
-        named: Any = fields(self)  # type: ignore[arg-type]  # every part is a dataclass
-        found = {field.name: getattr(self, field.name) for field in named}
-        return {name: float(value) for name, value in found.items() if not isinstance(value, str)}
+        """What `make_entry` needs beside the kind: by the names of `_NUMBERS`, which files have."""
+        given: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
+        names = _NUMBERS[type(self)]
+        numbers = [float(value) for value in given if not isinstance(value, str)]
+        return dict(zip(names, numbers, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +261,29 @@ class Entries(_Part):
 
 Entry = ProbabilityEntry | CountFilterEntry | ShowClickEntry | TTLEntry | CapacityEntry | Entries
 
-_KINDS: dict[str, Callable[..., Any]] = {
+# In files and on the wire an entry is its kind, the words after it, and numbers under these names. Words
+# and numbers are told apart by their type and come in the order of the class; "full" is the last one.
+_KINDS: dict[str, type[Any]] = {
     "probability": ProbabilityEntry,
     "count_filter": CountFilterEntry,
     "show_click": ShowClickEntry,
     "ttl": TTLEntry,
     "capacity": CapacityEntry,
 }
-_WORDS = {"show_click": ("show_name", "click_name"), "capacity": ("full",)}
+_NUMBERS: dict[type[Any], tuple[str, ...]] = {
+    ProbabilityEntry: ("probability",),
+    CountFilterEntry: ("count_filter", "candidates"),
+    ShowClickEntry: (
+        "nonclk_coeff",
+        "click_coeff",
+        "decay_rate",
+        "delete_threshold",
+        "delete_after_unseen",
+    ),
+    TTLEntry: ("steps", "seconds"),
+    CapacityEntry: ("rows", "bytes"),
+}
+_WORDS = {"show_click": 2, "capacity": 1}
 _WHOLE = ("count_filter", "candidates", "delete_after_unseen", "steps", "rows", "bytes")
 
 
@@ -297,15 +312,15 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
 def _make_part(kind: str, values: dict[str, float]) -> Any:
     """One part, whose own values are taken away."""
     name, *words = kind.split(":")
-    if name not in _KINDS or len(words) != len(_WORDS.get(name, ())):
+    if name not in _KINDS or len(words) != _WORDS.get(name, 0):
         raise ConfigError(f"entry {kind!r} is unknown; use one of {', '.join(sorted(_KINDS))}")
-    make: Any = _KINDS[name]
-    own = {field.name for field in fields(make)} - set(_WORDS.get(name, ()))
+    own = _NUMBERS[_KINDS[name]]
     found: dict[str, Any] = {key: values.pop(key) for key in own if key in values}
-    if set(found) != own:
+    if len(found) != len(own):
         raise ConfigError(f"entry {kind!r} with {sorted(found)} is unknown; it needs {sorted(own)}")
-    for key in own.intersection(_WHOLE):
+    for key in set(own).intersection(_WHOLE):
         if not float(found[key]).is_integer():
             raise ConfigError(f"{key} of entry {kind!r} is {found[key]}; it must be a whole number")
         found[key] = int(found[key])
-    return make(**found, **dict(zip(_WORDS.get(name, ()), words, strict=True)))
+    numbers = list(found.values())
+    return _KINDS[name](*(numbers + words if name == "capacity" else words + numbers))

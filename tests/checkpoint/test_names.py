@@ -141,7 +141,7 @@ def test_a_log_stays_while_its_snapshot_cannot_be_opened(tmp_path: Path) -> None
         with pytest.raises(Exception, match="nobody expects this"):
             runtime.save(str(tmp_path / "model"))
     assert (tmp_path / "model" / "manifest.json").read_bytes() == before
-    assert json.loads(before)["format"] == 2
+    assert json.loads(before)["version"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

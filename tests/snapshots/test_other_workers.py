@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.checkpoint.worker_state import PLACE, redealt
+from psfleet.checkpoint.worker_state import redealt
 from psfleet.modes.switch import connect
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
@@ -64,21 +64,21 @@ def test_what_is_remembered_goes_to_other_workers() -> None:
     noise = {"bit_generator": "PCG64", "state": {"state": 1, "inc": 2}}
 
     def state(loop: int, item: int) -> dict[str, Any]:
-        place = {"loop": loop, "item": item, "inside": True}
-        return {"rate": {"last_epoch": 7}, "noise": noise, PLACE: place}
+        place = {"loop": loop, "item": item, "inside": True, "broken": {}, "meetings": {}}
+        return {
+            "format": "worker state",
+            "version": 1,
+            "place": place,
+            "states": {"rate": {"last_epoch": 7}},
+            "generators": {"noise": noise},
+        }
 
     # Batches 0, 1, 2, ... of two workers: worker 0 has done 0 and 2 and comes to 4, worker 1 to 3.
     two = {0: state(0, 3), 1: state(0, 2)}
     for worker in range(2):
         assert redealt(two, 2, worker) == state(0, 3)
-    assert redealt(two, 2, 2) == {
-        "rate": {"last_epoch": 7},
-        PLACE: {"loop": 0, "item": 3, "inside": True},
-    }
-    assert redealt({0: state(1, 0), 1: state(0, 6)}, 2, 0)[PLACE] == {
-        "loop": 0,
-        "item": 7,
-        "inside": True,
-    }
-    assert PLACE not in redealt({0: state(0, 3)}, 2, 0)  # nobody knows what worker 1 has done
+    assert redealt(two, 2, 2) == {**state(0, 3), "generators": {}}
+    assert redealt({0: state(1, 0), 1: state(0, 6)}, 2, 0)["place"] == state(0, 7)["place"]
+    one = redealt({0: state(0, 3)}, 2, 0)  # nobody knows what worker 1 has done
+    assert one["place"] is None
     assert redealt({}, 2, 0) == {}

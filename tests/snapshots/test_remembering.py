@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from psfleet.checkpoint.worker_state import Place, Remembered
+from psfleet.checkpoint.worker_state import Place, Remembered, read_states
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.lr import StepDecay
 from psfleet.settings.durations import Interval
@@ -23,7 +23,7 @@ def test_states_belong_to_steps() -> None:
         rate.step()
         place.item = step
         remembered.capture(step)
-    state = json.loads(remembered.state_at(3))
+    state = read_states(json.loads(remembered.state_at(3)))
     assert [step for step, _ in json.loads(remembered.state_at(-1))] == [1, 2, 3, 4, 5]
     again, there = np.random.default_rng(0), Place()
     other = StepDecay(0.1, step_size=2)

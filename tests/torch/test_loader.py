@@ -70,7 +70,7 @@ def test_a_scheduler_gets_back_its_rates() -> None:
     remembered.add("rate", scheduler)
     opt.step()
     scheduler.step()
-    states = json.loads(remembered.capture(1))
+    states = json.loads(remembered.capture(1))["states"]
     opt, scheduler = made()
     Remembered().add("rate", scheduler, states["rate"])
     opt.step()

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, own_name, read_manifest
-from psfleet.checkpoint.verification import damage_is_said
 from psfleet.errors import CheckpointError, LogError, UsageError
+from psfleet.formats import reading
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import Core
 from psfleet_server.coordinator.barriers import Meetings, Switch
@@ -125,7 +125,7 @@ def check_restart(snapshot: Snapshot) -> None:
     Raises:
         CheckpointError: Something of it cannot be taken.
     """
-    with damage_is_said(snapshot.path):
+    with reading(snapshot.path):
         for index in range(len(snapshot.manifest.files)):
             list(snapshot.specs(index))
             _become(snapshot.core(index), Shard(), None if index else Coordinator(1))

@@ -1,16 +1,13 @@
 """This server's parts of snapshots: written by a thread of their own while pushes go on."""
 
 import contextlib
-import dataclasses
-import json
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from psfleet.checkpoint import write_frozen
-from psfleet.checkpoint.manifest import ShardFile, spec_to_json
+from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults.crash_points import Crashes
 from psfleet.platform.notices import say
@@ -221,16 +218,8 @@ def _moved(plain: Any, by: int) -> Any:
 
 def _described(frozen: FrozenShard, file: ShardFile) -> bytes:
     """One server's part of the manifest."""
-    return json.dumps(
-        {
-            "file": dataclasses.asdict(file),
-            "tables": [spec_to_json(table.spec) for table in frozen.tables],
-            "mode": frozen.mode,
-            "round": frozen.round,
-            "pushes": list(frozen.pushes.items()),
-            "since": frozen.since,
-        }
-    ).encode()
+    specs = tuple(table.spec for table in frozen.tables)
+    return Part(file, specs, frozen.mode, frozen.round, dict(frozen.pushes)).encode()
 
 
 def _unknown(number: int) -> CheckpointError:

@@ -18,13 +18,12 @@ from psfleet.checkpoint import (
     Cut,
     Draft,
     Manifest,
-    ShardFile,
+    Part,
     linked,
     merged_specs,
     own_name,
     read_manifest,
 )
-from psfleet.checkpoint.manifest import spec_from_json
 from psfleet.checkpoint.worker_state import redealt
 from psfleet.errors import CheckpointError, DeadlineExceeded, PsfleetError
 from psfleet.faults.crash_points import Crashes
@@ -202,7 +201,7 @@ class Lead:
 
     def _parts(
         self, peers: Sequence[Peer], number: int, folder: str, wanted: Wanted
-    ) -> tuple[list[dict[str, Any]], tuple[int, Path] | None]:
+    ) -> tuple[list[Part], tuple[int, Path] | None]:
         """What each server says of its file, when all of them are on the disk; what they build on."""
         asked = snapshot_pb2.BeginCutRequest(
             number=number, folder=folder, hold=True, remember=wanted.base or wanted.delta
@@ -221,7 +220,7 @@ class Lead:
         self._await_ready()
         for peer in peers:
             self._finish(peer, number, cut=True)
-        found = [json.loads(self._finish(peer, number, cut=False)) for peer in peers]
+        found = [Part.decode(self._finish(peer, number, cut=False)) for peer in peers]
         self._await_workers()
         return found, base
 
@@ -284,16 +283,11 @@ class Lead:
                 self._changed.wait(_LOOK)
 
     def _manifest(
-        self,
-        number: int,
-        parts: Sequence[Mapping[str, Any]],
-        path: Path,
-        base: tuple[int, Path] | None,
+        self, number: int, parts: Sequence[Part], path: Path, base: tuple[int, Path] | None
     ) -> Manifest:
-        files = tuple(_file(part["file"]) for part in parts)
-        specs = merged_specs([[spec_from_json(s) for s in part["tables"]] for part in parts])
-        pushes = {int(seat): (life, last) for seat, (life, last) in parts[0]["pushes"]}
-        cut = Cut(number, parts[0]["mode"], parts[0]["round"], pushes)
+        files = tuple(part.file for part in parts)
+        specs = merged_specs([part.tables for part in parts])
+        cut = Cut(number, parts[0].mode, parts[0].round, parts[0].pushes)
         link = None if base is None else linked(base[1], path)
         return Manifest(specs, files, cut, link, self._states(cut))
 
@@ -472,11 +466,6 @@ def _multiple(number: int, every: int) -> int:
 
 def _is_sync(mode: int) -> bool:
     return mode in (0, 1)  # nobody has joined: nothing is under way
-
-
-def _file(said: Mapping[str, Any]) -> ShardFile:
-    ranges = {name: (int(low), int(high)) for name, (low, high) in said["ranges"].items()}
-    return ShardFile(**{**said, "ranges": ranges})
 
 
 def _explained(error: BaseException, number: int) -> BaseException:

@@ -1,0 +1,111 @@
+"""Versioned JSON documents: each names its format and version, and has exactly the fields of that version.
+
+Every JSON file that psfleet writes goes through here; docs/formats.md lists them. An encoder names each
+field in its code, and a decoder takes them with `exact`, so that no name of a Python attribute gets
+into a file, and nothing in a file is passed over.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psfleet.errors import CheckpointError, PsfleetError
+
+__all__ = ["Format", "Misfit", "exact", "reading"]
+
+_ADVICE = "read it with the psfleet version that wrote it"
+
+
+class Misfit(ValueError):
+    """A document is not of the format and version that the reader knows; the text goes on after its name."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of document.
+
+    Attributes:
+        name: What its field `format` says.
+        version: What its field `version` says: the only version that is written or read so far.
+    """
+
+    name: str
+    version: int = 1
+
+    def document(self, **fields: Any) -> dict[str, Any]:
+        """A document with these fields, for `json.dumps`."""
+        return {"format": self.name, "version": self.version, **fields}
+
+    def parse(self, content: bytes | str) -> dict[str, Any]:
+        """The fields of a document, without those that say what it is.
+
+        Raises:
+            Misfit: It is of another format or of an unknown version.
+            ValueError, RecursionError: It is no JSON.
+        """
+        return self.fields(json.loads(content))
+
+    def fields(self, said: Any) -> dict[str, Any]:
+        """As `parse`, of a document that is a part of another one."""
+        if not isinstance(said, dict) or said.get("format") != self.name:
+            found = said.get("format") if isinstance(said, dict) else said
+            raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {found!r:.60}")
+        version = said.get("version")
+        if type(version) is not int or version != self.version:
+            raise Misfit(
+                f"has version {version!r:.60} of the format {self.name!r}, and this psfleet reads "
+                f"version {self.version}; {_ADVICE}"
+            )
+        return {name: value for name, value in said.items() if name not in ("format", "version")}
+
+
+def exact(said: Any, what: str, **kinds: Any) -> list[Any]:
+    """The values of exactly these fields, in their order.
+
+    Args:
+        said: An object of a document.
+        what: What it describes, for messages.
+        kinds: The type of each field, or a union of types; `object` for any value.
+
+    Raises:
+        Misfit: A field is unknown, missing or of another type.
+    """
+    if not isinstance(said, dict):
+        raise Misfit(f"has {said!r:.60} as its {what}, which must be an object; {_ADVICE}")
+    for name in said:
+        if name not in kinds:
+            raise Misfit(f"has the unknown field {name!r:.60} in its {what}; {_ADVICE}")
+    for name, kind in kinds.items():
+        if name not in said:
+            raise Misfit(f"lacks the field {name!r} in its {what}; {_ADVICE}")
+        if not _fits(said[name], kind):
+            words = getattr(kind, "__name__", str(kind))
+            raise Misfit(
+                f"has {said[name]!r:.60} as {name} in its {what}, which must be of type {words}; "
+                f"{_ADVICE}"
+            )
+    return [said[name] for name in kinds]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):  # which is an int to Python
+        return kind in (bool, object)
+    return isinstance(value, kind)
+
+
+@contextlib.contextmanager
+def reading(where: str | Path) -> Iterator[None]:
+    """Within, whatever is wrong with the content of a file is a CheckpointError that names it."""
+    try:
+        yield
+    except Misfit as error:
+        raise CheckpointError(f"{str(where)!r} {error}") from None
+    except (CheckpointError, OSError):
+        raise
+    except PsfleetError as error:
+        raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
+    except Exception as error:  # there is no end to what a file can hold
+        raise CheckpointError(f"{str(where)!r} is damaged: {error!r}") from None
