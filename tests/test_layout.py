@@ -23,7 +23,7 @@ LAYERS = {
         "settings",
         "faults metrics rules stages validation",
         "platform schema",
-        "kernels runtime",
+        "formats kernels runtime",
         "data parameters strategy tables",
         "program shard",
         "checkpoint layers pipeline wire",

@@ -10,15 +10,19 @@ import os
 import struct
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from psfleet.errors import FrameError
+from psfleet.formats.json_document import Format, exact, reading
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import FaultSettings
 
-__all__ = ["ChaosSettings", "FullDisk", "Notes", "Pushed", "read_pushed"]
+__all__ = ["HELD", "ChaosSettings", "FullDisk", "Notes", "Pushed", "read_pushed"]
 
 _SLOT = struct.Struct("<6Q")  # server, worker, life, first, last and acknowledged push
+HELD = Format("held tables")
+_HEADER = b"psfleet pushes 1".ljust(_SLOT.size, b"\0")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,24 @@ class ChaosSettings:
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
         """Those of the environment; None: this is no such job."""
         said = from_variable(FaultSettings, "chaos", variables)
-        return cls(**json.loads(said)) if said else None
+        if not said:
+            return None
+        number = float | int
+        kinds = {"drop": number, "duplicate": number, "delay": number}
+        with reading("PSFLEET_CHAOS", FrameError):
+            return cls(*exact(json.loads(said), "chaos", folder=str, seed=int, **kinds))
 
     def text(self) -> str:
         """For the environment."""
-        return json.dumps(asdict(self))
+        return json.dumps(
+            {
+                "folder": self.folder,
+                "seed": self.seed,
+                "drop": self.drop,
+                "duplicate": self.duplicate,
+                "delay": self.delay,
+            }
+        )
 
 
 class FullDisk:
@@ -82,6 +99,7 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         name = f"pushed.{os.getpid()}.{os.urandom(4).hex()}"
         self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._file, _HEADER, 0)
         self._slots: dict[tuple[int, int, int], tuple[int, Pushed]] = {}
         self._lock = threading.Lock()
 
@@ -107,7 +125,7 @@ class Notes:
 
     def _write(self, slot: int, key: tuple[int, int, int], pushed: Pushed) -> None:
         packed = _SLOT.pack(*key, pushed.first, pushed.last, pushed.acknowledged)
-        os.pwrite(self._file, packed, slot * _SLOT.size)
+        os.pwrite(self._file, packed, (1 + slot) * _SLOT.size)
 
     def __del__(self) -> None:
         os.close(self._file)
@@ -118,8 +136,9 @@ def read_pushed(folder: Path) -> dict[tuple[int, int, int], Pushed]:
     found: dict[tuple[int, int, int], Pushed] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()
-        for server, worker, life, *pushed in _SLOT.iter_unpack(
-            whole[: len(whole) // _SLOT.size * _SLOT.size]
-        ):
+        if not whole.startswith(_HEADER):
+            raise FrameError(f"{str(path)!r} holds no pushes of version 1 of psfleet's notes")
+        slots = memoryview(whole)[_SLOT.size : len(whole) // _SLOT.size * _SLOT.size]
+        for server, worker, life, *pushed in _SLOT.iter_unpack(slots):
             found[server, worker, life] = Pushed(*pushed)
     return found

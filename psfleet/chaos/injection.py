@@ -6,8 +6,6 @@ can be counted by somebody who trusts no sequence number.
 """
 
 import hashlib
-import json
-import os
 import random
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.chaos.audit import ChaosSettings, Notes
+from psfleet.chaos.audit import HELD, ChaosSettings, Notes
 from psfleet.faults.crash_points import Faults
 from psfleet.kernels.dedup import owned_by
 from psfleet.rules import make_rule
@@ -132,11 +130,8 @@ def say_what_is_held(shard: "Shard") -> None:
         for table in shard.tables.values()
         if not table.spec.name.startswith(_TABLE)
     }
-    said = {"mode": shard.mode, "audit": audit, "tables": digests}
-    path = Path(settings.folder) / f"held.{shard.index}.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(said))
-    temporary.rename(path)
+    where = Path(settings.folder) / f"held.{shard.index}.json"
+    HELD.write(where, mode=shard.mode, audit=audit, tables=digests)
 
 
 def audited(shard: "Shard") -> dict[int, dict[int, list[int]]]:

@@ -14,16 +14,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
-from psfleet.checkpoint.tensors import HEADER
+from psfleet.checkpoint.tensors import write_arrays
 from psfleet.checkpoint.writing import write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults.crash_points import Crashes
-from psfleet.formats import Format
+from psfleet.formats.json_document import Format
 from psfleet.platform.atomic_files import reason
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
@@ -176,13 +175,13 @@ def _write_table(
     folder: Path, stem: str, spec: TableSpec, content: "_Content", kind: str, ids: bool
 ) -> None:
     where = folder / f"{stem}.{kind}"
-    header = json.dumps(_EXPORT.document(table=spec.name, kind=spec.kind))
+    document = _EXPORT.document(table=spec.name, kind=spec.kind)
     if kind == "npz":
         np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
         with zipfile.ZipFile(where, "a") as archive:
-            archive.comment = header.encode()
+            archive.comment = json.dumps(document).encode()
     else:
-        save_file(content.arrays, where, {HEADER: header})
+        write_arrays(where, content.arrays, document)
     if ids and spec.kind == "sparse":
         with where.with_name(f"{stem}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from psfleet.errors import CheckpointError
-from psfleet.formats import Format
+from psfleet.formats.json_document import Format
 from psfleet.platform.atomic_files import regular
 
-__all__ = ["HEADER", "SHARD", "TensorWriter", "digest"]
+__all__ = ["HEADER", "SHARD", "TensorWriter", "digest", "read_arrays", "write_arrays"]
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
@@ -117,6 +119,23 @@ class TensorWriter:
             )
         os.fsync(self._file)
         return digest(self._path, between), self._size
+
+
+def write_arrays(where: str | Path, arrays: Mapping[str, NDArray[Any]], document: Any) -> None:
+    """Write a whole safetensors file with a document in its metadata."""
+    save_file(dict(arrays), where, {HEADER: json.dumps(document)})
+
+
+def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The fields of the document in a safetensors file's metadata, and its arrays.
+
+    Raises:
+        Misfit: It is of another format or version.
+        OSError, SafetensorError, ValueError: It cannot be read, or is no such file.
+    """
+    with regular(Path(where)), safe_open(where, "numpy") as file:
+        fields = kind.parse((file.metadata() or {}).get(HEADER, "null"))
+        return fields, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def digest(where: Path, between: Callable[[], None] | None = None) -> str:

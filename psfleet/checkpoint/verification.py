@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile
-from psfleet.formats import Misfit, exact, reading
+from psfleet.formats.json_document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import Clock
 

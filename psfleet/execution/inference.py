@@ -4,27 +4,26 @@
                                           name of the file of their weights
     model/weights.<sha256>.safetensors    dense parameters `value/<name>`; tables `ids/<name>`, `rows/<name>`
 
-The program names its weights, so that a model is replaced in one step: when program.json is. Format 1 had
-`weights.safetensors`, with the names `<name>`, `<name>/ids` and `<name>/rows`; it is read too.
-Nothing in it is executed on loading but the operations of psfleet.program.ops.
+The program names its weights, so that a model is replaced in one step: when program.json is.
+docs/formats.md has the layout of both. Nothing in it is executed on loading but operations of
+psfleet.program.ops.
 """
 
-import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 
-from psfleet.checkpoint.tensors import digest
+from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, UsageError
+from psfleet.errors import UsageError
+from psfleet.formats.json_document import Format, Misfit, exact, reading
 from psfleet.parameters.parameter import Parameter
-from psfleet.platform.atomic_files import read_small, regular, replace, sync
+from psfleet.platform.atomic_files import read_small, replace, sync
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record, find_op
 from psfleet.program.program import Program, default_main_program
@@ -36,7 +35,8 @@ from psfleet.schema.table import Initializer, TableSpec, key_of
 
 __all__ = ["load_inference", "save_inference"]
 
-FORMAT = 2
+_FORMAT = Format("inference model")
+_WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -68,20 +68,20 @@ def save_inference(
         raise UsageError(
             f"the targets need feed {missing[0]!r}; name it among the feeded_var_names"
         )
+    described = [_record(record) for record in records]
     arrays: dict[str, NDArray[Any]] = {}
     for leaf in leaves.values():
         arrays.update(_arrays(leaf))
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(folder, arrays)
-    document = {
-        "format": FORMAT,
-        "weights": weights.name,
-        "feeds": fed,
-        "targets": [target.name for target in wanted],
-        "leaves": [_leaf(leaf) for leaf in leaves.values()],
-        "records": [_record(record) for record in records],
-    }
+    document = _FORMAT.document(
+        weights=weights.name,
+        feeds=fed,
+        targets=[target.name for target in wanted],
+        leaves=[_leaf(leaf) for leaf in leaves.values()],
+        records=described,
+    )
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
     for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
         if other != weights:
@@ -91,7 +91,7 @@ def save_inference(
 def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
     """The file of the weights, named after its content."""
     partial = folder / f".weights.{os.getpid()}.partial"
-    save_file(arrays, partial)
+    write_arrays(partial, arrays, _WEIGHTS.document())
     sync(partial)
     weights = folder / f"weights.{digest(partial)}.safetensors"
     partial.rename(weights)
@@ -107,40 +107,28 @@ def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
     Raises:
         CheckpointError: The folder is no inference model, or damaged.
     """
-    try:
-        document = json.loads(read_small(Path(path) / "program.json", _LONGEST))
-        arrays = _read_weights(Path(path), document)
+    where = Path(path) / "program.json"
+    kinds = dict.fromkeys(("feeds", "targets", "leaves", "records"), list)
+    with reading(where):
+        fields = _FORMAT.parse(read_small(where, _LONGEST))
+        name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
+        arrays = _read_weights(Path(path) / Path(name).name)
         program = Program(for_test=True)
         tables = _Tables()
-        for entry in document["leaves"]:
+        for entry in leaves:
             program.add(_read_leaf(entry, arrays, tables))
-        for entry in document["records"]:
+        for entry in records:
             program.add(_read_record(entry, program))
-        return program, document["feeds"], [program.variable(name) for name in document["targets"]]
-    except Exception as error:  # there is no end to what a document can hold
-        words = " ".join(str(error).split())
-        raise CheckpointError(f"{path!r} is not a whole inference model: {words}") from None
+        return program, feeds, [program.variable(target) for target in targets]
 
 
-def _read_weights(folder: Path, document: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """The arrays, under the names of the present format."""
-    name = document.get("weights", "weights.safetensors")
-    where = folder / Path(name).name
-    if document["format"] == FORMAT and name != f"weights.{digest(where)}.safetensors":
-        raise ValueError(f"{str(where)!r} is damaged: its checksum is not that of its name")
-    with regular(where):
-        arrays = load_file(where)
-    return arrays if document["format"] == FORMAT else dict(_renamed(arrays, document["leaves"]))
-
-
-def _renamed(
-    arrays: dict[str, NDArray[Any]], leaves: list[dict[str, Any]]
-) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Arrays of format 1."""
-    for name in (leaf["name"] for leaf in leaves):
-        for old, new in ((name, "value"), (f"{name}/ids", "ids"), (f"{name}/rows", "rows")):
-            if old in arrays:
-                yield f"{new}/{name}", arrays[old]
+def _read_weights(where: Path) -> dict[str, NDArray[Any]]:
+    with reading(where):
+        fields, arrays = read_arrays(where, _WEIGHTS)
+        exact(fields, "header")
+        if where.name != f"weights.{digest(where)}.safetensors":
+            raise Misfit("is damaged: its checksum is not that of its name")
+        return arrays
 
 
 class _Tables:
@@ -196,69 +184,83 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
 
 
 def _leaf(leaf: Variable) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": leaf.name,
-        "shape": list(leaf.shape),
-        "dtype": leaf.dtype.name,
-        "is_data": leaf.is_data,
-    }
     parameter = leaf.parameter
-    if parameter is not None:
-        entry["parameter"] = {
-            "name": parameter.name,
-            "sparse": parameter.sparse,
-            "shape": list(parameter.shape),
-            "distributed": parameter.distributed,
-            "seed": parameter.seed,
-            "initializer": dataclasses.asdict(parameter.initializer),
-        }
-    return entry
+    described = {"name": leaf.name, "shape": leaf.shape, "dtype": leaf.dtype.name}
+    return {
+        **described,
+        "is_data": leaf.is_data,
+        "parameter": None if parameter is None else _parameter(parameter),
+    }
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    start = parameter.initializer
+    return {
+        "name": parameter.name,
+        "sparse": parameter.sparse,
+        "shape": parameter.shape,
+        "distributed": parameter.distributed,
+        "seed": parameter.seed,
+        "initializer": {"kind": start.kind, "low": start.low, "high": start.high},
+    }
 
 
 def _record(record: Record) -> dict[str, Any]:
-    output = record.output
+    op, output = record.op, record.output
+    if not op.saved:
+        raise UsageError(
+            f"{output.name!r} comes of {op!r}, which an inference model cannot hold; name targets that "
+            "do without it"
+        )
+    name, *settings = op.saved
     return {
-        "op": type(record.op).__name__,
-        "settings": dataclasses.asdict(record.op),
+        "op": name,
+        "settings": dict(zip(settings, op.settings(), strict=True)),
         "inputs": [variable.name for variable in record.needed(training=False)],
-        "output": {"name": output.name, "shape": list(output.shape), "dtype": output.dtype.name},
+        "output": {"name": output.name, "shape": output.shape, "dtype": output.dtype.name},
     }
 
 
-def _read_leaf(entry: dict[str, Any], arrays: dict[str, NDArray[Any]], tables: _Tables) -> Variable:
-    name, described = entry["name"], entry.get("parameter")
-    variable = Variable(name, tuple(entry["shape"]), entry["dtype"], stop_gradient=True)
-    variable.is_data = entry["is_data"]
+def _read_leaf(entry: Any, arrays: dict[str, NDArray[Any]], tables: _Tables) -> Variable:
+    kinds = {"name": str, "shape": list, "dtype": str, "is_data": bool, "parameter": dict | None}
+    name, shape, dtype, is_data, described = exact(entry, "leaf", **kinds)
+    variable = Variable(name, tuple(shape), dtype, stop_gradient=True)
+    variable.is_data = is_data
     if described is None:
         variable.value = arrays.get(f"value/{name}")
-    elif described["sparse"]:
-        parameter = Parameter(
-            described["name"],
-            shape=tuple(described["shape"]),
-            sparse=True,
-            distributed=described["distributed"],
-            seed=described["seed"],
-            initializer=Initializer(**described["initializer"]),
-        )
-        tables.add(parameter, arrays[f"ids/{name}"], arrays[f"rows/{name}"])
-        variable.parameter = parameter
-    else:
-        variable.parameter = Parameter(described["name"], arrays[f"value/{name}"])
+        return variable
+    kinds = {"name": str, "sparse": bool, "shape": list, "distributed": bool}
+    called, sparse, shape, distributed, seed, start = exact(
+        described, "parameter", **kinds, seed=int, initializer=dict
+    )
+    if not sparse:
+        variable.parameter = Parameter(called, arrays[f"value/{name}"])
+        return variable
+    number = float | int
+    parameter = Parameter(
+        called,
+        shape=tuple(shape),
+        sparse=True,
+        distributed=distributed,
+        seed=seed,
+        initializer=Initializer(*exact(start, "initializer", kind=str, low=number, high=number)),
+    )
+    tables.add(parameter, arrays[f"ids/{name}"], arrays[f"rows/{name}"])
+    variable.parameter = parameter
     return variable
 
 
-def _read_record(entry: dict[str, Any], program: Program) -> Variable:
-    kind = find_op(entry["op"])
-    if kind is None:
-        raise ValueError(f"operation {entry['op']!r} is unknown")
-    settings = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in entry["settings"].items()
-    }
-    described = entry["output"]
-    output = Variable(
-        described["name"], tuple(described["shape"]), described["dtype"], stop_gradient=True
-    )
-    inputs = tuple(program.variable(name) for name in entry["inputs"])
-    output.record = Record(kind(**settings), inputs, output)
-    return output
+def _read_record(entry: Any, program: Program) -> Variable:
+    kinds = {"op": str, "settings": dict, "inputs": list, "output": dict}
+    name, settings, inputs, output = exact(entry, "record", **kinds)
+    op = find_op(name)
+    if op is None:
+        raise Misfit(
+            f"has the unknown operation {name!r:.60}; load it with the psfleet version that wrote it"
+        )
+    given = exact(settings, f"settings of {name}", **dict.fromkeys(op.saved[1:], object))
+    values = [tuple(value) if isinstance(value, list) else value for value in given]
+    called, shape, dtype = exact(output, "output", name=str, shape=list, dtype=str)
+    made = Variable(called, tuple(shape), dtype, stop_gradient=True)
+    made.record = Record(op(*values), tuple(map(program.variable, inputs)), made)
+    return made

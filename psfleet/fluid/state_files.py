@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
 
+from psfleet.checkpoint.tensors import read_arrays, write_arrays
 from psfleet.errors import CheckpointError, ShapeError, UsageError
+from psfleet.formats.json_document import Format, exact, reading
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable
@@ -21,6 +22,7 @@ from psfleet.schema.table import key_of
 
 __all__ = ["ParameterState", "load", "load_dygraph", "save", "save_dygraph", "set_value"]
 
+_FORMAT = Format("state dict")
 Floats = NDArray[np.float32]
 
 
@@ -45,12 +47,12 @@ def save(state_dict: dict[str, Any], path: str) -> None:
     }
     rest = {name: value for name, value in state_dict.items() if name not in arrays}
     try:
-        text = json.dumps(rest, default=_plain)
+        document = _FORMAT.document(values=json.loads(json.dumps(rest, default=_plain)))
     except TypeError as error:
         raise UsageError(f"the state dict cannot be saved to {path!r}: {error}") from None
     temporary = f"{path}.{os.getpid()}"
     try:
-        save_file(arrays, temporary, {"psfleet": text})
+        write_arrays(temporary, arrays, document)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path!r} cannot be written: {error}") from None
     os.replace(temporary, path)
@@ -62,13 +64,10 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, damaged or another's.
     """
-    try:
-        with safe_open(path, "numpy") as file:
-            rest = json.loads((file.metadata() or {})["psfleet"])
-            found: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path!r} is not a saved state dict: {error}") from None
-    return found | dict(rest)
+    with reading(path):
+        fields, found = read_arrays(path, _FORMAT)
+        [values] = exact(fields, "state dict", values=dict)
+        return {**found, **values}
 
 
 def save_dygraph(state_dict: dict[str, Any], model_path: str) -> None:

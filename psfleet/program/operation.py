@@ -6,7 +6,7 @@ was applied to and which one came out. Eager and static programs are made of the
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -58,13 +58,25 @@ class Op:
     """A kind of operation with its settings. Subclasses are frozen dataclasses of plain values.
 
     `forward` and `backward` compute in the dtype of their inputs and never write to them.
+
+    Attributes:
+        saved: As a program file has the operation: its name, then those of its settings in their order.
+            Empty: it cannot be saved. Given with the class: `class Scale(Op, saved="scale factor offset")`.
     """
 
     differentiable: ClassVar[bool] = True
     by_rows: ClassVar[bool] = False  # takes sparse parameters and gradients by rows as they are
 
-    def __init_subclass__(cls) -> None:
-        _kinds[cls.__name__] = cls
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, saved: str = "") -> None:
+        cls.saved = tuple(saved.split())
+        if saved:
+            _kinds[cls.saved[0]] = cls
+
+    def settings(self) -> tuple[Any, ...]:
+        """The values of the settings, in the order in which they are declared."""
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
         """Shape and dtype of the output for input variables of known or unknown (None) extents.
@@ -88,7 +100,7 @@ class Op:
 
 
 def find_op(kind: str) -> type[Op] | None:
-    """The operation class of that name, once its family has been imported."""
+    """The operation that is saved under that name, once its family has been imported."""
     return _kinds.get(kind)
 
 

@@ -1,7 +1,6 @@
 """A real fleet on this machine, for tests and notebooks: server processes, and runtimes for workers."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from psfleet.errors import ServerUnavailable, UsageError
+from psfleet.formats.ready_file import read_ready
 from psfleet.modes.switch import connect
 from psfleet.platform.sockets import make_private_folder
 from psfleet.runtime.interface import Runtime
@@ -278,8 +278,7 @@ class LocalFleet:
                     f"seconds: {self.log(index)}"
                 )
             time.sleep(_LOOK)
-        endpoint: str = json.loads(self.ready_file(index).read_text())["endpoint"]
-        return endpoint
+        return read_ready(self.ready_file(index))[0]
 
     def ready_file(self, index: int, standby: int = 0) -> Path:
         """What a process of a server writes when it is ready."""

@@ -1,6 +1,5 @@
 """One server process from start to end: bind, warm up, say ready, serve, stop."""
 
-import json
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from psfleet.chaos.injection import say_what_is_held
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.errors import ConfigError
 from psfleet.faults.crash_points import Crashes
+from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.settings.durations import Interval
 from psfleet.settings.environment import Environment
@@ -321,8 +321,4 @@ def _announce(server: Server, who: str) -> None:
         flush=True,
     )
     if environment.ready_file:
-        temporary = Path(f"{environment.ready_file}.{os.getpid()}")
-        temporary.write_text(
-            json.dumps({"index": environment.rank, "endpoint": server.endpoint, "pid": os.getpid()})
-        )
-        temporary.rename(environment.ready_file)
+        write_ready(Path(environment.ready_file), environment.rank, server.endpoint, os.getpid())

@@ -1,5 +1,6 @@
 """What lies where a file of psfleet is expected may be anything: each is one sentence, and nothing hangs."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -110,12 +111,14 @@ def test_logs_and_inference_models_of_any_shape(
         with pytest.raises(PsfleetError):
             Log(tmp_path / "server.0.log", {"job": "j"})
     put(tmp_path / "program.json", shape)
-    with pytest.raises(CheckpointError, match="is not a whole inference model"):
+    with pytest.raises(CheckpointError, match=r"program\.json' (is damaged|cannot be read)"):
         load_inference(str(tmp_path))
     (tmp_path / "program.json").rename(tmp_path / "elsewhere")
-    (tmp_path / "program.json").write_text('{"format": 1, "leaves": [], "records": []}')
-    put(tmp_path / "weights.safetensors", shape)
-    with pytest.raises(CheckpointError, match="is not a whole inference model"):
+    document = {"format": "inference model", "version": 1, "weights": "weights.1.safetensors"}
+    document |= {key: [] for key in ("feeds", "targets", "leaves", "records")}
+    (tmp_path / "program.json").write_text(json.dumps(document))
+    put(tmp_path / "weights.1.safetensors", shape)
+    with pytest.raises(CheckpointError, match=r"weights.*' (is damaged|cannot be read)"):
         load_inference(str(tmp_path))
 
 

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from psfleet.formats.ready_file import write_ready
+
 RANK = int(os.environ["PSFLEET_RANK"])
 WORKERS = int(os.environ["PSFLEET_WORKERS"])
 SLEEPER = [sys.executable, "-c", "import time; print('child', flush=True); time.sleep(600)"]
@@ -25,9 +27,7 @@ def serve(behaviour: str) -> None:
         time.sleep(600)
     endpoint = os.environ["PSFLEET_SERVERS"].split(",")[RANK]
     ready = Path(os.environ["PSFLEET_READY_FILE"])
-    whole = Path(f"{ready}.new")
-    whole.write_text(json.dumps({"endpoint": endpoint.replace(":0", ":4711"), "pid": os.getpid()}))
-    whole.rename(ready)
+    write_ready(ready, RANK, endpoint.replace(":0", ":4711"), os.getpid())
     if behaviour == "stubborn-server":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)

@@ -1,6 +1,5 @@
 """A worker that starts again after changes of the mode joins in the mode that the fleet is in."""
 
-import json
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.modes.switch import ChangingRuntime, connect
 from psfleet.runtime.interface import Read
+from psfleet.settings.mode_request import write_request
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
@@ -98,8 +98,7 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
         runtime.check = partial(refuse, "geo")
         for number, wish in enumerate([{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1):
             if wish is not None and runtime.worker_index == 0:
-                said = {"number": number, "consistency": wish}
-                (fleet.snapshots.parent / "mode.json").write_text(json.dumps(said))
+                write_request(fleet.snapshots.parent, number, wish)
             runtime.barrier()
             modes[runtime.worker_index].append(runtime.consistency.mode)
             if runtime.worker_index == 1 and number == 2 and not taken:

@@ -213,7 +213,7 @@ def test_every_differentiable_operation_has_a_case() -> None:
         for kind in kinds
         if isinstance(kind, type) and issubclass(kind, Op) and kind.differentiable
     }
-    assert find_op("Add") is ops.arithmetic.Add
+    assert find_op("add") is ops.arithmetic.Add
     assert wanted - {"Embedding", "Unary"} == {case.split()[0] for case in CASES} & wanted
 
 

@@ -1,6 +1,5 @@
 """The program psfleet-server from the outside."""
 
-import json
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from psfleet.formats.ready_file import read_ready
 from psfleet.testing.local_fleet import LocalFleet
 
 ENV = {
@@ -71,11 +71,7 @@ def test_a_ready_server_says_where(ready: tuple["subprocess.Popen[str]", Path]) 
     deadline = time.monotonic() + 10
     while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert json.loads((folder / "ready").read_text()) == {
-        "index": 0,
-        "endpoint": f"unix:{folder}/s",
-        "pid": process.pid,
-    }
+    assert read_ready(folder / "ready") == (f"unix:{folder}/s", process.pid)
     assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
 
 

@@ -1,23 +1,24 @@
 """What a job under chaos has shown of each promise (DESIGN: "what is promised"), with the evidence."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from psfleet.chaos.audit import Pushed, read_pushed
+from psfleet.chaos.audit import HELD, Pushed, read_pushed
 from psfleet.errors import PsfleetError
+from psfleet.formats.json_document import Format
 from psfleet_launch.job import job_snapshots
 
 __all__ = ["Finding", "Left", "Run", "findings", "show"]
 
+_REPORT = Format("chaos report")
 _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 
@@ -71,7 +72,10 @@ class Run:
         """What each server held at its end."""
         found = {}
         for path in sorted(self.notes.glob("held.*.json")):
-            found[int(path.name.split(".")[1])] = json.loads(path.read_text())
+            kinds = {"mode": str, "audit": dict, "tables": dict}
+            found[int(path.name.split(".")[1])] = dict(
+                zip(kinds, HELD.read(path, **kinds), strict=True)
+            )
         return found
 
 
@@ -225,10 +229,8 @@ def show(found: Sequence[Finding], faults: Sequence[Any], to: Path, seed: int) -
     for finding in found:
         table.add_row(finding.promise, _VERDICTS[finding.kept], finding.evidence)
     Console(stderr=True, highlight=False).print(table)
-    said = {
-        "seed": seed,
-        "faults": list(faults),
-        "promises": [{**asdict(f), "verdict": _VERDICTS[f.kept]} for f in found],
-    }
-    to.write_text(json.dumps(said, indent=1))
+    promises = [
+        {"promise": f.promise, "verdict": _VERDICTS[f.kept], "evidence": f.evidence} for f in found
+    ]
+    _REPORT.write(to, seed=seed, faults=list(faults), promises=promises)
     return all(finding.kept is not False for finding in found)

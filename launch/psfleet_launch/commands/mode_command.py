@@ -1,14 +1,12 @@
 """`psfleet mode`: let a running job go on in another consistency mode."""
 
-import json
-import os
 import time
 from pathlib import Path
 
 import click
 
-from psfleet.errors import ConfigError
-from psfleet.settings.mode_request import DONE, WISH
+from psfleet.errors import ConfigError, FrameError
+from psfleet.settings.mode_request import DONE, read_answer, read_request, write_request
 from psfleet_launch.job.job_folder import is_claimed
 
 __all__ = ["mode"]
@@ -44,11 +42,9 @@ def mode(log_dir: Path, wait: float, job: str, wanted: str) -> int:
     if not (folder / "serverlog.0").is_file():
         raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
     _check_running(folder)
-    number = _number(folder / WISH) + 1
+    number = _number(folder) + 1
     (folder / DONE).unlink(missing_ok=True)
-    draft = folder / f".{WISH}.{os.getpid()}"
-    draft.write_text(json.dumps({"number": number, "consistency": part}))
-    draft.replace(folder / WISH)
+    write_request(folder, number, part)
     if not _told(folder, number, wait):
         raise ConfigError(
             f"the workers of {job!r} have met at no barrier within {wait:g} s; the wish for "
@@ -75,11 +71,11 @@ def _part(wanted: str) -> dict[str, str | int]:
     return part
 
 
-def _number(path: Path) -> int:
-    """Of the last wish; 0: there was none."""
+def _number(folder: Path) -> int:
+    """Of the last request; 0: there was none, or it was none."""
     try:
-        return int(json.loads(path.read_text())["number"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_request(folder)[0]
+    except (FileNotFoundError, FrameError):
         return 0
 
 
@@ -89,8 +85,8 @@ def _check_running(folder: Path) -> None:
 
 
 def _told(folder: Path, number: int, wait: float) -> bool:
-    path, deadline = folder / DONE, time.monotonic() + wait
-    while not path.exists() or path.read_text() != str(number):
+    deadline = time.monotonic() + wait
+    while read_answer(folder) != number:
         if time.monotonic() > deadline:
             return False
         _check_running(folder)

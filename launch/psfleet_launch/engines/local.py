@@ -1,7 +1,6 @@
 """The engine of this machine: every member is a child process of the launcher."""
 
 import contextlib
-import json
 import os
 import selectors
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from psfleet.errors import ConfigError
+from psfleet.formats.ready_file import read_ready
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
@@ -246,10 +246,9 @@ def _close_orders(process: "subprocess.Popen[bytes]") -> None:
 def _read_endpoint(path: Path) -> str:
     """The endpoint that a server has written; empty: it is not ready."""
     try:
-        said = json.loads(path.read_bytes())
+        return read_ready(path)[0]
     except FileNotFoundError:
         return ""
-    return str(said["endpoint"])
 
 
 def _check_ports(endpoints: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ def log_softmax(x: Array, axis: int) -> Array:
     return out
 
 
-class Relu(Unary):
+class Relu(Unary, saved="relu"):
     """max(x, 0); its gradient at 0 is 0."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -42,7 +42,7 @@ class Relu(Unary):
         return (gradient * (context.saved[0] > 0),)
 
 
-class Sigmoid(Unary):
+class Sigmoid(Unary, saved="sigmoid"):
     """1 / (1 + exp(-x))."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -55,7 +55,7 @@ class Sigmoid(Unary):
         return (gradient * (out * (1 - out)),)
 
 
-class Tanh(Unary):
+class Tanh(Unary, saved="tanh"):
     """The hyperbolic tangent."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -69,7 +69,7 @@ class Tanh(Unary):
 
 
 @dataclass(frozen=True)
-class Softmax(Unary):
+class Softmax(Unary, saved="softmax axis"):
     """exp(x) / sum(exp(x)) along an axis."""
 
     axis: int = -1
@@ -91,7 +91,7 @@ class Softmax(Unary):
 
 
 @dataclass(frozen=True)
-class LogSoftmax(Unary):
+class LogSoftmax(Unary, saved="log_softmax axis"):
     """The logarithm of softmax along an axis."""
 
     axis: int = -1

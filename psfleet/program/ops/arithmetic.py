@@ -58,7 +58,7 @@ class _Binary(Op):
         ), x.dtype
 
 
-class Add(_Binary):
+class Add(_Binary, saved="add"):
     """x + y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
@@ -73,7 +73,7 @@ class Add(_Binary):
         ]
 
 
-class Sub(_Binary):
+class Sub(_Binary, saved="sub"):
     """x - y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
@@ -89,7 +89,7 @@ class Sub(_Binary):
         )
 
 
-class Mul(_Binary):
+class Mul(_Binary, saved="mul"):
     """x * y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
@@ -107,7 +107,7 @@ class Mul(_Binary):
         )
 
 
-class Div(_Binary):
+class Div(_Binary, saved="div"):
     """x / y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
@@ -143,21 +143,21 @@ class _Choice(_Binary):
         )
 
 
-class Max(_Choice):
+class Max(_Choice, saved="max"):
     """The larger of x and y."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         return x >= y
 
 
-class Min(_Choice):
+class Min(_Choice, saved="min"):
     """The smaller of x and y."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         return x <= y
 
 
-class Pow(_Binary):
+class Pow(_Binary, saved="pow"):
     """x ** y, for x > 0 where y needs a gradient."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
@@ -183,7 +183,7 @@ class Unary(Op):
 
 
 @dataclass(frozen=True)
-class Scale(Unary):
+class Scale(Unary, saved="scale factor offset"):
     """factor * x + offset, for floats and whole numbers."""
 
     factor: float = 1.0
@@ -201,7 +201,7 @@ class Scale(Unary):
 
 
 @dataclass(frozen=True)
-class Power(Unary):
+class Power(Unary, saved="power factor"):
     """x ** factor, for a fixed exponent."""
 
     factor: float = 1.0
@@ -217,7 +217,7 @@ class Power(Unary):
         return (gradient * (kind(self.factor) * np.power(x, kind(self.factor - 1))),)
 
 
-class Exp(Unary):
+class Exp(Unary, saved="exp"):
     """e ** x."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -229,7 +229,7 @@ class Exp(Unary):
         return (gradient * context.saved[0],)
 
 
-class Log(Unary):
+class Log(Unary, saved="log"):
     """The natural logarithm."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -241,7 +241,7 @@ class Log(Unary):
         return (gradient / context.saved[0],)
 
 
-class Sqrt(Unary):
+class Sqrt(Unary, saved="sqrt"):
     """The square root."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -253,7 +253,7 @@ class Sqrt(Unary):
         return (gradient / (context.saved[0] * 2),)
 
 
-class Square(Unary):
+class Square(Unary, saved="square"):
     """x * x."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -264,7 +264,7 @@ class Square(Unary):
         return (gradient * (context.saved[0] * 2),)
 
 
-class Abs(Unary):
+class Abs(Unary, saved="abs"):
     """The absolute value; its gradient at 0 is 0."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -275,7 +275,7 @@ class Abs(Unary):
         return (gradient * np.sign(context.saved[0]),)
 
 
-class Sign(Unary):
+class Sign(Unary, saved="sign"):
     """-1, 0 or 1; its gradient is 0."""
 
     differentiable = False
@@ -285,7 +285,7 @@ class Sign(Unary):
 
 
 @dataclass(frozen=True)
-class Clip(Unary):
+class Clip(Unary, saved="clip low high"):
     """x limited to [low, high]; the gradient is 0 outside."""
 
     low: float = 0.0

@@ -18,7 +18,7 @@ __all__ = ["BatchNorm"]
 
 
 @dataclass(frozen=True)
-class BatchNorm(Op):
+class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) for each channel, then * scale + shift.
 
     Inputs: x, the moving mean and the moving variance [channels], then scale and shift as far as

@@ -29,7 +29,7 @@ class _OfGradient(Op):
 
 
 @dataclass(frozen=True)
-class BoundGradient(_OfGradient):
+class BoundGradient(_OfGradient, saved="bound_gradient low high"):
     """Every component within [low, high]."""
 
     low: float = 0.0
@@ -41,7 +41,7 @@ class BoundGradient(_OfGradient):
 
 
 @dataclass(frozen=True)
-class GradientSquare(_OfGradient):
+class GradientSquare(_OfGradient, saved="gradient_square"):
     """The squared L2 norm, float64 []."""
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
@@ -58,7 +58,7 @@ class GradientSquare(_OfGradient):
 
 
 @dataclass(frozen=True)
-class ScaleGradient(_OfGradient):
+class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
     """Scaled down by norm / sqrt(sum of the squares, the other inputs), where that is below 1."""
 
     norm: float = 1.0

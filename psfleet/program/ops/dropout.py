@@ -33,7 +33,7 @@ def keep_mask(
 
 
 @dataclass(frozen=True)
-class Dropout(Op):
+class Dropout(Op, saved="dropout name drop is_test seed upscale"):
     """x * mask in training. `upscale`: divided by (1 - drop) in training, else times that in tests.
 
     The mask's key is (seed, name, the program's step); `seed` None is the program's.

@@ -89,7 +89,7 @@ class _Embedding(Op):
         return (flat, rows) if keep.all() else (flat[keep], rows[keep])
 
 
-class Embedding(_Embedding):
+class Embedding(_Embedding, saved="embedding padding"):
     """Of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
 
     Two more inputs say how often each sample, or each id, was shown and clicked; the gradient brings
@@ -121,7 +121,7 @@ class Embedding(_Embedding):
         return self._kept(ids, np.stack(columns, axis=-1))[1]
 
 
-class DenseEmbedding(_Embedding):
+class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
     """Of a dense parameter."""
 
     def forward(self, context: Context, ids: Ids, weights: Array) -> Array:

@@ -31,7 +31,7 @@ def _check_same(what: str, x: "Variable", label: "Variable") -> None:
 
 
 @dataclass(frozen=True)
-class SquareError(Op):
+class SquareError(Op, saved="square_error"):
     """(x - label)^2, elementwise."""
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
@@ -50,7 +50,7 @@ class SquareError(Op):
 
 
 @dataclass(frozen=True)
-class SigmoidCrossEntropy(Op):
+class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
     """-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
 
     Computed as max(x, 0) - x * label + log(1 + e^-|x|).
@@ -89,7 +89,7 @@ class SigmoidCrossEntropy(Op):
 
 
 @dataclass(frozen=True)
-class LogLoss(Op):
+class LogLoss(Op, saved="log_loss epsilon"):
     """-label * log(p + e) - (1 - label) * log(1 - p + e)."""
 
     epsilon: float = 1e-4
@@ -158,7 +158,7 @@ class _ByClass(Op):
         return label, ignored
 
 
-class CrossEntropy(_ByClass):
+class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
     """-log(p[label]) or -sum(label * log(p)) of probabilities."""
 
     def forward(self, context: Context, p: Array, label: Array) -> Array:
@@ -189,7 +189,7 @@ class CrossEntropy(_ByClass):
         return out, None
 
 
-class SoftmaxCrossEntropy(_ByClass):
+class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axis"):
     """The cross entropy of softmax(x)."""
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:

@@ -19,7 +19,7 @@ __all__ = ["Cast", "Concat", "Expand", "Gather", "OneHot", "Reshape", "Slice", "
 
 
 @dataclass(frozen=True)
-class Reshape(Op):
+class Reshape(Op, saved="reshape shape"):
     """Another shape of as many values: -1 is worked out, 0 copies the input's extent there."""
 
     shape: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Reshape(Op):
 
 
 @dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(Op, saved="transpose order"):
     """Axes in another order."""
 
     order: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class Transpose(Op):
 
 
 @dataclass(frozen=True)
-class Cast(Op):
+class Cast(Op, saved="cast dtype"):
     """The values in another dtype; towards whole numbers it cuts off the fraction."""
 
     dtype: str = "float32"
@@ -102,7 +102,7 @@ class Cast(Op):
 
 
 @dataclass(frozen=True)
-class Concat(Op):
+class Concat(Op, saved="concat axis"):
     """Inputs one after the other along an axis."""
 
     axis: int = 0
@@ -138,7 +138,7 @@ class Concat(Op):
 
 
 @dataclass(frozen=True)
-class Stack(Op):
+class Stack(Op, saved="stack axis"):
     """Inputs side by side along a new axis."""
 
     axis: int = 0
@@ -166,7 +166,7 @@ class Stack(Op):
 
 
 @dataclass(frozen=True)
-class Slice(Op):
+class Slice(Op, saved="slice axes starts ends"):
     """x[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
 
     axes: tuple[int, ...] = ()
@@ -206,7 +206,7 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
-class Gather(Op):
+class Gather(Op, saved="gather"):
     """Rows of x, [n, ...], at the indices [m] or [m, 1]: [m, ...]."""
 
     def infer(self, x: "Variable", index: "Variable") -> Spec:
@@ -235,7 +235,7 @@ class Gather(Op):
 
 
 @dataclass(frozen=True)
-class OneHot(Op):
+class OneHot(Op, saved="one_hot depth allow_out_of_range"):
     """Whole numbers [...] or [..., 1] as float32 [..., depth]: 1 at the number, else 0."""
 
     depth: int = 1
@@ -258,7 +258,7 @@ class OneHot(Op):
 
 
 @dataclass(frozen=True)
-class Expand(Op):
+class Expand(Op, saved="expand times"):
     """Each axis repeated so many times."""
 
     times: tuple[int, ...] = ()

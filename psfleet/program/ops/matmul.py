@@ -23,7 +23,7 @@ def _swap(x: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class MatMul(Op):
+class MatMul(Op, saved="matmul transpose_x transpose_y"):
     """x @ y over the last two axes, each possibly transposed; leading axes broadcast.
 
     A vector on the left is a row, on the right a column, as in NumPy.
@@ -81,7 +81,7 @@ class MatMul(Op):
 
 
 @dataclass(frozen=True)
-class Affine(Op):
+class Affine(Op, saved="affine axes relu"):
     """relu?(flatten(x) @ w + b): a fully connected layer in one pass over the output.
 
     x [a, ..., c, ...] is taken as a matrix whose rows are its first `axes` axes; w is [in, out], b

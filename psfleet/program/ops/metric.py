@@ -17,7 +17,7 @@ __all__ = ["Accuracy", "AreaUnderCurve"]
 
 
 @dataclass(frozen=True)
-class Accuracy(Op):
+class Accuracy(Op, saved="accuracy k"):
     """The share of samples whose label is among the k largest predictions, float32 []."""
 
     k: int = 1
@@ -40,7 +40,7 @@ class Accuracy(Op):
 
 
 @dataclass(frozen=True)
-class AreaUnderCurve(Op):
+class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
     """AUC of scores in [0, 1], [n], [n, 1] or [n, 2] (the second column counts), float32 [].
 
     `accumulate`: over all runs of the program so far, by a histogram of `thresholds` bins.

@@ -18,7 +18,7 @@ __all__ = ["LayerNorm"]
 
 
 @dataclass(frozen=True)
-class LayerNorm(Op):
+class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
 
     Inputs: x, then scale and shift, flat, as far as `has_scale` and `has_shift` say.

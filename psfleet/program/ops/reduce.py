@@ -51,7 +51,7 @@ def _repeat(gradient: Array, shape: tuple[int, ...]) -> Array:
     return out
 
 
-class ReduceSum(_Reduce):
+class ReduceSum(_Reduce, saved="reduce_sum axes keep"):
     """The sum."""
 
     def forward(self, context: Context, x: Array) -> Array:
@@ -63,7 +63,7 @@ class ReduceSum(_Reduce):
         return (_repeat(self._spread(gradient, shape), shape),)
 
 
-class ReduceMean(_Reduce):
+class ReduceMean(_Reduce, saved="reduce_mean axes keep"):
     """The mean."""
 
     def infer(self, x: "Variable") -> Spec:
@@ -105,14 +105,14 @@ class _Extreme(_Reduce):
         return (chosen * (self._spread(gradient, chosen.shape) / share),)
 
 
-class ReduceMax(_Extreme):
+class ReduceMax(_Extreme, saved="reduce_max axes keep"):
     """The largest value."""
 
     def _extreme(self, x: Array) -> Array:
         return np.asarray(x.max(axis=self._axes(x), keepdims=True))
 
 
-class ReduceMin(_Extreme):
+class ReduceMin(_Extreme, saved="reduce_min axes keep"):
     """The smallest value."""
 
     def _extreme(self, x: Array) -> Array:
@@ -120,7 +120,7 @@ class ReduceMin(_Extreme):
 
 
 @dataclass(frozen=True)
-class ArgMax(Op):
+class ArgMax(Op, saved="arg_max axis"):
     """Where the largest value along an axis is; the first of equals."""
 
     axis: int = 0

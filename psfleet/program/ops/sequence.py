@@ -23,7 +23,7 @@ POOLS = ("sum", "average", "sqrt", "max", "last", "first")
 
 
 @dataclass(frozen=True)
-class SequencePool(Op):
+class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
     """Inputs: x [batch, time, ...], and a mask [batch, time] if `masked`, else lengths [batch] or [batch, 1].
 
     Output: [batch, ...]. Steps that are no part of the sequence count for nothing, whatever they hold; a

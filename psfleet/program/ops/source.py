@@ -11,7 +11,7 @@ __all__ = ["Fill", "PerRun", "StepCounter"]
 
 
 @dataclass(frozen=True)
-class Fill(Op):
+class Fill(Op, saved="fill shape dtype value"):
     """An array of one value."""
 
     shape: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Fill(Op):
 
 
 @dataclass(frozen=True)
-class StepCounter(Op):
+class StepCounter(Op, saved="step_counter"):
     """The number of training runs of the program so far, this one included, int64 [1]."""
 
     differentiable = False

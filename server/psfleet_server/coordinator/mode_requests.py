@@ -1,12 +1,11 @@
 """Another mode that is wanted from outside: a file beside the job's logs, written by `psfleet mode`."""
 
 import contextlib
-import json
 import threading
 from pathlib import Path
 
-from psfleet.errors import ConfigError
-from psfleet.settings.mode_request import DONE, WISH
+from psfleet.platform.notices import say
+from psfleet.settings.mode_request import WISH, read_request, write_answer
 from psfleet.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeWish
 
@@ -28,16 +27,19 @@ class Wishes:
         self._lock = threading.Lock()
 
     def look(self) -> ModeWish | None:
-        """The last wish; one that cannot be read is none."""
+        """The last wish; one that cannot be read is none, and a line in the log says why."""
         if self._folder is None:
             return None
         with self._lock:
             try:
                 changed = (self._folder / WISH).stat().st_mtime_ns
                 if changed != self._seen:
-                    self._seen, self._wish = changed, _wish((self._folder / WISH).read_text())
-            except (OSError, ValueError, KeyError, TypeError, ConfigError):
+                    self._seen, self._wish = changed, None
+                    self._wish = _wish(self._folder)
+            except FileNotFoundError:
                 return None
+            except (OSError, ValueError) as error:  # as are all errors of what it says
+                say(f"no mode is changed: {error}")
             return self._wish
 
     def told(self, number: int) -> None:
@@ -46,15 +48,12 @@ class Wishes:
             if self._folder is None or self._wish is None or number == self._told:
                 return
             if number == self._wish.number:
-                draft = self._folder / f".{DONE}"
-                draft.write_text(str(number))
-                draft.replace(self._folder / DONE)
+                write_answer(self._folder, number)
                 self._told = number
 
 
-def _wish(text: str) -> ModeWish:
-    said = json.loads(text)
-    number, part = int(said["number"]), dict(said["consistency"])
+def _wish(folder: Path) -> ModeWish:
+    number, part = read_request(folder)
     Settings.from_parts({"consistency": part})
     mode = str(part.pop("mode"))
     return ModeWish(number, mode, tuple((str(name), int(value)) for name, value in part.items()))

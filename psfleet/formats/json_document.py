@@ -7,15 +7,18 @@ into a file, and nothing in a file is passed over.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.errors import CheckpointError, FrameError, PsfleetError
+from psfleet.platform.atomic_files import read_small, reason
 
 __all__ = ["Format", "Misfit", "exact", "reading"]
 
+_SMALL = 1 << 20  # bytes
 _ADVICE = "read it with the psfleet version that wrote it"
 
 
@@ -38,6 +41,22 @@ class Format:
     def document(self, **fields: Any) -> dict[str, Any]:
         """A document with these fields, for `json.dumps`."""
         return {"format": self.name, "version": self.version, **fields}
+
+    def write(self, where: Path, **fields: Any) -> None:
+        """Let a small file of a running job appear, whole. It need not outlive the machine."""
+        draft = where.with_name(f".{where.name}.{os.getpid()}")
+        draft.write_text(json.dumps(self.document(**fields), indent=1))
+        draft.replace(where)
+
+    def read(self, where: Path, **kinds: Any) -> list[Any]:
+        """The values of the fields of a small file; see `exact`.
+
+        Raises:
+            FileNotFoundError: It is not there.
+            FrameError: It cannot be read, or has another version or other fields.
+        """
+        with reading(where, FrameError):
+            return exact(self.parse(read_small(where, _SMALL)), self.name, **kinds)
 
     def parse(self, content: bytes | str) -> dict[str, Any]:
         """The fields of a document, without those that say what it is.
@@ -97,15 +116,22 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 @contextlib.contextmanager
-def reading(where: str | Path) -> Iterator[None]:
-    """Within, whatever is wrong with the content of a file is a CheckpointError that names it."""
+def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> Iterator[None]:
+    """Within, whatever is wrong with a file is an error of this kind that names it, in one sentence.
+
+    Only a file that is not there stays a FileNotFoundError, unless it is a checkpoint's.
+    """
     try:
         yield
     except Misfit as error:
-        raise CheckpointError(f"{str(where)!r} {error}") from None
-    except (CheckpointError, OSError):
+        raise kind(f"{str(where)!r} {error}") from None
+    except CheckpointError:
         raise
+    except OSError as error:
+        if kind is not CheckpointError and isinstance(error, FileNotFoundError):
+            raise
+        raise kind(f"{str(where)!r} cannot be read: {reason(error)}") from None
     except PsfleetError as error:
-        raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
+        raise kind(f"{str(where)!r} is damaged: {error}") from None
     except Exception as error:  # there is no end to what a file can hold
-        raise CheckpointError(f"{str(where)!r} is damaged: {error!r}") from None
+        raise kind(f"{str(where)!r} is damaged: {' '.join(repr(error).split())}") from None

@@ -1,0 +1,1 @@
+"""Files that psfleet writes, each with a format and a version."""
