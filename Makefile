@@ -10,7 +10,7 @@ JOBS ?= auto
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs clean
+.PHONY: help train test test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -25,6 +25,7 @@ help:
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
 	@echo "make docs           draw the diagrams; check what the documents name and link to"
+	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
 train: $(VENV)/.has-examples
 	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
@@ -41,6 +42,9 @@ test-oldest: $(OLDEST)/.has-oldest
 $(OLDEST)/.has-oldest: pyproject.toml tools/install tools/oldest.txt
 	PIP_CONSTRAINT=tools/oldest.txt tools/install $(OLDEST) test
 	@touch $@
+
+goldens: $(VENV)/.has-test
+	$(VENV)/bin/python -m tests.checkpoint.goldens
 
 check: $(VENV)/.has-dev
 	$(VENV)/bin/ruff check

@@ -256,7 +256,7 @@ def _read_record(entry: Any, program: Program) -> Variable:
     op = find_op(name)
     if op is None:
         raise Misfit(
-            f"has the unknown operation {name!r:.60}; load it with the psfleet version that wrote it"
+            f"has the unknown operation {name!r:.60}; read it with the psfleet version that wrote it"
         )
     given = exact(settings, f"settings of {name}", **dict.fromkeys(op.saved[1:], object))
     values = [tuple(value) if isinstance(value, list) else value for value in given]

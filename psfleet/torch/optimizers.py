@@ -223,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As in torch, with the state that the fleet has now: torch's optimizers can load it too.
 
         `tables` has the state of embeddings for any id and of those with an optimizer of their own,
-        `loss_scaling` that of amp.
+        `loss_scaling` that of amp, `psfleet` the version of this layout.
 
         Raises:
             UsageError: A state dict cannot hold it; the error says how to save it.
@@ -239,6 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             found = super().state_dict()
         finally:
             self.state.clear()
+        found[state_dicts.HEADER] = state_dicts.header()
         tables = state_dicts.table_entries(self._sparse)
         if tables:
             found["tables"] = tables
@@ -263,6 +264,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self.param_groups = groups
             self.state = defaultdict(dict)
+        state_dicts.check_version(state_dict)
         tables = state_dict.get("tables", {})
         self._wake(dict(_begun(found)))
         writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, found, tables)

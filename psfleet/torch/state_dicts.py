@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from psfleet.errors import UsageError
+from psfleet.formats import Format, exact, reading
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.runtime.validation import as_ids
@@ -15,7 +16,21 @@ from psfleet.strategy import Settings
 from psfleet.torch.parameter_plan import Dense, Sparse
 from psfleet.torch.state_layout import Slots, entry_of, slots_of
 
-__all__ = ["Write", "begun", "check_saved", "entries", "prepared", "table_entries"]
+__all__ = [
+    "HEADER",
+    "Write",
+    "begun",
+    "check_saved",
+    "check_version",
+    "entries",
+    "header",
+    "prepared",
+    "table_entries",
+]
+
+HEADER = "psfleet"  # under this name a state dict has its format and version
+_FORMAT = Format("torch optimizer")
+_PARTS = (HEADER, "state", "param_groups", "tables", "loss_scaling")
 
 Entry = Mapping[str, Any]
 Write = Callable[[], None]
@@ -37,6 +52,23 @@ def check_saved(settings: Settings, workers: int) -> None:
         f"{mode} each worker has optimizer state of its own, which opt.state_dict() cannot hold; save "
         "with fleet.save_persistables, load with fleet.load_model, and the state begins anew"
     )
+
+
+def header() -> dict[str, Any]:
+    """What tells a state dict of psfleet from one of torch."""
+    return _FORMAT.document()
+
+
+def check_version(state_dict: Mapping[str, Any]) -> None:
+    """Refuse a state dict of psfleet that is of another version; torch's own have none.
+
+    Raises:
+        UsageError: As said.
+    """
+    if HEADER in state_dict:
+        with reading("the state dict", UsageError):
+            exact(_FORMAT.fields(state_dict[HEADER]), "header")
+            exact(state_dict, "parts", **{name: object for name in _PARTS if name in state_dict})
 
 
 def entries(

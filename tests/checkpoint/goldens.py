@@ -1,0 +1,216 @@
+"""Writes the golden files of the formats that psfleet.formats guards: one small file of each kind.
+
+    python -m tests.checkpoint.goldens FOLDER       (make goldens: the folder of the present version)
+
+The folder must not exist: golden files of a version are written once, and every later psfleet reads them or
+names the version that can. tests/checkpoint/test_goldens.py builds the same content and compares.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import psfleet as ps
+from psfleet import fluid, layers
+from psfleet.chaos.audit import HELD, Notes
+from psfleet.checkpoint import Base, Cut, Draft, Manifest, export, linked, write_frozen
+from psfleet.checkpoint.worker_state import PLACE, Place, Remembered
+from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
+from psfleet.execution.inference import save_inference
+from psfleet.kernels.dedup import owned_by
+from psfleet.optimizer.lr import StepDecay
+from psfleet.program.operation import Op
+from psfleet.readiness import write_ready
+from psfleet.rules import RULES
+from psfleet.rules.adagrad import Adagrad
+from psfleet.rules.adam import Adam
+from psfleet.runtime.interface import Gradient, use
+from psfleet.schema.table import Decay, Initializer, TableSpec
+from psfleet.settings.mode_request import write_answer, write_request
+from psfleet.shard.dense_partition import dense_range
+from psfleet.shard.events import Join, Push
+from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import Cutting
+
+__all__ = ["SPECS", "VERSION", "build", "names", "shards"]
+
+VERSION = Path(__file__).parents[1] / "goldens" / "formats" / "v1" / "checkpoint"
+_ENTRY = (
+    CountFilterEntry(2, candidates=64)
+    & ShowClickEntry("shows", "clicks")
+    & TTLEntry(steps=1000)
+    & CapacityEntry(rows=256)
+)
+SPECS = (
+    TableSpec("dense", "dense", (5, 3), Adam(), Decay(l2=0.125)),
+    TableSpec(
+        "admitted",
+        "sparse",
+        (2,),
+        Adagrad(),
+        Decay(l1=0.5),
+        Initializer("normal", 0.0, 0.25),
+        seed=6,
+        entry=_ENTRY,
+    ),
+    TableSpec("plain", "sparse", (2,), Adam(), seed=5, every_row=True),
+)
+
+
+def shards(pushes: int, servers: int = 2) -> list[Shard]:
+    """A fleet of two workers after some pushes of worker 0; one of table `plain` loses rows at the end."""
+    fleet = [Shard(index, servers, workers=2) for index in range(servers)]
+    for shard in fleet:
+        for worker in range(2):
+            shard.handle(Join(worker, 7, "async"), "join")
+        for spec in SPECS:
+            low, high = dense_range(spec, shard.index, servers) if spec.kind == "dense" else (0, 0)
+            shard.create(spec, np.arange(low, high, dtype=np.float32))
+    for number in range(1, pushes + 1):
+        push(fleet, number)
+    return fleet
+
+
+def push(fleet: list[Shard], number: int) -> None:
+    """The number-th push of worker 0."""
+    dice = np.random.default_rng(number)
+    ids = np.unique(dice.integers(-4, 4, 5))
+    dense = dice.standard_normal(15, np.float32)
+    rows = [
+        np.abs(dice.standard_normal((len(ids), spec.push_width), np.float32)) for spec in SPECS[1:]
+    ]
+    for shard in fleet:
+        low, high = dense_range(SPECS[0], shard.index, shard.servers)
+        mine = owned_by(ids, shard.index, shard.servers)
+        gradients = [Gradient(SPECS[0].key, dense[low:high], None, 0.1)]
+        gradients += [
+            Gradient(spec.key, values[mine], ids[mine], 0.1)
+            for spec, values in zip(SPECS[1:], rows, strict=True)
+        ]
+        [answer] = shard.handle(Push(0, 7, number, tuple(gradients), 8, 0.5), "push")
+        assert not hasattr(answer, "error"), answer
+
+
+def worker_state() -> dict[str, Any]:
+    """What a worker keeps in the snapshot."""
+    remembered, place, rate = Remembered(), Place(), StepDecay(0.5, step_size=2)
+    place.loop, place.item, place.inside = 2, 11, True
+    place.broken, place.meetings = {0: 4}, {1: (2, 1)}
+    for _ in range(3):
+        rate.step()
+    remembered.add(PLACE, place)
+    remembered.add("rate", rate)
+    remembered.add("noise", np.random.default_rng(5))
+    kept: dict[str, Any] = json.loads(remembered.capture(3))
+    return kept
+
+
+def save(fleet: list[Shard], path: Path, cutting: Cutting, base: Base | None = None) -> None:
+    """A snapshot as a fleet writes it."""
+    with Draft(path) as draft:
+        files, pushes = [], {}
+        for shard in fleet:
+            with contextlib.closing(shard.freeze(cutting)) as frozen:
+                files.append(write_frozen(draft.folder, frozen))
+                pushes = dict(frozen.pushes)
+        cut = Cut(cutting.number, "async", 0, pushes)
+        states = {0: worker_state(), 1: worker_state()}
+        draft.finish(Manifest(SPECS, tuple(files), cut, base, states))
+
+
+def names() -> dict[str, Any]:
+    """Names of operations and rules, and of what files say of them."""
+    operations: list[str] = []
+    kinds = Op.__subclasses__()
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+        if kind.__module__.startswith("psfleet.") and kind.saved:
+            operations.append(" ".join(kind.saved))
+    rules = {rule.name: sorted(rule().hyperparameters()) for rule in RULES.values()}
+    slots = {rule.name: [slot.name for slot in rule().slots] for rule in RULES.values()}
+    return {"operations": sorted(set(operations)), "rules": rules, "slots": slots}
+
+
+def build(folder: Path) -> None:
+    """Write every golden file."""
+    folder.mkdir(parents=True)
+    fleet = shards(4)
+    save(fleet, folder / "base", Cutting(1, remember=True))
+    push(fleet, 5)
+    for shard in fleet:
+        table: Any = shard.tables.find(SPECS[2].key)
+        table.remove(np.array([1, 2]))
+    save(fleet, folder / "delta", Cutting(2, since=1), linked(folder / "base", folder / "delta"))
+    export(str(folder / "delta"), str(folder / "export"), "safetensors", ids=True)
+    export(str(folder / "delta"), str(folder / "export-npz"), "npz", ids=False)
+    fresh = EmbeddedRuntime()
+    before = use(fresh)
+    try:
+        _build_model(folder / "model")
+        _build_states(folder)
+        _build_torch(folder / "optimizer.pt")
+    finally:
+        use(before)
+        fresh.close()
+    _build_job(folder / "job")
+    text = json.dumps(names(), indent=1, sort_keys=True)
+    (folder / "names.json").write_text(text + "\n")
+
+
+def _build_model(folder: Path) -> None:
+    with ps.program_guard(ps.Program(), ps.Program()):
+        ids = layers.data("ids", [None, 2], dtype="int64")
+        rows = layers.embedding(ids, size=[7, 3])
+        out = layers.fc(layers.reshape(rows, [-1, 6]), 2, act="relu")
+        save_inference(str(folder), [ids], [out], ps.default_main_program())
+
+
+def _build_states(folder: Path) -> None:
+    parameter = ps.parameter.Parameter("w", np.arange(3, dtype=np.float32))
+    rate = StepDecay(0.5, step_size=2)
+    adam = ps.optimizer.Adam(rate, parameters=[parameter])
+    parameter.grad = np.ones(3, np.float32)
+    adam.step()
+    fluid.save_dygraph(adam.state_dict(), str(folder / "state"))
+
+
+def _build_torch(where: Path) -> None:
+    try:
+        import torch
+
+        import psfleet.torch as pst
+    except ImportError:
+        return
+
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
+    sparse = torch.optim.SparseAdam(model[0].parameters())
+    dense = torch.optim.Adam(model[1].parameters())
+    made, opt = pst.convert(model, [sparse, dense])
+    made(torch.tensor([1, 3])).sum().backward()
+    opt.step()
+    torch.save(opt.state_dict(), where)
+
+
+def _build_job(folder: Path) -> None:
+    folder.mkdir()
+    write_ready(folder / "ready.0", 0, "unix:/tmp/psfleet/server.0", 4711)
+    write_request(folder, 3, {"mode": "ssp", "staleness": 4})
+    write_answer(folder, 3)
+    tables = {"w": "0" * 64}
+    HELD.write(folder / "held.0.json", mode="async", audit={"0": {"7": 3}}, tables=tables)
+    notes = Notes(folder)
+    notes.sent(0, 1, 7, 2)
+    notes.acknowledged(0, 1, 7, 2)
+    del notes
+    [written] = folder.glob("pushed.*")
+    written.rename(folder / "pushed.1.0")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]) if len(sys.argv) > 1 else VERSION)
