@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from psfleet.readiness import write_ready
 
 import psfleet as ps
 from psfleet import fluid, layers
@@ -22,16 +23,15 @@ from psfleet.checkpoint.worker_state import PLACE, Place, Remembered
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference
+from psfleet.formats.mode_request import write_answer, write_request
 from psfleet.kernels.dedup import owned_by
 from psfleet.optimizer.lr import StepDecay
 from psfleet.program.operation import Op
-from psfleet.readiness import write_ready
 from psfleet.rules import RULES
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, use
 from psfleet.schema.table import Decay, Initializer, TableSpec
-from psfleet.settings.mode_request import write_answer, write_request
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from psfleet.readiness import read_ready
 from safetensors.numpy import load_file
 
 from psfleet import fluid
@@ -31,9 +32,8 @@ from psfleet.errors import CheckpointError, FrameError, PsfleetError, UsageError
 from psfleet.execution.executor import Executor
 from psfleet.execution.inference import load_inference
 from psfleet.fluid.state_files import load
-from psfleet.readiness import read_ready
+from psfleet.formats.mode_request import read_answer, read_request
 from psfleet.runtime.interface import use
-from psfleet.settings.mode_request import read_answer, read_request
 from psfleet.shard.shard import Shard
 from tests.checkpoint.goldens import VERSION, build, names
 from tests.fuzz.files import of_folder

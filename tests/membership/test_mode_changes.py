@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
+from psfleet.formats.mode_request import write_request
 from psfleet.modes.switch import ChangingRuntime, connect
 from psfleet.runtime.interface import Read
-from psfleet.settings.mode_request import write_request
 from psfleet.strategy import Consistency
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads

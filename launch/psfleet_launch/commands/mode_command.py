@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from psfleet.errors import ConfigError, FrameError
-from psfleet.settings.mode_request import DONE, read_answer, read_request, write_request
+from psfleet.formats.mode_request import DONE, read_answer, read_request, write_request
 from psfleet_launch.job.job_folder import is_claimed
 
 __all__ = ["mode"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psfleet.errors import ConfigError
+from psfleet.formats.mode_request import DONE, WISH
 from psfleet.platform.sockets import make_private_folder
-from psfleet.settings.mode_request import DONE, WISH
 
 __all__ = ["claimed", "is_claimed", "private_folder"]
 

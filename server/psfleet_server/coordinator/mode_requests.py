@@ -4,8 +4,8 @@ import contextlib
 import threading
 from pathlib import Path
 
+from psfleet.formats.mode_request import WISH, read_request, write_answer
 from psfleet.platform.notices import say
-from psfleet.settings.mode_request import WISH, read_request, write_answer
 from psfleet.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeWish
 
