@@ -88,7 +88,7 @@ class Draft:
         sync(folder)
         snapshot = Snapshot(folder, read_back=False)
         for index in range(len(manifest.files)):
-            Shard().become(snapshot.core(index))
+            Shard().become(snapshot.server(index).shard)
         if check is not None:
             check(snapshot)
         self._reach("unnamed")

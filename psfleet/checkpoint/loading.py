@@ -4,7 +4,6 @@ A delta says the changes of the snapshot before it. Of several that build on eac
 file that names a row counts, so a reader takes from each what no later one names.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -15,17 +14,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
-from psfleet.checkpoint.tensors import HEADER, SHARD
+from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
 from psfleet.checkpoint.verification import check_content, read_clock
-from psfleet.errors import CheckpointError
+from psfleet.errors import CheckpointError, FrameError
 from psfleet.formats.json_document import exact, reading
 from psfleet.kernels.dedup import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Create, Fill
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import Core
 from psfleet.tables.row_data import Clock
+from psfleet.wire.states import ServerState, read_state
 
 __all__ = ["Snapshot", "load_shard", "read_specs"]
 
@@ -43,7 +42,6 @@ class _File:
     entry: ShardFile
     tensors: Any
     clocks: dict[str, Clock]
-    core: dict[str, Any]
 
     def names(self) -> set[str]:
         """Of its tensors."""
@@ -53,6 +51,20 @@ class _File:
         """A tensor."""
         found: NDArray[Any] = self.tensors.get_tensor(name)
         return found
+
+    def server(self) -> ServerState:
+        """What the server was beside the tables.
+
+        Raises:
+            CheckpointError: That is of another version, or damaged.
+        """
+        try:
+            return read_state(self.whole(SERVER).data)
+        except (FrameError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{str(self.where)!r} cannot be read: {error}; read it with the psfleet version "
+                "that wrote it"
+            ) from None
 
 
 class Snapshot:
@@ -91,12 +103,9 @@ class Snapshot:
             if all(spec.name in file.entry.steps for file in files)
         ]
 
-    def core(self, index: int) -> Core:
+    def server(self, index: int) -> ServerState:
         """What one of its servers was beside the tables."""
-        file = self._levels[-1][index]
-        names = file.names()
-        own = itertools.takewhile(names.__contains__, (f"core:{i}" for i in itertools.count()))
-        return Core(file.core, [file.whole(name) for name in own])
+        return self._levels[-1][index].server()
 
     def events(self, server: int, servers: int, own: bool = False) -> Iterator[Create | Fill]:
         """What makes an empty shard, the one of `servers`, hold its part of the tables.
@@ -187,10 +196,10 @@ def _open(where: Path, entry: ShardFile) -> _File:
         raise CheckpointError(f"{str(where)!r} is damaged: {error}") from None
     with reading(where):
         said = SHARD.parse(tensors.metadata()[HEADER])
-        clocks, core = exact(said, "header", clocks=dict, core=dict)
-        return _File(
-            where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}, core
-        )
+        (clocks,) = exact(said, "header", clocks=dict)
+        file = _File(where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()})
+    file.server()  # one that cannot be taken whole is not taken in part
+    return file
 
 
 def _pages(file: _File, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:

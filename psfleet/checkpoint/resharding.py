@@ -74,14 +74,14 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     if servers < 1:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
     snapshot = Snapshot(path)
-    core = snapshot.core(0)
+    state = snapshot.server(0)
     files = []
     with Draft(target, Crashes.wanted()) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
             snapshot.load(shard)
             with contextlib.closing(shard.freeze()) as frozen:
-                files.append(write_frozen(draft.folder, frozen, core))
+                files.append(write_frozen(draft.folder, frozen, state))
         manifest = replace(
             snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
         )

@@ -20,10 +20,12 @@ from psfleet.errors import CheckpointError
 from psfleet.formats.json_document import Format
 from psfleet.platform.atomic_files import regular
 
-__all__ = ["HEADER", "SHARD", "TensorWriter", "digest", "read_arrays", "write_arrays"]
+__all__ = ["HEADER", "SERVER", "SHARD", "TensorWriter", "digest", "read_arrays", "write_arrays"]
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
+SERVER = "server"
+"""The tensor with what a server is beside its tables: a body of state.proto, as bytes."""
 
 _NAMES = {
     "float64": "F64",

@@ -4,12 +4,12 @@ Checksums tell damage. This is for files whose checksums are right and whose con
 something else, or by somebody who means harm. Sizes are compared before memory is taken.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile
+from psfleet.checkpoint.tensors import SERVER
 from psfleet.formats.json_document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import Clock
@@ -62,7 +62,7 @@ def _check_file(
         covered[spec.name] = covered.get(spec.name, 0) + _check_table(spec, entry, tensors)
         known |= {f"{spec.name}/{column}" for column in _columns(spec)}
     for name in tensors.keys():  # noqa: SIM118  # not a dict
-        if name not in known and not re.fullmatch(r"core:\d+", name):
+        if name not in known and name != SERVER:
             raise Misfit(
                 f"has the unknown tensor {name!r:.600}; read it with the psfleet version that wrote it"
             )

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from psfleet.checkpoint.draft import Draft
 from psfleet.checkpoint.leftovers import place_of
 from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, chain
-from psfleet.checkpoint.tensors import HEADER, SHARD, TensorWriter, digest
+from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD, TensorWriter, digest
 from psfleet.errors import CheckpointError
 from psfleet.faults.crash_points import Crashes
 from psfleet.platform.atomic_files import reason, sync
@@ -17,9 +19,10 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.shard_state import Core
 from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.tables.row_data import Clock
+from psfleet.wire.body import flat
+from psfleet.wire.states import ServerState, write_state
 
 __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 
@@ -71,7 +74,7 @@ def linked(base: str | Path, path: str | Path) -> Base:
 def write_frozen(
     folder: str,
     frozen: FrozenShard,
-    core: Core | None = None,
+    state: ServerState | None = None,
     between: Callable[[], None] | None = None,
 ) -> ShardFile:
     """Write a shard as it was at one moment into the folder, durably.
@@ -79,10 +82,10 @@ def write_frozen(
     Args:
         folder: Of the snapshot.
         frozen: The shard; the caller closes it.
-        core: In place of the shard's own, if more is to be kept.
+        state: In place of the shard's own, if more is to be kept.
         between: Called after each page, and now and then while the file's checksum is made.
     """
-    core = core or frozen.core
+    kept = [*map(flat, write_state(state or ServerState(frozen.state)))]
     name = f"shard-{frozen.index}-of-{frozen.servers}.safetensors"
     tables = list(frozen.tables)
     shapes = {
@@ -90,10 +93,10 @@ def write_frozen(
         for table in tables
         for column, shape in table.columns().items()
     }
-    shapes |= {f"core:{i}": (array.dtype, array.shape) for i, array in enumerate(core.arrays)}
-    with TensorWriter(Path(folder) / name, shapes, {HEADER: _header(frozen, core)}) as writer:
-        for i, array in enumerate(core.arrays):
-            writer.append(f"core:{i}", array)
+    shapes[SERVER] = np.uint8, (sum(map(len, kept)),)
+    with TensorWriter(Path(folder) / name, shapes, {HEADER: _header(frozen)}) as writer:
+        for part in kept:
+            writer.append(SERVER, np.frombuffer(part, np.uint8))
         for table in tables:
             for page in table.pages():
                 for column, values in page.items():
@@ -118,10 +121,10 @@ def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
     return tuple(found.values())
 
 
-def _header(frozen: FrozenShard, core: Core) -> str:
+def _header(frozen: FrozenShard) -> str:
     """What the file says beside the tensors."""
     clocks = {table.spec.name: _clock(table.clock) for table in frozen.tables}
-    return json.dumps(SHARD.document(clocks=clocks, core=core.fields))
+    return json.dumps(SHARD.document(clocks=clocks))
 
 
 def _clock(clock: Clock) -> dict[str, object]:

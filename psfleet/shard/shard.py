@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
-from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
-from psfleet.shard import capacity, events, membership_view, rounds, snapshot_cuts, ssp_clock
+from psfleet.shard import capacity
 from psfleet.shard.consistency import Consistency
 from psfleet.shard.counters import Counters
 from psfleet.shard.delta_bases import Moments
@@ -48,11 +47,11 @@ from psfleet.shard.events import (
 from psfleet.shard.membership_view import Freeze, Install, Report
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.shard_state import Core, dataclasses_of, read_core, write_core
 from psfleet.shard.shard_tables import Tables
 from psfleet.shard.snapshot_cuts import Cuts, Cutting
 from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import Staleness
+from psfleet.shard.state import ShardState
 from psfleet.shard.updates import add, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.restore import refill
@@ -387,7 +386,7 @@ class Shard:
             self.index,
             self.servers,
             self.moments.freeze(self.tables, cutting.since),
-            self.core(),
+            self.state(),
             self.mode or "",
             self.rounds.closed,
             {seat: (life, workers.sequences[seat]) for seat, life in workers.lives.items()},
@@ -397,22 +396,20 @@ class Shard:
             self.moments.remember(self.tables, cutting.number)
         return frozen
 
-    def core(self) -> Core:
+    def state(self) -> ShardState:
         """What the shard is beside the content of its tables."""
-        return read_core(self._parts())
+        return ShardState(
+            self.workers, self.consistency, self.cuts.last, self.tables.makers
+        ).copied()
 
-    def become(self, core: Core) -> None:
-        """Be what another shard was beside the content of its tables.
-
-        Raises:
-            CheckpointError: The value is not one of a shard.
-        """
-        modules = (events, rounds, ssp_clock, snapshot_cuts, membership_view)
-        known = {cls for module in modules for cls in dataclasses_of(module)}
-        write_core(self._parts(), core, {Gradient, *known})
-
-    def _parts(self) -> list[object]:
-        return [self, self.workers, self.consistency, self.tables]
+    def become(self, state: ShardState) -> None:
+        """Be what another shard was beside the content of its tables."""
+        state = state.copied()
+        self.workers.become(state.workers)
+        self.consistency = state.consistency
+        self.consistency.server = self.index
+        self.cuts = Cuts(state.cut)
+        self.tables.makers = state.makers
 
     # -- views ---------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from psfleet.shard.shard_state import Core
 from psfleet.tables.row_snapshot import FrozenTable
+
+if TYPE_CHECKING:  # its parts take events, and one of these carries a frozen shard
+    from psfleet.shard.state import ShardState
 
 __all__ = ["FrozenShard"]
 
@@ -17,7 +20,7 @@ class FrozenShard:
         number: Of the cut; 0: none was asked for.
         index, servers: Whose shard it is.
         tables: Their content.
-        core: Everything else that the shard is.
+        state: Everything else that the shard is.
         mode, round: Of the fleet.
         pushes: By seat: (incarnation, last push in it).
         since: Only what has changed since the cut of this number is in the tables; 0: everything.
@@ -27,7 +30,7 @@ class FrozenShard:
     index: int
     servers: int
     tables: Sequence[FrozenTable]
-    core: Core
+    state: "ShardState"
     mode: str = ""
     round: int = 0
     pushes: Mapping[int, tuple[int, int]] = field(default_factory=dict)

@@ -47,6 +47,13 @@ class Workers:
     frozen: bool = False
     refused: set[tuple[int, int]] = field(default_factory=set)
 
+    def become(self, other: "Workers") -> None:
+        """Take over what the workers of another shard were, but not its views."""
+        self.lives, self.newest = other.lives, other.newest
+        self.sequences, self.writes = other.sequences, other.writes
+        self.positions, self.progress = other.positions, other.progress
+        self.base = other.base
+
     # -- lives ---------------------------------------------------------------------------------
 
     def has_views(self) -> bool:

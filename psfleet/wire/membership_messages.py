@@ -1,7 +1,6 @@
 """Between views, reports and plans and their protobuf messages."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from psfleet.data.assignment import Entry, Plan, Range
 from psfleet.errors import FrameError
@@ -11,11 +10,13 @@ from psfleet.wire.v1.frame_pb2 import Header
 
 __all__ = [
     "read_install",
+    "read_lives",
     "read_plan",
     "read_position",
     "read_ranges",
     "read_report",
     "write_install",
+    "write_lives",
     "write_plan",
     "write_ranges",
     "write_report",
@@ -67,15 +68,7 @@ def write_install(install: Install, boot: int = 0) -> membership_pb2.InstallRequ
         view=install.view,
         seats=[
             membership_pb2.SeatView(
-                worker=worker,
-                lives=[
-                    membership_pb2.LifeView(
-                        incarnation=life.incarnation, first=life.first, last=life.last
-                    )
-                    for life in seated.lives
-                ],
-                rests=seated.rests,
-                left=seated.left,
+                worker=worker, lives=write_lives(seated.lives), rests=seated.rests, left=seated.left
             )
             for worker, seated in sorted(install.seats.items())
         ],
@@ -86,14 +79,26 @@ def read_install(message: membership_pb2.InstallRequest) -> Install:
     """The view that a message brings."""
     return Install(
         message.view,
-        {seat.worker: Seated(_lives(seat), seat.rests, seat.left) for seat in message.seats},
+        {
+            seat.worker: Seated(read_lives(seat.lives), seat.rests, seat.left)
+            for seat in message.seats
+        },
     )
 
 
-def _lives(seat: Any) -> tuple[Life, ...]:
+def write_lives(lives: Iterable[Life]) -> list[membership_pb2.LifeView]:
+    """The messages of a seat's lives."""
+    return [
+        membership_pb2.LifeView(incarnation=life.incarnation, first=life.first, last=life.last)
+        for life in lives
+    ]
+
+
+def read_lives(messages: Iterable[membership_pb2.LifeView]) -> tuple[Life, ...]:
+    """The lives that messages bring."""
     return tuple(
         Life(life.incarnation, life.first, life.last if life.HasField("last") else None)
-        for life in seat.lives
+        for life in messages
     )
 
 

@@ -5,9 +5,7 @@ As with a Frame: protobuf would copy the body of a record twice on its way and t
 
 from collections.abc import Iterator
 
-from google.protobuf.message import DecodeError
-
-from psfleet.errors import FrameError
+from psfleet.wire.body import parse
 from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, extent, opened, tag
 from psfleet.wire.v1.replica_pb2 import FollowReply
 
@@ -31,7 +29,7 @@ def decode(message: bytes) -> tuple[FollowReply, memoryview]:
     """A message without its body, and the body: a view into it that begins at a multiple of 8 bytes.
 
     Raises:
-        FrameError: The bytes are no FollowReply.
+        FrameError: The bytes are no FollowReply, or it has a field that this version does not know.
     """
     view = memoryview(message)
     head = b""
@@ -41,13 +39,12 @@ def decode(message: bytes) -> tuple[FollowReply, memoryview]:
         begin = at
         number, kind, at = tag(view, at)
         start, at = extent(view, at, kind)
+        if number == _PADDING:
+            continue
         if number == _BODY and kind == BYTES:
             body = view[start:at]
             if start % ALIGNMENT:
                 body = memoryview(bytes(body))
         else:
             head += bytes(view[begin:at])
-    try:
-        return FollowReply.FromString(head), body
-    except DecodeError:
-        raise FrameError(f"a message of {len(message)} bytes is no FollowReply") from None
+    return parse(FollowReply, head), body

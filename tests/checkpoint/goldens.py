@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from psfleet.readiness import write_ready
 
 import psfleet as ps
 from psfleet import fluid, layers
@@ -24,6 +23,7 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference
 from psfleet.formats.mode_request import write_answer, write_request
+from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.dedup import owned_by
 from psfleet.optimizer.lr import StepDecay
 from psfleet.program.operation import Op

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from psfleet.readiness import read_ready
 from safetensors.numpy import load_file
 
 from psfleet import fluid
@@ -33,6 +32,7 @@ from psfleet.execution.executor import Executor
 from psfleet.execution.inference import load_inference
 from psfleet.fluid.state_files import load
 from psfleet.formats.mode_request import read_answer, read_request
+from psfleet.formats.ready_file import read_ready
 from psfleet.runtime.interface import use
 from psfleet.shard.shard import Shard
 from tests.checkpoint.goldens import VERSION, build, names

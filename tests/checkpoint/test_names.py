@@ -22,9 +22,8 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.server_client import Patience
 
 INTERNAL = (
-    "core:0",
-    "core:7",
-    "core:",
+    "server",
+    "server/ids",
     "__metadata__",
     "state",
     "manifest.json",
@@ -70,7 +69,7 @@ def opens(folder: Path) -> None:
     """What a server is beside its tables can be taken from each file."""
     snapshot = Snapshot(folder)
     for index in range(len(snapshot.manifest.files)):
-        Shard().become(snapshot.core(index))
+        Shard().become(snapshot.server(index).shard)
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -102,7 +101,7 @@ def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, named: se
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["core:0", "core:weights"])
+@pytest.mark.parametrize("name", ["server", "server/value"])
 def test_a_job_with_an_internal_name_survives_its_server(name: str) -> None:
     """A table named like what is internal: a snapshot shortens the log, and a server comes back from it."""
     spec = TableSpec(name, "dense", (40,), Adam())
@@ -137,7 +136,7 @@ def test_a_log_stays_while_its_snapshot_cannot_be_opened(tmp_path: Path) -> None
         raise TypeError("nobody expects this")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Shard, "become", lambda self, core: spoil(self))
+        patched.setattr(Shard, "become", lambda self, state: spoil(self))
         with pytest.raises(Exception, match="nobody expects this"):
             runtime.save(str(tmp_path / "model"))
     assert (tmp_path / "model" / "manifest.json").read_bytes() == before

@@ -30,11 +30,12 @@ from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import BeginCut, Join, Keep, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator_state import server_state
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log, records
 from psfleet_server.durability.recovery import take
-from psfleet_server.durability.snapshot_writer import joined_core
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
 from tests.server.seating import register
@@ -138,7 +139,7 @@ class Server:
     """A server without a network that keeps a log, and snapshots beside it."""
 
     def __init__(self, folder: Path, job: str = "j", index: int = 0) -> None:
-        header = {"job": job, "server": index, "servers": index + 1, "workers": 1}
+        header = LogHeader(job=job, server=index, servers=index + 1, workers=1)
         self.folder = folder
         self.log = Log(folder / LOG, header)
         self.shard, self.coordinator = Shard(0, 1, 1), Coordinator(1)
@@ -155,9 +156,9 @@ class Server:
         with contextlib.closing(kept.frozen):
             if complete:
                 path = str(self.folder / "snapshots" / own_name(number))
-                core = joined_core(kept.frozen.core, self.coordinator)
+                state = server_state(kept.frozen.state, self.coordinator)
                 with Draft(path) as draft:
-                    file = write_frozen(draft.folder, kept.frozen, core)
+                    file = write_frozen(draft.folder, kept.frozen, state)
                     draft.finish(Manifest(SPECS[1:], (file,), Cut(number, "async")))
 
 

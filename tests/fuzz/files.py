@@ -38,6 +38,7 @@ from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import Settings, load_strategy_file, resolve
 from psfleet.wire.credentials import FILES, Credentials
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log
@@ -51,7 +52,7 @@ SPECS = (
     TableSpec("whole", "dense", (3, 2), make_rule("adam", {})),
     TableSpec("rows", "sparse", (2,), make_rule("adagrad", {}), seed=5),
 )
-HEADER = {"job": "j", "server": 0}
+HEADER = LogHeader(job="j")
 _STRANGE: list[Any] = [None, True, -1, 0, 1, 2**31, 2**53, 2**63, 2**70, 1e308, "", "x", "é" * 40]
 _STRANGE += [[], {}, [[]], {"x": 1}, "dense", "sparse", "../x", "\0", [2**40], "int64", "object"]
 
@@ -216,20 +217,20 @@ def reseal_log(folder: Path) -> None:
 
 def _go_on(data: bytearray, end: int, chain: int) -> None:
     """Let the header say where the file before ends."""
-    length = struct.unpack_from("<I", data, 8)[0]
-    said = json.loads(data[16 : 16 + length])
-    if "after" in said:
-        said["after"] |= {"end": end, "chain": chain}
-        text = json.dumps(said).encode()
-        data[8 : 16 + length] = struct.pack("<II", len(text), 0) + text
+    length = struct.unpack_from("<I", data, 12)[0]
+    said = LogHeader.FromString(bytes(data[20 : 20 + length]))
+    if said.HasField("after"):
+        said.after.end, said.after.chain = end, chain
+        text = said.SerializeToString()
+        data[12 : 20 + length] = struct.pack("<II", len(text), 0) + text
 
 
 def _reseal_records(data: bytearray) -> tuple[int, int]:
     """Where the last whole record ends, and its checksum."""
-    length = struct.unpack_from("<I", data, 8)[0]
-    at = 16 + length
-    chain = zlib.crc32(bytes(data[16:at]))
-    struct.pack_into("<I", data, 12, chain)
+    length = struct.unpack_from("<I", data, 12)[0]
+    at = 20 + length
+    chain = zlib.crc32(bytes(data[8:12] + data[20:at]))
+    struct.pack_into("<I", data, 16, chain)
     while at + 20 <= len(data):
         size, _, kind = struct.unpack_from("<QIB3x", data, at)
         if size > len(data) - at - 20:

@@ -279,7 +279,7 @@ class Ground:
         yield "Coordinator/Beat", beat.BeatRequest(incarnation=self.life, boot=5, step=1)
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
         yield from self._valid_for_snapshots()
-        yield "Replica/Follow", FollowRequest(attach=1, taken=1)
+        yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1)
 
     def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
         cut: Any = snapshot_pb2

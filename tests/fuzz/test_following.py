@@ -26,6 +26,7 @@ from psfleet.testing.leaks import nothing_left
 from psfleet.wire.access import Access
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.engine.shard_host import Host
@@ -61,7 +62,7 @@ def a_stream() -> list[bytes]:
     feeds_standby(host)
     details: Any = Details("/psfleet.v1.Replica/Follow")
     follow: Any = replica_handler(host).service(details)
-    request = FollowRequest(attach=1).SerializeToString()
+    request = FollowRequest(attach=1, version=VERSION).SerializeToString()
     copy = list(follow.stream_stream(iter([request]), Context()))[:-1]  # the last says it is over
     records: list[tuple[int, bytes]] = []
 

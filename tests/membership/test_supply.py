@@ -15,7 +15,7 @@ from psfleet.shard.membership_view import Report
 from psfleet_server.coordinator.coordinator import Viewed
 from psfleet_server.coordinator.data_dispatch import Leased, Order, Supply, Turned
 from psfleet_server.coordinator.membership import Members
-from psfleet_server.durability.decisions import encode_decision
+from psfleet_server.durability.decisions import write_decision
 
 SIZE, BATCH, WORKERS = 60, 3, 3
 
@@ -73,7 +73,7 @@ class Trial:
 
     def bytes(self) -> int:
         """What it takes in a snapshot."""
-        return sum(map(len, encode_decision(Viewed(Members({}), self.supply))))
+        return write_decision(Viewed(Members({}), self.supply)).ByteSize()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -187,7 +187,7 @@ def test_what_is_kept_does_not_grow_with_the_epochs(round: int) -> None:
             assert isinstance(leased, Leased)
             assert len({low // 1000 for low, _ in leased.ranges}) == 1  # of one epoch
             supply.take(leased)
-    assert sum(map(len, encode_decision(Viewed(Members({}), supply)))) < 1500
+    assert write_decision(Viewed(Members({}), supply)).ByteSize() < 1500
 
 
 def test_too_many_epochs_are_refused() -> None:

@@ -14,15 +14,16 @@ from psfleet.shard.events import BeginCut, Join, Keep, Push
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.tables.dense import DenseTable
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator_state import server_state
 from psfleet_server.durability.inspect_log import replay, verify
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log, files_of, records
-from psfleet_server.durability.snapshot_writer import joined_core
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
-HEADER = {"job": "j", "server": 0, "servers": 1, "workers": 1}
+HEADER = LogHeader(job="j", server=0, servers=1, workers=1)
 
 
 class Server:
@@ -53,9 +54,9 @@ class Server:
         [kept] = [i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, Keep)]
         path = str(self.folder / "snapshots" / own_name(number))
         if complete:
-            core = joined_core(kept.frozen.core, self.coordinator)
+            state = server_state(kept.frozen.state, self.coordinator)
             with Draft(path) as draft:
-                file = write_frozen(draft.folder, kept.frozen, core)
+                file = write_frozen(draft.folder, kept.frozen, state)
                 draft.finish(Manifest((DENSE,), (file,), Cut(number, "async")))
         kept.frozen.close()
 

@@ -15,6 +15,7 @@ from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Arrival, Coordinator
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log, records
@@ -22,7 +23,7 @@ from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
 SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
-HEADER = {"job": "j", "server": 0}
+HEADER = LogHeader(job="j")
 
 
 def kept(path: Path) -> tuple[Log, Shard, Coordinator]:
@@ -223,8 +224,8 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
 def test_a_log_of_another_server_is_refused(tmp_path: Path) -> None:
     """A log names its job, its server and the layout of the fleet."""
     small(tmp_path / "log")
-    with pytest.raises(LogError, match="'job': 'other'"):
-        Log(tmp_path / "log", {"job": "other", "server": 0})
+    with pytest.raises(LogError, match="this process is server 0 of 0 of job 'other'"):
+        Log(tmp_path / "log", LogHeader(job="other"))
 
 
 def test_a_full_disk_refuses_the_push_and_keeps_the_log(tmp_path: Path) -> None:

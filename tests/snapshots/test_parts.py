@@ -14,6 +14,7 @@ from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.wire.states import ServerState
 from psfleet_server.durability.snapshot_writer import Parts
 from psfleet_server.durability.throttle import Pace
 
@@ -56,7 +57,7 @@ def cut(parts: Parts, number: int) -> None:
     shard = Shard()
     shard.create(DENSE, np.arange(10, dtype=np.float32))
     frozen = shard.freeze(Cutting(number))
-    parts.begin(frozen, frozen.core)
+    parts.begin(frozen, ServerState(frozen.state))
 
 
 def test_no_thread_is_started_at_the_cut(tmp_path: Path) -> None:

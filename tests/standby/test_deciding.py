@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from psfleet.errors import Fenced, ProtocolError
+from psfleet.wire.frame import Part
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import Exited, Ready, Start
 from psfleet_launch.supervision.standbys import Promote, Release, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.durability.log import Part
 from psfleet_server.durability.log_shipping import Feed, joined
 
 SERVER = Member("server", 0)

@@ -24,6 +24,7 @@ from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log
 
@@ -61,7 +62,7 @@ def test_a_log_gives_the_same_counts_ages_and_rows(tmp_path: Path, mode: Mode) -
     """After pushes, ticks, shrinks and evictions a server that starts again is bit for bit what it was."""
 
     def kept() -> tuple[Log, Shard]:
-        log, shard = Log(tmp_path / "log", {"job": "j"}), Shard(workers=2)
+        log, shard = Log(tmp_path / "log", LogHeader(job="j")), Shard(workers=2)
         Keeper(log, shard, None).start()
         return log, shard
 

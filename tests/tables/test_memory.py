@@ -19,6 +19,7 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.budget import Budget
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.job.job_plan import Job, Member, child_environment
 from psfleet_launch.job.job_request import Request
 from psfleet_server.durability.journal import Keeper
@@ -121,7 +122,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
     spec, memory = spec_of(16, CapacityEntry()), 20 * MIB
 
     def kept(limit: int) -> tuple[Log, Shard]:
-        log, shard = Log(tmp_path / "log", {"job": "j"}), Shard()
+        log, shard = Log(tmp_path / "log", LogHeader(job="j")), Shard()
         shard.tables.budget.limit = limit
         Keeper(log, shard, None).start()
         return log, shard

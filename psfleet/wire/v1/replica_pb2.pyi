@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 9d297a746223dd5080b8acc13d0665ee491a8d8529f040f1b50308dd2db8c780
+# From protos/psfleet/v1/replica.proto, SHA-256 b02340adc21906c3cd41d37bc0c2ed4a2d811b64a29c102f2aefaa45290aa876
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional
@@ -6,16 +6,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FollowRequest(_message.Message):
-    __slots__ = ("server", "attach", "taken", "term")
+    __slots__ = ("server", "attach", "taken", "term", "version")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     server: int
     attach: int
     taken: int
     term: int
-    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+    version: int
+    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("number", "kind", "body", "more", "required", "over", "complete", "padding")

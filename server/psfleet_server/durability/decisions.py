@@ -1,52 +1,90 @@
-"""Decisions of the coordinator as records of a log: JSON, then the bytes of the arrays in it."""
+"""Between decisions of the coordinator and the message of their records (log.proto)."""
 
-import json
-import struct
-from typing import Any
+from typing import assert_never
 
-import numpy as np
-from numpy.typing import NDArray
+from psfleet.errors import FrameError
+from psfleet.wire.membership_messages import read_ranges, write_ranges
+from psfleet.wire.v1.log_pb2 import Begun as BegunMessage
+from psfleet.wire.v1.log_pb2 import DecisionRecord, View
+from psfleet.wire.v1.log_pb2 import Leased as LeasedMessage
+from psfleet.wire.v1.log_pb2 import Left as LeftMessage
+from psfleet.wire.v1.log_pb2 import Met as MetMessage
+from psfleet_server import coordinator_state as state
+from psfleet_server.coordinator.barriers import Met
+from psfleet_server.coordinator.coordinator import Decision, Left, Started, Viewed
+from psfleet_server.coordinator.data_dispatch import Begun, Ended, Leased
 
-from psfleet.data import assignment
-from psfleet.shard import membership_view
-from psfleet.shard.plain_state import from_plain, to_plain
-from psfleet.shard.shard_state import dataclasses_of
-from psfleet_server.coordinator import barriers, coordinator, data_dispatch, membership
-from psfleet_server.coordinator.coordinator import Decision
-
-__all__ = ["CLASSES", "decode_decision", "encode_decision"]
-
-_LENGTH = struct.Struct("<Q")
-CLASSES: list[type] = [
-    cls
-    for module in (coordinator, barriers, membership, data_dispatch, assignment, membership_view)
-    for cls in dataclasses_of(module)
-]
+__all__ = ["read_decision", "write_decision"]
 
 
-def encode_decision(decision: Decision) -> list[bytes]:
-    """The body of the record."""
-    arrays: list[NDArray[Any]] = []
-    plain = to_plain(decision, arrays)
-    shapes = [(array.dtype.str, array.shape) for array in arrays]
-    head = json.dumps({"decision": plain, "arrays": shapes}).encode()
-    return [_LENGTH.pack(len(head)), head, *(array.tobytes() for array in arrays)]
+def write_decision(decision: Decision) -> DecisionRecord:
+    """The message of a record."""
+    match decision:
+        case Started(term):
+            return DecisionRecord(started=term)
+        case Viewed(members, supply):
+            view = View(members=state.write_members(members), supply=state.write_supply(supply))
+            return DecisionRecord(viewed=view)
+        case Met():
+            return DecisionRecord(met=_write_met(decision))
+        case Left(worker, incarnation):
+            return DecisionRecord(left=LeftMessage(worker=worker, incarnation=incarnation))
+        case Begun(order, plan):
+            begun = BegunMessage(order=state.write_order(order), plan=state.write_stored_plan(plan))
+            return DecisionRecord(begun=begun)
+        case Leased(incarnation, dataset, ranges, used):
+            leased = LeasedMessage(
+                incarnation=incarnation, dataset=dataset, ranges=write_ranges(ranges), used=used
+            )
+            return DecisionRecord(leased=leased)
+        case Ended(dataset):
+            return DecisionRecord(ended=dataset)
+        case _:
+            assert_never(decision)
 
 
-def decode_decision(body: memoryview) -> Decision:
-    """The decision again.
+def read_decision(message: DecisionRecord) -> Decision:
+    """The decision that a message holds.
 
     Raises:
-        CheckpointError: The record is not what `encode_decision` makes.
-        ValueError: It is too short.
+        FrameError: It holds none.
+        UsageError: It holds one that cannot have been.
     """
-    (length,) = _LENGTH.unpack_from(body)
-    at = _LENGTH.size + length
-    said = json.loads(bytes(body[_LENGTH.size : at]))
-    arrays = []
-    for dtype, shape in said["arrays"]:
-        array = np.frombuffer(body[at:], dtype, int(np.prod(shape))).reshape(shape).copy()
-        arrays.append(array)
-        at += array.nbytes
-    decision: Decision = from_plain(said["decision"], arrays, CLASSES)
-    return decision
+    match message.WhichOneof("decision"):
+        case "started":
+            return Started(message.started)
+        case "viewed":
+            view = message.viewed
+            return Viewed(state.read_members(view.members), state.read_supply(view.supply))
+        case "met":
+            return _read_met(message.met)
+        case "left":
+            return Left(message.left.worker, message.left.incarnation)
+        case "begun":
+            begun = message.begun
+            return Begun(state.read_order(begun.order), state.read_stored_plan(begun))
+        case "leased":
+            leased = message.leased
+            ranges = read_ranges(leased.ranges)
+            return Leased(leased.incarnation, leased.dataset, ranges, leased.used)
+        case "ended":
+            return Ended(message.ended)
+    raise FrameError("it holds no decision")
+
+
+def _write_met(met: Met) -> MetMessage:
+    return MetMessage(
+        number=met.number,
+        value=None if met.value is None else state.write_tensor(met.value),
+        wish=None if met.wish is None else state.write_wish(met.wish),
+        switch=None if met.switch is None else state.write_switch(met.switch),
+    )
+
+
+def _read_met(message: MetMessage) -> Met:
+    return Met(
+        number=message.number,
+        value=state.read_tensor(message.value) if message.HasField("value") else None,
+        wish=state.read_wish(message.wish) if message.HasField("wish") else None,
+        switch=state.read_switch(message.switch) if message.HasField("switch") else None,
+    )

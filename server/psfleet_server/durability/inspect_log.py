@@ -84,14 +84,13 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
 def _whose(path: Path) -> tuple[int, int, int]:
     """The server, and the numbers of servers and workers of its job."""
     header = read_header(path)
-    said = [header.get(name) for name in ("server", "servers", "workers")]
-    numbers = [number for number in said if type(number) is int and 0 <= number <= _MOST]
-    if len(numbers) < len(said) or not (numbers[0] < numbers[1] and numbers[2]):
+    server, servers, workers = header.server, header.servers, header.workers
+    if not (server < servers <= _MOST and 0 < workers <= _MOST):
         raise LogError(
-            f"log {str(path)!r} is of server {said[0]!r} of {said[1]!r} with {said[2]!r} workers, "
+            f"log {str(path)!r} is of server {server} of {servers} with {workers} workers, "
             "which cannot be; it is not as a server wrote it"
         )
-    return numbers[0], numbers[1], numbers[2]
+    return server, servers, workers
 
 
 def _first(path: str) -> Path:

@@ -1,6 +1,5 @@
 """A shard and a coordinator are kept in a log, and are what it says when they start again."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
 from psfleet.shard.events import Cut, Record
 from psfleet.shard.shard import Shard
+from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator, Decision
 from psfleet_server.durability.log import Log, records
-from psfleet_server.durability.records import Kind, encode, encode_change, encode_core
+from psfleet_server.durability.records import Kind, cut_of, encode, encode_change, encode_state
 from psfleet_server.durability.recovery import begin, check_restart, go_on_from, take_all
 
 __all__ = ["Keeper", "open_log"]
@@ -24,13 +24,13 @@ def open_log(environment: Environment, tell: Callable[[str], None] = say) -> Log
     """The log that the environment asks for; None: nothing is kept."""
     if not environment.keeps_log:
         return None
-    header = {
-        "job": environment.job,
-        "server": environment.rank,
-        "servers": len(environment.servers),
-        "workers": environment.workers,
-        "block": BLOCK,
-    }
+    header = LogHeader(
+        job=environment.job,
+        server=environment.rank,
+        servers=len(environment.servers),
+        workers=environment.workers,
+        block=BLOCK,
+    )
     path = Path(environment.log_folder) / f"server.{environment.rank}.log"
     return Log(
         path,
@@ -82,9 +82,9 @@ class Keeper:
             self._coordinator.journal = self._keep_decision
         if fresh:
             if resume:
-                core = go_on_from(resume, self._shard, self._coordinator)
-                if core is not None:
-                    self.log.append(Kind.CORE, encode_core(core))
+                state = go_on_from(resume, self._shard, self._coordinator)
+                if state is not None:
+                    self.log.append(*encode_state(Kind.CORE, state))
             elif load_path is not None:
                 load_shard(load_path, self._shard)
             self.log.append(Kind.READY, [])
@@ -102,7 +102,7 @@ class Keeper:
             self.log.forget()
         self.log.append(kind, [body])
         if kind == Kind.CUT:
-            self.log.turn(json.loads(bytes(body))["number"])
+            self.log.turn(cut_of(body))
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:

@@ -1,10 +1,8 @@
 """The log file of a server: records in order, each with its checksums.
 
-    header   "PSFLOG1" and a line feed, length u32, crc32 u32, JSON: whose log this is
-    record   length u64, crc32 of the body u32, kind u8, 3 zero bytes, crc32 of these 16 bytes u32; body
-
-Numbers are little-endian. The checksum of a record's head goes on from that of the head before it
-(the header's for the first), so that a record that is missing, doubled or moved is noticed.
+protos/psfleet/v1/log.proto describes every byte. The checksum of a record's head goes on from that of
+the head before it (the header's for the first), so that a record that is missing, doubled or moved is
+noticed.
 
 A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
 that loses power perhaps zeros. Such a torn tail is cut off. A record that a dying process had begun was
@@ -18,34 +16,37 @@ says so (`after` in its header). Once the snapshot is complete, the files before
 """
 
 import io
-import json
 import os
 import re
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from psfleet.chaos.audit import FullDisk
-from psfleet.errors import LogError, NoRoom
+from psfleet.errors import FrameError, LogError, NoRoom
 from psfleet.faults.crash_points import Crashes
 from psfleet.platform.atomic_files import reason, regular, replace
 from psfleet.platform.notices import say
+from psfleet.wire.body import flat, parse
+from psfleet.wire.frame import Part
+from psfleet.wire.v1.log_pb2 import LogAfter, LogHeader
 from psfleet_server.durability.disk import PACE, Disk
 from psfleet_server.durability.page_cache import Trail
 
-__all__ = ["Log", "Part", "chained", "files_of", "flat", "read_header", "records"]
+__all__ = ["VERSION", "Log", "chained", "files_of", "read_header", "records"]
 
-Part = bytes | memoryview | NDArray[Any]
+VERSION = 1
+"""Of log.proto: of a log's files, and of the records that a standby gets."""
 
-_MAGIC = b"PSFLOG1\n"
-_LENGTHS = struct.Struct("<II")
+_MAGIC = b"PSFLOG\r\n"
+_NUMBER = struct.Struct("<I")
+_LENGTHS = struct.Struct("<III")
 _FIELDS = struct.Struct("<QIB3x")
 _CRC = struct.Struct("<I")
 _HEAD = _FIELDS.size + _CRC.size
@@ -72,7 +73,7 @@ class Log:
     def __init__(
         self,
         path: Path,
-        header: Mapping[str, Any],
+        header: LogHeader,
         *,
         fsync: bool = False,
         crashes: Crashes | None = None,
@@ -81,19 +82,19 @@ class Log:
     ) -> None:
         self.first = path
         self.waits = waits
-        self._header = dict(header)
+        self._header = header
         self._fsync = fsync
         self._crashes = crashes
-        self._full = FullDisk.wanted(header.get("server", 0))
+        self._full = FullDisk.wanted(header.server)
         self._disk = Disk(tell)
         if not files_of(path):
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
             found = read_header(file)
-            found.pop("after", None)
-            if found != self._header:
+            found.ClearField("after")
+            if found != header:
                 raise LogError(
-                    f"log {str(file)!r} is of {found}, this server is {self._header}; "
+                    f"log {str(file)!r} is of {_words(found)}, this process is {_words(header)}; "
                     "use another folder"
                 )
         self.path = self.files[max(self.files)]
@@ -149,11 +150,12 @@ class Log:
             LogError: It cannot be made; the log is as it was.
         """
         path = _numbered(self.first, number)
-        after = {"snapshot": number, "chain": self._chain, "end": self._end}
+        header = LogHeader(after=LogAfter(snapshot=number, chain=self._chain, end=self._end))
+        header.MergeFrom(self._header)
         with self._syncing:
             if self._fsync:
                 os.fdatasync(self._file)
-            self._create(path, {**self._header, "after": after})
+            self._create(path, header)
             os.close(self._file)
             self._before += self._end
             _, self._end, self._chain = _header(path)
@@ -205,10 +207,10 @@ class Log:
             raise self._disk.failed(what, error, size) from None
         self._disk.took(f"log {str(self.path)!r}", self.path)
 
-    def _create(self, path: Path, header: Mapping[str, Any]) -> None:
+    def _create(self, path: Path, header: LogHeader) -> None:
         """The file appears whole."""
-        text = json.dumps(dict(header)).encode()
-        content = _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
+        said = header.SerializeToString(deterministic=True)
+        content = _MAGIC + _LENGTHS.pack(VERSION, len(said), _checksum(VERSION, said)) + said
         try:
             replace(path, lambda to: _write_private(to, content))
         except OSError as error:
@@ -273,9 +275,8 @@ def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int,
     for number, path in files_of(first).items():
         if number < since:
             continue
-        after = read_header(path).get("after", {"snapshot": 0})
-        goes_on = last is None or (after.get("end"), after.get("chain")) == last
-        if after.get("snapshot") != number or not goes_on:
+        after = read_header(path).after
+        if after.snapshot != number or last not in (None, (after.end, after.chain)):
             raise LogError(
                 f"log {str(path)!r} does not go on where the file before it ends; restore the "
                 "files, or start the job anew from a checkpoint"
@@ -289,11 +290,11 @@ def _numbered(first: Path, number: int) -> Path:
     return first.with_name(f"{first.stem}.{number:06d}{first.suffix}")
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> LogHeader:
     """Whose log it is.
 
     Raises:
-        LogError: It is no log, or its header is damaged.
+        LogError: It is no log, is of another version, or its header is damaged.
     """
     return _header(path)[0]
 
@@ -329,39 +330,45 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             yield kind, body.data, end, chain
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+def _header(path: Path) -> tuple[LogHeader, int, int]:
     """The header, where it ends, and its checksum."""
     try:
         with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)
             if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
                 raise LogError(f"{str(path)!r} is no log of a server")
-            length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
-            text = file.read(min(length, 1 << 20))
+            version, length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
+            said = file.read(min(length, 1 << 20))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise LogError(f"log {str(path)!r} cannot be read: {reason(error)}") from None
-    if len(text) != length or zlib.crc32(text) != crc:
+    if len(said) != length or _checksum(version, said) != crc:
         raise _damaged(path, 0)
     try:
-        said: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _damaged(path, 0) from None
-    if not isinstance(said, dict) or not isinstance(said.get("after", {}), dict):
-        raise _damaged(path, 0)
-    return said, len(start) + length, crc
+        if version != VERSION:
+            raise FrameError(f"it has version {version}, and this psfleet reads version {VERSION}")
+        return parse(LogHeader, said), len(start) + length, crc
+    except FrameError as error:
+        raise LogError(
+            f"log {str(path)!r} cannot be read: {error}; read it with the psfleet version that wrote it"
+        ) from None
+
+
+def _checksum(version: int, said: bytes) -> int:
+    return zlib.crc32(said, zlib.crc32(_NUMBER.pack(version)))
+
+
+def _words(header: LogHeader) -> str:
+    """The server whose log it is."""
+    return (
+        f"server {header.server} of {header.servers} of job {header.job!r} with {header.workers} "
+        f"workers and blocks of {header.block} values"
+    )
 
 
 def _write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner may read: everything that the server holds will be in it."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)
-
-
-def flat(part: Part) -> memoryview:
-    """The bytes of a part, of an array without values too; not copied if they lie side by side."""
-    if isinstance(part, np.ndarray):
-        return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-    return memoryview(part)
 
 
 def _write(views: list[memoryview], file: int) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from psfleet.errors import Fenced, ProtocolError
 from psfleet.faults.crash_points import Crashes
 from psfleet.platform.notices import say
-from psfleet_server.durability.log import Part, flat
+from psfleet.wire.body import flat
+from psfleet.wire.frame import Part
 
 __all__ = ["DEPOSED", "Fed", "Feed", "joined"]
 

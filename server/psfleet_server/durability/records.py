@@ -1,24 +1,19 @@
-"""Records as bytes: of shards and coordinators, as the log keeps them and a standby gets them.
+"""Between records and their bytes: of shards and coordinators, in the log and on the way to a standby.
 
-Each has a kind and a body. What a record is in a call (a table that is made, a join, a view) is written
-as that message; gradients and states as a frame; the rest as JSON, with arrays after it.
+Each has a kind and a body; protos/psfleet/v1/log.proto says what the body of each kind is.
 """
 
-import dataclasses
 import enum
-import json
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
 
-from psfleet.errors import FrameError, LogError
-from psfleet.runtime.interface import Gradient
+from psfleet.errors import LogError
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
     Close,
-    Correction,
     Create,
     Cut,
     Evict,
@@ -32,37 +27,32 @@ from psfleet.shard.events import (
     Write,
 )
 from psfleet.shard.membership_view import Install
-from psfleet.shard.shard_state import Core
 from psfleet.tables.row_data import Clock
 from psfleet.wire import segments
-from psfleet.wire.membership_messages import read_install, read_position, write_install
-from psfleet.wire.table_messages import read_mode, read_spec, write_mode, write_spec
-from psfleet.wire.v1 import membership_pb2, shard_pb2
+from psfleet.wire.body import described, pack, read_alone, read_arrays, unpack
+from psfleet.wire.frame import Part
+from psfleet.wire.membership_messages import read_install, write_install
+from psfleet.wire.requests import (
+    read_join,
+    read_leave,
+    read_push,
+    read_shrink,
+    write_join,
+    write_leave,
+    write_push,
+    write_shrink,
+)
+from psfleet.wire.states import ServerState, write_state
+from psfleet.wire.table_messages import read_spec, write_spec
+from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.coordinator.coordinator import Decision
-from psfleet_server.durability.bodies import (
-    LENGTH,
-    frame,
-    pack_arrays,
-    pack_json,
-    split,
-    unpack_arrays,
-)
-from psfleet_server.durability.decisions import encode_decision
-from psfleet_server.durability.log import Part
+from psfleet_server.durability.decisions import write_decision
 
-__all__ = [
-    "Kind",
-    "decode",
-    "decode_core",
-    "encode",
-    "encode_change",
-    "encode_core",
-    "name_of",
-    "read_push",
-]
+__all__ = ["Kind", "cut_of", "decode", "encode", "encode_change", "encode_state", "name_of"]
 
 SpecOf = Callable[[int], TableSpec]
+Arrays = Sequence[NDArray[Any]]
 
 
 class Kind(enum.IntEnum):
@@ -87,7 +77,6 @@ class Kind(enum.IntEnum):
 
 
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
-_PLAIN: dict[int, Callable[..., Record]] = {Kind.SHRINK: Shrink, Kind.TICK: Tick}
 
 
 def name_of(kind: int) -> str:
@@ -97,76 +86,68 @@ def name_of(kind: int) -> str:
 
 def encode(record: Record) -> tuple[int, list[Part]]:
     """The kind and the body of a record of a shard."""
-    match record:
-        case Create(spec, value, maker):
-            return Kind.CREATE, [
-                _bytes(
-                    shard_pb2.CreateTableRequest(
-                        spec=write_spec(spec),
-                        value=value.tobytes(),
-                        worker=maker or 0,
-                        incarnation=int(maker is not None),
-                    )
-                )
-            ]
-        case Join():
-            return Kind.JOIN, [
-                _bytes(
-                    shard_pb2.JoinRequest(
-                        worker=record.worker,
-                        incarnation=record.incarnation,
-                        mode=write_mode(record.mode),
-                        staleness=record.staleness,
-                        switch=record.switch,
-                        last=record.last,
-                    )
-                )
-            ]
-        case Leave(worker, incarnation, last, rest):
-            return Kind.LEAVE, [
-                _bytes(
-                    shard_pb2.LeaveRequest(
-                        worker=worker, incarnation=incarnation, last=last, rest=rest
-                    )
-                )
-            ]
-        case Push():
-            header = Header(
-                worker=record.worker,
-                incarnation=record.incarnation,
-                sequence=record.sequence,
-                samples=record.samples,
-                loss=record.loss,
-                clock=record.clock,
-                leases=record.position[0] if record.position else 0,
-                lease_samples=record.position[1] if record.position else 0,
-                progress=record.progress,
-            )
-            return Kind.PUSH, frame(header, map(segments.write_gradient, record.gradients))
-        case Write(states, worker, incarnation, number):
-            header = Header(worker=worker, incarnation=incarnation, sequence=number)
-            return Kind.WRITE, frame(header, map(segments.write_state, states))
-        case Fill(table, clock, columns):
-            said = {"table": table, "clock": [clock.step, clock.shrinks, clock.ticks]}
-            return Kind.FILL, pack_arrays(said, columns)
-        case Shrink():
-            return Kind.SHRINK, [pack_json(**dataclasses.asdict(record))]
-        case Tick(seconds):
-            return Kind.TICK, [pack_json(seconds=seconds)]
-        case Evict(table, ids):
-            return Kind.EVICT, [LENGTH.pack(table), ids]
-        case Cut(number):
-            return Kind.CUT, [pack_json(number=number)]
-        case Install():
-            return Kind.VIEW, [_bytes(write_install(record))]
-        case Close(number, members, progress):
-            said = {"progress": progress} if progress else {}
-            return Kind.CLOSE, [pack_json(round=number, members=members, **said)]
+    kind, message, groups = _encode(record)
+    return kind, pack(message, groups)
 
 
 def encode_change(decision: Decision) -> tuple[int, list[Part]]:
     """The kind and the body of a record of a coordinator."""
-    return Kind.DECISION, [*encode_decision(decision)]
+    return Kind.DECISION, pack(write_decision(decision))
+
+
+def encode_state(kind: Kind, state: ServerState) -> tuple[int, list[Part]]:
+    """The kind and the body of a record of what a server is beside its tables."""
+    return kind, write_state(state)
+
+
+def _encode(record: Record) -> tuple[Kind, Message, Sequence[Arrays]]:
+    match record:
+        case Push():
+            header, pieces = write_push(record)
+            return Kind.PUSH, header, [piece.arrays for piece in pieces]
+        case Close(number, members, progress):
+            close = log_pb2.CloseRecord(round=number, members=members, progress=progress)
+            return Kind.CLOSE, close, ()
+        case Create(spec, value, maker):
+            create = log_pb2.CreateRecord(
+                spec=write_spec(spec), maker=maker, value=described(value)
+            )
+            return Kind.CREATE, create, [[value]]
+        case Join():
+            return Kind.JOIN, write_join(record), ()
+        case Leave():
+            return Kind.LEAVE, write_leave(record), ()
+        case Write(states, worker, incarnation, number):
+            pieces = [segments.write_state(state) for state in states]
+            header = Header(
+                worker=worker,
+                incarnation=incarnation,
+                sequence=number,
+                segments=[piece.segment for piece in pieces],
+            )
+            return Kind.WRITE, header, [piece.arrays for piece in pieces]
+        case Fill(table, clock, columns):
+            fill = log_pb2.FillRecord(
+                table=table,
+                clock=_write_clock(clock),
+                columns=[described(column, name) for name, column in columns.items()],
+            )
+            return Kind.FILL, fill, [[column] for column in columns.values()]
+        case Shrink():
+            return Kind.SHRINK, write_shrink(record), ()
+        case Tick(seconds):
+            return Kind.TICK, log_pb2.TickRecord(seconds=seconds), ()
+        case Evict(table, ids):
+            return Kind.EVICT, log_pb2.EvictRecord(table=table, ids=described(ids)), [[ids]]
+        case Cut(number):
+            return Kind.CUT, log_pb2.CutRecord(number=number), ()
+        case Install():
+            return Kind.VIEW, write_install(record), ()
+
+
+def _write_clock(clock: Clock) -> log_pb2.TableClock:
+    ticks = [log_pb2.TableTick(seconds=seconds, step=step) for seconds, step in clock.ticks]
+    return log_pb2.TableClock(step=clock.step, shrinks=clock.shrinks, ticks=ticks)
 
 
 def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
@@ -174,107 +155,70 @@ def decode(kind: int, body: memoryview, spec_of: SpecOf) -> Record:
 
     Raises:
         LogError: There are no records of that kind.
-        FrameError: It does not fit its table.
+        FrameError: It has a field that this version does not know, or does not fit its table.
     """
-    asked: Any
-    if kind == Kind.CREATE:
-        asked = shard_pb2.CreateTableRequest.FromString(bytes(body))
-        return Create(
-            read_spec(asked.spec),
-            np.frombuffer(asked.value, "<f4"),
-            asked.worker if asked.incarnation else None,
-        )
-    if kind == Kind.JOIN:
-        asked = shard_pb2.JoinRequest.FromString(bytes(body))
-        return Join(
-            asked.worker,
-            asked.incarnation,
-            read_mode(asked.mode),
-            asked.staleness,
-            asked.switch,
-            asked.last,
-        )
-    if kind == Kind.LEAVE:
-        asked = shard_pb2.LeaveRequest.FromString(bytes(body))
-        return Leave(asked.worker, asked.incarnation, asked.last, asked.rest)
-    if kind == Kind.VIEW:
-        return read_install(membership_pb2.InstallRequest.FromString(bytes(body)))
-    if kind == Kind.CLOSE:
-        said = json.loads(bytes(body))
-        progress = {int(seat): text for seat, text in said.get("progress", {}).items()}
-        return Close(said["round"], tuple(said["members"]), progress)
-    if kind == Kind.CUT:
-        return Cut(json.loads(bytes(body))["number"])
     if kind in _PLAIN:
-        return _PLAIN[kind](**json.loads(bytes(body)))
-    if kind == Kind.EVICT:
-        (key,) = LENGTH.unpack_from(body)
-        return Evict(key, np.frombuffer(body, "<i8", offset=LENGTH.size))
-    if kind == Kind.FILL:
-        return _decode_fill(body)
-    if kind not in (Kind.PUSH, Kind.WRITE):
-        raise LogError(f"its kind {kind} is unknown")
-    head, payload = split(body)
-    header = Header.FromString(head)
-    if kind == Kind.WRITE:
-        states = segments.read_states(header, payload, spec_of)
-        return Write(tuple(states), header.worker, header.incarnation, header.sequence)
+        expected, read = _PLAIN[kind]
+        return read(read_alone(expected, body))
+    if kind not in _BULKY:
+        raise LogError(f"its kind {kind} is unknown to this version of psfleet")
+    expected, read_bulky = _BULKY[kind]
+    return read_bulky(*unpack(expected, body), spec_of)
+
+
+def cut_of(body: memoryview) -> int:
+    """Of which snapshot a record of a cut is."""
+    return read_alone(log_pb2.CutRecord, body).number
+
+
+def _read_push(header: Header, payload: memoryview, spec_of: SpecOf) -> Push:
     return read_push(header, segments.read_gradients(header, payload, spec_of))
 
 
-def read_push(
-    header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
-) -> Push:
-    """The push that a header tells of, in a call or in a record. A record is of no cut."""
-    return Push(
-        header.worker,
-        header.incarnation,
-        header.sequence,
-        gradients,
-        header.samples,
-        header.loss if header.HasField("loss") else None,
-        header.clock,
-        cut,
-        read_position(header),
-        _read_correction(header),
-        header.progress,
-    )
+def _read_write(header: Header, payload: memoryview, spec_of: SpecOf) -> Write:
+    states = tuple(segments.read_states(header, payload, spec_of))
+    return Write(states, header.worker, header.incarnation, header.sequence)
 
 
-def _read_correction(header: Header) -> Correction | None:
-    """How a call wants its push to be corrected. A record has been corrected.
-
-    Raises:
-        FrameError: By no number, or one below 0.
-    """
-    damping, compensation = header.staleness_damping, header.delay_compensation
-    if not damping and not compensation:
-        return None
-    for name, value in ("staleness_damping", damping), ("delay_compensation", compensation):
-        if not 0 <= value < math.inf:
-            raise FrameError(f"the header says {name} = {value}; it must be a number from 0 on")
-    return Correction(damping, compensation)
+def _read_create(message: log_pb2.CreateRecord, payload: memoryview, _: SpecOf) -> Create:
+    [value] = read_arrays([message.value], payload)
+    maker = message.maker if message.HasField("maker") else None
+    return Create(read_spec(message.spec), value, maker)
 
 
-def _decode_fill(body: memoryview) -> Fill:
-    said, columns = unpack_arrays(body)
-    step, shrinks, ticks = said["clock"]
-    clock = Clock(step, tuple(shrinks), tuple((t, s) for t, s in ticks))
-    return Fill(said["table"], clock, columns)
+def _read_fill(message: log_pb2.FillRecord, payload: memoryview, _: SpecOf) -> Fill:
+    said = message.clock
+    ticks = tuple((tick.seconds, tick.step) for tick in said.ticks)
+    arrays = read_arrays(message.columns, payload)
+    columns = {each.name: array for each, array in zip(message.columns, arrays, strict=True)}
+    return Fill(message.table, Clock(said.step, tuple(said.shrinks), ticks), columns)
 
 
-def encode_core(core: Core) -> list[Part]:
-    """The body of a record of what a server is beside its tables."""
-    arrays = {str(i): array for i, array in enumerate(core.arrays)}
-    return pack_arrays({"fields": core.fields}, arrays)
+def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) -> Evict:
+    [ids] = read_arrays([message.ids], payload)
+    return Evict(message.table, ids)
 
 
-def decode_core(body: memoryview) -> Core:
-    """What a server was beside its tables."""
-    said, arrays = unpack_arrays(body)
-    return Core(said["fields"], list(arrays.values()))
+def _read_close(message: log_pb2.CloseRecord) -> Close:
+    return Close(message.round, tuple(message.members), dict(sorted(message.progress.items())))
 
 
-def _bytes(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded
+_PLAIN: dict[int, tuple[type[Message], Callable[[Any], Record]]] = {
+    Kind.JOIN: (shard_pb2.JoinRequest, read_join),
+    Kind.LEAVE: (shard_pb2.LeaveRequest, read_leave),
+    Kind.CLOSE: (log_pb2.CloseRecord, _read_close),
+    Kind.VIEW: (membership_pb2.InstallRequest, read_install),
+    Kind.CUT: (log_pb2.CutRecord, lambda message: Cut(message.number)),
+    Kind.SHRINK: (shard_pb2.ShrinkRequest, read_shrink),
+    Kind.TICK: (log_pb2.TickRecord, lambda message: Tick(message.seconds)),
+}
+"""Kinds without arrays."""
+
+_BULKY: dict[int, tuple[type[Message], Callable[[Any, memoryview, SpecOf], Record]]] = {
+    Kind.CREATE: (log_pb2.CreateRecord, _read_create),
+    Kind.PUSH: (Header, _read_push),
+    Kind.WRITE: (Header, _read_write),
+    Kind.FILL: (log_pb2.FillRecord, _read_fill),
+    Kind.EVICT: (log_pb2.EvictRecord, _read_evict),
+}
+"""Kinds with arrays."""

@@ -11,14 +11,18 @@ from psfleet.checkpoint import Snapshot, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.formats.json_document import reading
 from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import Core
+from psfleet.shard.state import ShardState
+from psfleet.wire.body import read_alone
+from psfleet.wire.frame import Part
+from psfleet.wire.states import ServerState, read_state
+from psfleet.wire.v1.log_pb2 import DecisionRecord
 from psfleet_server.coordinator.barriers import Meetings, Switch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.data_dispatch import Supply
-from psfleet_server.durability.decisions import decode_decision
-from psfleet_server.durability.log import Part, chained, files_of
-from psfleet_server.durability.records import Kind, decode, decode_core, encode_core
-from psfleet_server.durability.snapshot_writer import coordinator_becomes
+from psfleet_server.coordinator_state import become, server_state
+from psfleet_server.durability.decisions import read_decision
+from psfleet_server.durability.log import chained, files_of
+from psfleet_server.durability.records import Kind, decode, encode_state
 
 __all__ = [
     "begin",
@@ -30,8 +34,6 @@ __all__ = [
     "take_all",
     "workers_of",
 ]
-
-_SEEN = "replica.view"  # the field of a copied core that says in which view the shard was
 
 
 def restored(first: Path, snapshots: Path, shard: Shard, coordinator: Coordinator | None) -> int:
@@ -70,7 +72,7 @@ def begin(
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
             shard.replay(event)
-        _become(snapshot.core(shard.index), shard, coordinator)
+        _become(snapshot.server(shard.index), shard, coordinator)
         return number
     raise LogError(
         f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
@@ -98,7 +100,8 @@ def take_all(
         except Exception as error:  # there is no end to what a record can hold
             raise LogError(
                 f"record {count} of log {str(first)!r} cannot be taken: "
-                f"{error}; start the job anew from a checkpoint"
+                f"{error}; read it with the psfleet version that wrote it, or start the job anew from a "
+                "checkpoint"
             ) from None
         if kind == Kind.CUT:
             cut = shard.cuts.last
@@ -128,10 +131,10 @@ def check_restart(snapshot: Snapshot) -> None:
     with reading(snapshot.path):
         for index in range(len(snapshot.manifest.files)):
             list(snapshot.specs(index))
-            _become(snapshot.core(index), Shard(), None if index else Coordinator(1))
+            _become(snapshot.server(index), Shard(), None if index else Coordinator(1))
 
 
-def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core | None:
+def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> ServerState | None:
     """Be one of a fleet that goes on from a snapshot, with any number of servers.
 
     Returns:
@@ -142,29 +145,29 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Core
         CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
     """
     snapshot = Snapshot(path)
-    core = snapshot.core(0)
+    state = snapshot.server(0)
     snapshot.load(shard)
-    if _count(core) != shard.workers.count:
+    if _count(state) != shard.workers.count:
         if coordinator is not None:
-            coordinator.go_on_with(_left(core))
+            coordinator.go_on_with(_left(state))
         return None
-    _resume(core, shard, coordinator)
-    return core
+    _resume(state, shard, coordinator)
+    return state
 
 
 def workers_of(path: str) -> int:
     """How many workers the fleet of a snapshot had."""
-    return _count(Snapshot(path).core(0))
+    return _count(Snapshot(path).server(0))
 
 
-def _count(core: Core) -> int:
-    return len(core.fields["rounds"]["fields"]["seats"]["set"])
+def _count(state: ServerState) -> int:
+    return len(state.shard.consistency.rounds.seats)
 
 
-def _left(core: Core) -> Supply:
+def _left(state: ServerState) -> Supply:
     """What a job has left of its datasets."""
     shard, coordinator = Shard(), Coordinator(1)
-    _become(core, shard, coordinator)
+    _become(state, shard, coordinator)
     positions = {
         life: shard.workers.positions[worker]
         for worker, life in shard.workers.lives.items()
@@ -173,9 +176,9 @@ def _left(core: Core) -> Supply:
     return coordinator.supply.left(shard.rounds.closed, positions)
 
 
-def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
+def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
     """Be what an earlier job was. All workers begin anew, and meet anew from their first meeting on."""
-    _become(core, shard, coordinator)
+    _become(state, shard, coordinator)
     shard.rounds.go_back()
     shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
     if coordinator is not None:
@@ -188,22 +191,23 @@ def _resume(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
         coordinator.meetings = Meetings(switch=made)
 
 
-def _become(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
-    shard.become(core)
+def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
     if coordinator is not None:
-        coordinator_becomes(coordinator, core)
+        if state.coordinator is None:
+            raise CheckpointError("the snapshot holds no decisions of a coordinator")
+        become(coordinator, state.coordinator)
+    shard.become(state.shard)
 
 
-def copied(shard: Shard, core: Core) -> tuple[int, list[Part]]:
-    """The record that ends the copy of a shard: what it is beside its tables, in its view."""
-    return Kind.COPIED, encode_core(Core({**core.fields, _SEEN: shard.workers.view}, core.arrays))
+def copied(state: ShardState, coordinator: Coordinator | None) -> tuple[int, list[Part]]:
+    """The record that ends the copy of a shard: what the server is beside its tables."""
+    return encode_state(Kind.COPIED, server_state(state, coordinator))
 
 
-def _be_copy(core: Core, shard: Shard, coordinator: Coordinator | None) -> None:
-    _become(core, shard, coordinator)
+def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
+    _become(state, shard, coordinator)
     shard.rounds.committed.clear()  # no record says these; workers commit again
-    shard.cuts.give_up()
-    shard.workers.view = shard.workers.promised = core.fields[_SEEN]
+    shard.workers.view = shard.workers.promised = state.shard.workers.view
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -218,12 +222,15 @@ def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | N
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
     if kind == Kind.CORE:
-        _resume(decode_core(body), shard, coordinator)
+        _resume(read_state(body), shard, coordinator)
     elif kind == Kind.COPIED:
-        _be_copy(decode_core(body), shard, coordinator)
+        _be_copy(read_state(body), shard, coordinator)
     elif kind == Kind.DECISION:
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")
-        coordinator.replay(decode_decision(body))
-    elif kind != Kind.READY:
+        coordinator.replay(read_decision(read_alone(DecisionRecord, body)))
+    elif kind == Kind.READY:
+        if body:
+            raise LogError("its body is not empty")
+    else:
         shard.replay(decode(kind, body, lambda key: shard.tables.find(key).spec))

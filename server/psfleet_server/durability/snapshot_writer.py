@@ -5,7 +5,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
@@ -13,15 +12,11 @@ from psfleet.faults.crash_points import Crashes
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.shard_state import Core, read_core, write_core
-from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.decisions import CLASSES
+from psfleet.wire.states import ServerState
 from psfleet_server.durability.throttle import Pace
 
-__all__ = ["Parts", "coordinator_becomes", "joined_core"]
+__all__ = ["Parts"]
 
-_INSIDE = {"members", "meetings", "supply", "term"}  # of a coordinator: what it has decided
-_PREFIX = "coordinator."
 _SHARE = 0.2  # of one processor that a file takes
 
 Told = Callable[[bytes | PsfleetError], None]
@@ -42,7 +37,7 @@ class _Part:
     """
 
     folder: str
-    cut: "queue.SimpleQueue[tuple[FrozenShard, Core] | None]" = field(
+    cut: "queue.SimpleQueue[tuple[FrozenShard, ServerState] | None]" = field(
         default_factory=queue.SimpleQueue
     )
     awaits_cut: bool = False
@@ -105,13 +100,13 @@ class Parts:
                 return
         told(_unknown(number) if part is None else part.outcome or b"")
 
-    def begin(self, frozen: FrozenShard, core: Core) -> None:
+    def begin(self, frozen: FrozenShard, state: ServerState) -> None:
         """The cut is made: write the shard as it was there. Returns at once."""
         with self._lock:
             part = self._parts.get(frozen.number)
             if part is not None:
                 part.made = True
-                part.cut.put((frozen, core))
+                part.cut.put((frozen, state))
         if part is None:
             frozen.close()
 
@@ -148,7 +143,7 @@ class Parts:
             told(b"")
         self._write_file(part, *cut)
 
-    def _write_file(self, part: _Part, frozen: FrozenShard, core: Core) -> None:
+    def _write_file(self, part: _Part, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
         pace = Pace(_SHARE)
 
@@ -160,7 +155,7 @@ class Parts:
         self._reach("cut")
         try:
             with contextlib.closing(frozen):
-                file = write_frozen(part.folder, frozen, core, between)
+                file = write_frozen(part.folder, frozen, state, between)
             outcome = _described(frozen, file)
         except Exception as error:
             outcome = CheckpointError(
@@ -177,43 +172,6 @@ class Parts:
     def _reach(self, point: str) -> None:
         if self._crashes is not None:
             self._crashes.reach(point)
-
-
-def joined_core(core: Core, coordinator: Coordinator | None) -> Core:
-    """What a server is beside its tables, with the decisions of the coordinator on server 0."""
-    if coordinator is None:
-        return core
-    own = read_core([coordinator], set(vars(coordinator)) - _INSIDE)
-    arrays = list(core.arrays)
-    fields = dict(core.fields)
-    for name, plain in own.fields.items():
-        fields[_PREFIX + name] = _moved(plain, len(arrays))
-    return Core(fields, [*arrays, *own.arrays])
-
-
-def coordinator_becomes(coordinator: Coordinator, core: Core) -> None:
-    """Take the decisions of an earlier coordinator.
-
-    Raises:
-        CheckpointError: The value holds none, or not a coordinator's.
-    """
-    own = {
-        name.removeprefix(_PREFIX): plain
-        for name, plain in core.fields.items()
-        if name.startswith(_PREFIX)
-    }
-    if not own:
-        raise CheckpointError("the snapshot holds no decisions of a coordinator")
-    write_core([coordinator], Core(own, core.arrays), CLASSES, set(vars(coordinator)) - _INSIDE)
-
-
-def _moved(plain: Any, by: int) -> Any:
-    """The same value when `by` arrays stand before its own."""
-    if isinstance(plain, dict):
-        if set(plain) == {"array"}:
-            return {"array": plain["array"] + by}
-        return {name: _moved(value, by) for name, value in plain.items()}
-    return [_moved(value, by) for value in plain] if isinstance(plain, list) else plain
 
 
 def _described(frozen: FrozenShard, file: ShardFile) -> bytes:

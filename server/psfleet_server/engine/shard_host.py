@@ -33,9 +33,10 @@ from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Release, Seating
 from psfleet_server.coordinator.mode_requests import Wishes
+from psfleet_server.coordinator_state import server_state
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log_shipping import Feed
-from psfleet_server.durability.snapshot_writer import Parts, joined_core
+from psfleet_server.durability.snapshot_writer import Parts
 from psfleet_server.rpc.attached_memory import Lanes
 from psfleet_server.rpc.deferred_reply import Deadlines, Reply
 from psfleet_server.rpc.pull_response import Places, lay_out
@@ -123,7 +124,7 @@ class Host:
                 instruction.error.__traceback__ = None
             if isinstance(instruction, Keep):
                 frozen = instruction.frozen
-                self.parts.begin(frozen, joined_core(frozen.core, self.coordinator))
+                self.parts.begin(frozen, server_state(frozen.state, self.coordinator))
         return [i for i in instructions if not isinstance(i, Keep)]
 
     def ask(self, event: Event) -> Answer:

@@ -22,6 +22,7 @@ from psfleet.wire.access import Access
 from psfleet.wire.channel import await_connection, open_channel
 from psfleet.wire.error_status import error_of
 from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take
 from psfleet_server.engine.shard_host import Host
 
@@ -168,7 +169,7 @@ class Standby:
         return ServerUnavailable(f"{self._name} has let go of its standby")
 
     def _requests(self) -> Iterator[bytes]:
-        first = FollowRequest(server=self._host.shard.index, attach=self._attach)
+        first = FollowRequest(server=self._host.shard.index, attach=self._attach, version=VERSION)
         yield first.SerializeToString()
         while (said := self._said.get()) is not None:
             while not said.term and not self._said.empty():  # only the newest counts

@@ -7,18 +7,19 @@ from typing import Any
 import grpc
 import numpy as np
 
-from psfleet.errors import FrameError, ProtocolError
+from psfleet.errors import ProtocolError
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import Create, Fill, Record
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.wire import error_status, replication
+from psfleet.wire.body import parse
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator import Decision
+from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import Fed, Feed, joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
-from psfleet_server.durability.snapshot_writer import joined_core
 from psfleet_server.engine.shard_host import Host
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
 
@@ -78,17 +79,22 @@ class _Replica:
             raise ProtocolError(
                 f"a standby of server {asked.server} has come to server {host.shard.index}"
             )
+        if asked.version != VERSION:
+            raise ProtocolError(
+                f"a standby reads records of version {asked.version}, this server writes version "
+                f"{VERSION}; start both with the same version of psfleet"
+            )
         with host.lock:
             last = feed.attach(asked.attach)
             frozen = host.shard.freeze()
-            kind, core = copied(host.shard, joined_core(frozen.core, host.coordinator))
+            kind, state = copied(frozen.state, host.coordinator)
         if not context.add_callback(lambda: feed.lose(asked.attach)):
             feed.lose(asked.attach)
         ServiceThread(_listen, "standby", (feed, asked.attach, requests)).start()
         with contextlib.closing(frozen):
             for record in _copy(frozen):
                 yield from _messages(Fed(0, *_encoded(record)))
-        yield from _messages(Fed(last, kind, joined(core)))
+        yield from _messages(Fed(last, kind, joined(state)))
         for fed in feed.records(asked.attach):
             yield from _messages(fed)
         yield _bytes(FollowReply(over=True))
@@ -143,10 +149,7 @@ def _messages(fed: Fed) -> Iterator[bytes]:
 
 
 def _read(request: bytes) -> FollowRequest:
-    try:
-        return FollowRequest.FromString(request)
-    except Exception:
-        raise FrameError(f"a request of {len(request)} bytes is no FollowRequest") from None
+    return parse(FollowRequest, request)
 
 
 def _bytes(message: Any) -> bytes:

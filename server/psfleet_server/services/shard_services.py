@@ -22,19 +22,19 @@ from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import MAX_AXES, TableSpec
 from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.events import Create, Join, Leave, Pull, Push, Shrink, State, Write
+from psfleet.shard.events import Create, Pull, Push, State, Write
 from psfleet.shard.membership_view import Freeze
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.membership_messages import read_install, write_plan, write_ranges, write_report
+from psfleet.wire.requests import read_join, read_leave, read_push, read_shrink
 from psfleet.wire.shared_memory import Offer, SharedMemory
-from psfleet.wire.table_messages import read_mode, read_spec, write_mode
+from psfleet.wire.table_messages import read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.coordinator.barriers import ModeWish
 from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Beat, Coordinator, Outcome
 from psfleet_server.coordinator.data_dispatch import Order
-from psfleet_server.durability.records import read_push
 from psfleet_server.engine.shard_host import OUTCOMES, Host
 from psfleet_server.rpc.deferred_reply import Reply, immediate, parkable, prompt
 from psfleet_server.rpc.pull_response import Places
@@ -171,10 +171,8 @@ class _Shard:
 
     def join(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.JoinRequest, request)
-        mode = read_mode(asked.mode)
-        answer = self._host.ask(
-            Join(asked.worker, asked.incarnation, mode, asked.staleness, asked.switch, asked.last)
-        )
+        join = read_join(asked)
+        answer = self._host.ask(join)
         self._host.lanes.drop(asked.worker, before=asked.incarnation)
         shard = self._host.shard
         return _bytes(
@@ -184,14 +182,14 @@ class _Shard:
                 sequence=answer.number,
                 clock=answer.clock,
                 switches=shard.consistency.switches,
-                mode=write_mode(shard.mode or mode),
+                mode=write_mode(shard.mode or join.mode),
                 staleness=shard.consistency.clocks.staleness,
             )
         )
 
     def leave(self, request: bytes) -> bytes:
         asked = _parse(shard_pb2.LeaveRequest, request)
-        answer = self._host.ask(Leave(asked.worker, asked.incarnation, asked.last, asked.rest))
+        answer = self._host.ask(read_leave(asked))
         if not asked.rest:
             self._host.lanes.drop(asked.worker)
             if self._host.coordinator is not None:
@@ -272,17 +270,7 @@ class _Shard:
         return _bytes(shard_pb2.LoadReply(loaded=loaded))
 
     def shrink(self, request: bytes) -> bytes:
-        asked = _parse(shard_pb2.ShrinkRequest, request)
-        answer = self._host.ask(
-            Shrink(
-                asked.table,
-                asked.threshold if asked.HasField("threshold") else None,
-                asked.unseen if asked.HasField("unseen") else None,
-                asked.worker,
-                asked.incarnation,
-                asked.number,
-            )
-        )
+        answer = self._host.ask(read_shrink(_parse(shard_pb2.ShrinkRequest, request)))
         return _bytes(shard_pb2.ShrinkReply(removed=answer.number))
 
     def status(self, request: bytes) -> bytes:

@@ -7,7 +7,6 @@ from psfleet.errors import PsfleetError
 from psfleet_server.durability.log_shipping import Fed, Feed, joined
 from psfleet_server.durability.records import encode
 from psfleet_server.durability.recovery import copied
-from psfleet_server.durability.snapshot_writer import joined_core
 from psfleet_server.services.replica_service import _copy
 from tests.protocol.fleet.calls import Part, Took
 from tests.protocol.scheduler import Instruction, Send
@@ -54,9 +53,9 @@ class Primary:
         for record in _copy(frozen):
             kind, parts = encode(record)
             self._add(0, kind, joined(parts), None)
-        kind, core = copied(shard, joined_core(frozen.core, server.coordinator))
+        kind, state = copied(frozen.state, server.coordinator)
         frozen.close()
-        self._add(last, kind, joined(core), list(server.history))
+        self._add(last, kind, joined(state), list(server.history))
 
     def feed_record(self, kind: int, body: bytes, record: object) -> None:
         """A record is about to take effect."""

@@ -1,0 +1,128 @@
+"""Bodies: a protobuf message with large arrays behind it, as a log, a snapshot and a standby get it.
+
+    length of the message u64, the message, zeros up to a multiple of 8 bytes, the arrays
+
+Arrays are used where they are read. What is stored is read strictly: a field that this version does not
+know could change the meaning of all others.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from psfleet.errors import FrameError
+from psfleet.wire.frame import ALIGNMENT, Part
+from psfleet.wire.v1.state_pb2 import Array
+
+__all__ = ["described", "dtype_of", "pack", "parse", "flat", "read_alone", "read_arrays", "unpack"]
+
+_LENGTH = struct.Struct("<Q")
+_KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
+
+Stored = TypeVar("Stored", bound=Message)
+
+
+def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> list[Part]:
+    """The body in parts; each group of arrays is followed by zeros up to a multiple of 8 bytes."""
+    head = message.SerializeToString(deterministic=True)
+    parts: list[Part] = [_LENGTH.pack(len(head)), head, bytes(-len(head) % ALIGNMENT)]
+    for arrays in groups:
+        parts += [*arrays, bytes(-sum(array.nbytes for array in arrays) % ALIGNMENT)]
+    return parts
+
+
+def unpack(kind: type[Stored], body: memoryview) -> tuple[Stored, memoryview]:
+    """The message of a body, and the bytes of the arrays behind it.
+
+    Raises:
+        FrameError: It is no such message, or has a field that this version does not know.
+    """
+    if len(body) < _LENGTH.size:
+        raise FrameError(f"a body has {len(body)} bytes, which is too few")
+    (length,) = _LENGTH.unpack_from(body)
+    end = _LENGTH.size + length
+    if end > len(body):
+        raise FrameError(f"a body of {len(body)} bytes announces a message of {length}")
+    return parse(kind, bytes(body[_LENGTH.size : end])), body[end + -length % ALIGNMENT :]
+
+
+def read_alone(kind: type[Stored], body: memoryview) -> Stored:
+    """The message of a body without arrays.
+
+    Raises:
+        FrameError: As `unpack`, or something follows the message.
+    """
+    message, payload = unpack(kind, body)
+    read_arrays((), payload)
+    return message
+
+
+def parse(kind: type[Stored], data: bytes) -> Stored:
+    """A stored message.
+
+    Raises:
+        FrameError: It is none, or has a field that this version does not know, at any depth.
+    """
+    name = kind.DESCRIPTOR.name
+    try:
+        message = kind.FromString(data)
+    except DecodeError:
+        raise FrameError(f"its {name} is damaged") from None
+    # protobuf keeps unknown fields of messages and drops those of map entries: both change the size.
+    message.DiscardUnknownFields()
+    if message.ByteSize() != len(data):
+        raise FrameError(f"its {name} has a field that this version of psfleet does not know")
+    return message
+
+
+def flat(part: Part) -> memoryview:
+    """The bytes of a part, of an array without values too; not copied if they lie side by side."""
+    if isinstance(part, np.ndarray):
+        return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+    return memoryview(part)
+
+
+def described(array: NDArray[Any], name: str = "") -> Array:
+    """The message that describes an array behind it."""
+    return Array(name=name, dtype=array.dtype.str, shape=array.shape)
+
+
+def read_arrays(descriptions: Iterable[Array], payload: memoryview) -> list[NDArray[Any]]:
+    """The arrays behind a message, as views into the payload.
+
+    Raises:
+        FrameError: They are not as described, or something follows them.
+    """
+    found, at = [], 0
+    for each in descriptions:
+        dtype, count = dtype_of(each.dtype), math.prod(each.shape)
+        if count * dtype.itemsize > len(payload) - at:
+            raise FrameError(
+                f"an array of {count} {dtype.name} is announced, but {len(payload) - at} bytes follow"
+            )
+        found.append(np.frombuffer(payload, dtype, count, at).reshape(tuple(each.shape)))
+        at += found[-1].nbytes
+        at += -at % ALIGNMENT
+    if at != len(payload):
+        raise FrameError(f"the arrays take {at} bytes of {len(payload)}")
+    return found
+
+
+def dtype_of(code: str) -> np.dtype[Any]:
+    """The dtype of NumPy's code, which is one of numbers.
+
+    Raises:
+        FrameError: It is none.
+    """
+    try:
+        dtype = np.dtype(code)
+    except (TypeError, ValueError, SyntaxError):
+        raise FrameError(f"dtype {code!r} is unknown") from None
+    if dtype.kind not in _KINDS or dtype.str != code:
+        raise FrameError(f"dtype {code!r} is not one of numbers")
+    return dtype

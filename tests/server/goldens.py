@@ -1,0 +1,231 @@
+"""Writes the golden files of a server's formats: log.proto, state.proto and the stream to a standby.
+
+    python -m tests.server.goldens FOLDER       (default: the folder of the present version)
+
+The folder must not exist: golden files of a version are written once, and every later psfleet reads them
+or names the version that can. tests/server/test_goldens.py builds the same content and compares.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.data.assignment import Entry, Plan
+from psfleet.entry import CapacityEntry, CountFilterEntry
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient
+from psfleet.schema.table import TableSpec
+from psfleet.shard.consistency import Consistency
+from psfleet.shard.events import (
+    Close,
+    Create,
+    Cut,
+    Evict,
+    Fill,
+    Join,
+    Leave,
+    Push,
+    Record,
+    Shrink,
+    State,
+    Tick,
+    Write,
+)
+from psfleet.shard.membership_view import Install, Life, Seated
+from psfleet.shard.rounds import Rounds
+from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.state import ShardState
+from psfleet.shard.workers import Workers
+from psfleet.tables.row_data import Clock
+from psfleet.wire import replication
+from psfleet.wire.states import write_state
+from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet_server.coordinator.barriers import Meetings, Met, ModeWish, Switch
+from psfleet_server.coordinator.coordinator import Coordinator, Decision, Left, Started, Viewed
+from psfleet_server.coordinator.data_dispatch import (
+    Begun,
+    Dataset,
+    Ended,
+    Leased,
+    Leases,
+    Order,
+    Supply,
+    Torn,
+)
+from psfleet_server.coordinator.membership import Members, Seat
+from psfleet_server.coordinator_state import server_state
+from psfleet_server.durability.log import VERSION, Log
+from psfleet_server.durability.log_shipping import joined
+from psfleet_server.durability.records import Kind, encode, encode_change, encode_state
+
+__all__ = ["FOLDER", "SPECS", "build", "coordinator", "decisions", "records", "shard_states"]
+
+FOLDER = Path(__file__).parents[1] / "goldens" / "formats" / f"v{VERSION}" / "server"
+DENSE = TableSpec("dense", "dense", (5,), make_rule("adam", {}))
+SPARSE = TableSpec(
+    "sparse",
+    "sparse",
+    (2,),
+    make_rule("sgd", {}),
+    seed=7,
+    entry=CountFilterEntry(2, candidates=64) & CapacityEntry(rows=256),
+)
+SPECS = {spec.key: spec for spec in (DENSE, SPARSE)}
+_LAST = 2**64 - 1
+_IDS = np.array([-9, 3, 2**63 - 1], np.int64)
+_ROWS: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def _push(worker: int, number: int) -> Push:
+    elements = Gradient(DENSE.key, np.array([0.5, -0.25], np.float32), np.array([1, 4]), 0.1)
+    rows = Gradient(SPARSE.key, _ROWS, _IDS, 0.01)
+    return Push(worker, 11 + worker, number, (elements, rows), 32, 0.75, 3, None, (2, 5), None, "p")
+
+
+def records() -> list[Record]:
+    """A record of each kind of a shard; most fields differ from what they are by default."""
+    values = np.arange(5, dtype=np.float32)
+    whole = Gradient(DENSE.key, values, None, 0.1)
+    touched = np.array([1, 2, 3])
+    return [
+        Create(DENSE, values, 1),
+        Create(SPARSE, np.empty(0, np.float32)),
+        Join(1, 12, "ssp", 4, 2, 9),
+        Leave(1, 12, 8, 3),
+        _push(1, 6),
+        Push(0, 11, 1, (whole,)),
+        Write((State(DENSE.key, 3, np.ones((3, 3), np.float32), start=2),), 1, 12, 5),
+        Write((State(SPARSE.key, 4, _ROWS, _IDS, touched, np.empty((3, 0), np.float32)),)),
+        Close(6, (0, 1), {0: "a", 1: "b"}),
+        Install(
+            2**32 + 1,
+            {0: Seated((Life(11, 1, 4), Life(13, 5)), 2, False), 1: Seated((Life(12),), 0, True)},
+        ),
+        Fill(
+            SPARSE.key,
+            Clock(9, (3, 5), ((0.5, 4), (1.5, 8))),
+            {"ids": _IDS, "rows": _ROWS, "touched": touched},
+        ),
+        Fill(DENSE.key, Clock(), {}),
+        Cut(7),
+        Shrink(SPARSE.key, 0.5, 3, 1, 12, 6),
+        Shrink(),
+        Tick(2.5),
+        Evict(SPARSE.key, _IDS[:1]),
+    ]
+
+
+def _order(number: int, sync: bool) -> Order:
+    return Order(number, 60, 4, 3, -5, 2 * sync, 3, 2, 1, 1)
+
+
+def _plan() -> Plan:
+    entries = (Entry(1, (0, 1), ((0, 60), (60, 180))), Entry(4, (1,), ((24, 180),)))
+    return Plan(60, 4, entries, frozenset({(2, 0), (3, 1)}))
+
+
+def _supply() -> Supply:
+    return Supply(
+        [
+            Dataset(_order(1, True), _plan()),
+            Dataset(_order(2, False), None, [(16, 60), (60, 2**62)], False, True),
+            Dataset(_order(3, False), None, [], True),
+        ],
+        {13: Leases(2, [(2, ((0, 16),)), (2, ((16, 20), (40, 52)))], 1), 12: Leases()},
+        [Torn(1, 12, {0: 8, 1: 9})],
+    )
+
+
+def _members() -> Members:
+    seats = {
+        0: Seat(2**63, {71, 70}, [Life(11, 1, 4), Life(13, 5)], False, 2, "half"),
+        1: Seat(72, set(), [Life(12)], True, 1),
+        2: Seat(),
+    }
+    return Members(seats, 13, 2**32 + 1, 4, True)
+
+
+def _switch() -> Switch:
+    return Switch(2, "ssp", 4, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+
+
+def _wish() -> ModeWish:
+    return ModeWish(3, "geo", (("k_steps", 20), ("staleness", 0)))
+
+
+def decisions() -> list[Decision]:
+    """A decision of each kind."""
+    return [
+        Started(2),
+        Viewed(_members(), _supply()),
+        Met(4, np.array([[1.5, -2.0]]), None, None),
+        Met(5, None, _wish()),
+        Met(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
+        Left(1, 12),
+        Begun(_order(1, True), _plan()),
+        Begun(_order(2, False), None),
+        Leased(13, 2, ((16, 20), (40, 52)), 2),
+        Ended(3),
+    ]
+
+
+def shard_states() -> dict[str, ShardState]:
+    """Shards in sync and in ssp mode; the first one holds two pushes, the last one has just begun."""
+    workers = Workers(
+        0, 0, {0: 13, 1: 12}, {0: 8, 1: 9}, {0: 0, 1: 5}, {1: (2, 5)}, {1: "p"}, {0: 13, 1: 12}
+    )
+    workers.base, workers.view = 8, 2**32 + 1
+    rounds = Rounds({0, 1}, 5, {0: 5}, {}, {0: 5, 1: 6}, {1: 5}, {2}, {1: 3}, {1})
+    rounds.held = {1: _push(1, 6), 0: Push(0, 13, 6, ())}
+    sync = Consistency(0, rounds, Clocks(), "sync", 1)
+    ssp = Consistency(0, Rounds({0, 1}), Clocks(4, {0: 3, 1: 7}, 4), "ssp")
+    return {
+        "sync": ShardState(workers, sync, 7, {DENSE.key: 1, SPARSE.key: 0}),
+        "ssp": ShardState(workers, ssp),
+        "new": ShardState(),
+    }
+
+
+def coordinator() -> Coordinator:
+    """One that has decided all that there is to decide."""
+    found = Coordinator(2)
+    found.term, found.members, found.supply = 2, _members(), _supply()
+    results = {4: np.array([[1.5, -2.0]]), 6: np.array([3, 4, -3, -4, 9])}
+    found.meetings = Meetings(6, results, {5: _wish()}, _switch())
+    return found
+
+
+def build(folder: Path) -> None:
+    """Write all files into a new folder."""
+    folder.mkdir(parents=True)
+    header = LogHeader(job="golden", server=0, servers=2, workers=2, block=4096)
+    log = Log(folder / "server.0.log", header)
+    log.forget()
+    for record in records():
+        log.append(*encode(record))
+    log.turn(7)
+    for decision in decisions():
+        log.append(*encode_change(decision))
+    log.append(Kind.READY, [])
+    states = shard_states()
+    log.append(*encode_state(Kind.CORE, server_state(states["ssp"], None)))
+    log.append(*encode_state(Kind.COPIED, server_state(states["sync"], coordinator())))
+    log.close()
+    for name, state in states.items():
+        decided = coordinator() if name == "sync" else None
+        content = joined(write_state(server_state(state, decided)))
+        (folder / f"state.{name}").write_bytes(content)
+    request = FollowRequest(server=1, attach=3, taken=8, term=2, version=VERSION)
+    (folder / "stream.request").write_bytes(request.SerializeToString())
+    kind, parts = encode(Tick(2.5))
+    [record_message] = replication.encode(9, kind, joined(parts))
+    (folder / "stream.record").write_bytes(record_message)
+    said = FollowReply(required=True, over=True, complete=7)
+    (folder / "stream.said").write_bytes(said.SerializeToString())
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
