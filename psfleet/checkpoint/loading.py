@@ -24,7 +24,7 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Create, Fill
 from psfleet.shard.shard import Shard
 from psfleet.tables.row_data import Clock
-from psfleet.wire.states import ServerState, read_state
+from psfleet.wire.server_state import ServerState, read_state
 
 __all__ = ["Snapshot", "load_shard", "read_specs"]
 

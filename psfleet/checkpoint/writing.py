@@ -22,7 +22,7 @@ from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.tables.row_data import Clock
 from psfleet.wire.body import flat
-from psfleet.wire.states import ServerState, write_state
+from psfleet.wire.server_state import ServerState, write_state
 
 __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 

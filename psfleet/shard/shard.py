@@ -47,11 +47,11 @@ from psfleet.shard.events import (
 from psfleet.shard.membership_view import Freeze, Install, Report
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_snapshot import FrozenShard
+from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import Tables
 from psfleet.shard.snapshot_cuts import Cuts, Cutting
 from psfleet.shard.stale_gradients import StaleGradients
 from psfleet.shard.staleness import Staleness
-from psfleet.shard.state import ShardState
 from psfleet.shard.updates import add, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.restore import refill

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from psfleet.tables.row_snapshot import FrozenTable
 
 if TYPE_CHECKING:  # its parts take events, and one of these carries a frozen shard
-    from psfleet.shard.state import ShardState
+    from psfleet.shard.shard_state import ShardState
 
 __all__ = ["FrozenShard"]
 

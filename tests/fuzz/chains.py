@@ -32,7 +32,7 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator_state import server_state
+from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log import Log, records
 from psfleet_server.durability.recovery import take

@@ -35,12 +35,12 @@ from psfleet.shard.events import (
 )
 from psfleet.shard.membership_view import Install, Life, Seated
 from psfleet.shard.rounds import Rounds
+from psfleet.shard.shard_state import ShardState
 from psfleet.shard.ssp_clock import Clocks
-from psfleet.shard.state import ShardState
 from psfleet.shard.workers import Workers
 from psfleet.tables.row_data import Clock
 from psfleet.wire import replication
-from psfleet.wire.states import write_state
+from psfleet.wire.server_state import write_state
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.barriers import Meetings, Met, ModeWish, Switch
@@ -56,7 +56,7 @@ from psfleet_server.coordinator.data_dispatch import (
     Torn,
 )
 from psfleet_server.coordinator.membership import Members, Seat
-from psfleet_server.coordinator_state import server_state
+from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.log import VERSION, Log
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import Kind, encode, encode_change, encode_state

@@ -20,12 +20,12 @@ from psfleet.errors import CheckpointError, FrameError, LogError, ProtocolError
 from psfleet.shard.events import Tick
 from psfleet.shard.shard import Shard
 from psfleet.wire import body, replication
-from psfleet.wire.states import ServerState, read_state, write_state
+from psfleet.wire.server_state import ServerState, read_state, write_state
 from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator_state import become, write_coordinator
+from psfleet_server.durability.coordinator_state import become, write_coordinator
 from psfleet_server.durability.decisions import read_decision
 from psfleet_server.durability.inspect_log import verify
 from psfleet_server.durability.journal import Keeper
@@ -64,11 +64,11 @@ CODECS = (
     "psfleet/wire/body.py",
     "psfleet/wire/replication.py",
     "psfleet/wire/membership_messages.py",
-    "psfleet/wire/requests.py",
+    "psfleet/wire/worker_requests.py",
     "psfleet/wire/segments.py",
     "psfleet/wire/table_messages.py",
-    "psfleet/wire/states.py",
-    "server/psfleet_server/coordinator_state.py",
+    "psfleet/wire/server_state.py",
+    "server/psfleet_server/durability/coordinator_state.py",
     "server/psfleet_server/durability/decisions.py",
     "server/psfleet_server/durability/log.py",
     "server/psfleet_server/durability/records.py",

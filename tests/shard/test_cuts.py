@@ -24,7 +24,7 @@ from psfleet.shard.events import (
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.wire.states import ServerState, write_state
+from psfleet.wire.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))

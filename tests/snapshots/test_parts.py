@@ -14,7 +14,7 @@ from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.wire.states import ServerState
+from psfleet.wire.server_state import ServerState
 from psfleet_server.durability.snapshot_writer import Parts
 from psfleet_server.durability.throttle import Pace
 

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 dabbc997fbbb1cab60fc4a15d7d1977d5f31a2018dacbd3e91da14aa278c6725
+# From protos/psfleet/v1/state.proto, SHA-256 1a0da3db715b23986cc415cd5e39723a985870e2a6169157a825f6503fb68ccb
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from psfleet.wire.v1 import membership_pb2 as _membership_pb2
 from psfleet.wire.v1 import shard_pb2 as _shard_pb2

@@ -9,10 +9,10 @@ from psfleet.wire.v1.log_pb2 import DecisionRecord, View
 from psfleet.wire.v1.log_pb2 import Leased as LeasedMessage
 from psfleet.wire.v1.log_pb2 import Left as LeftMessage
 from psfleet.wire.v1.log_pb2 import Met as MetMessage
-from psfleet_server import coordinator_state as state
 from psfleet_server.coordinator.barriers import Met
 from psfleet_server.coordinator.coordinator import Decision, Left, Started, Viewed
 from psfleet_server.coordinator.data_dispatch import Begun, Ended, Leased
+from psfleet_server.durability import coordinator_state as state
 
 __all__ = ["read_decision", "write_decision"]
 

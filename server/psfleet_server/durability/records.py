@@ -32,7 +32,11 @@ from psfleet.wire import segments
 from psfleet.wire.body import described, pack, read_alone, read_arrays, unpack
 from psfleet.wire.frame import Part
 from psfleet.wire.membership_messages import read_install, write_install
-from psfleet.wire.requests import (
+from psfleet.wire.server_state import ServerState, write_state
+from psfleet.wire.table_messages import read_spec, write_spec
+from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.wire.worker_requests import (
     read_join,
     read_leave,
     read_push,
@@ -42,10 +46,6 @@ from psfleet.wire.requests import (
     write_push,
     write_shrink,
 )
-from psfleet.wire.states import ServerState, write_state
-from psfleet.wire.table_messages import read_spec, write_spec
-from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.coordinator.coordinator import Decision
 from psfleet_server.durability.decisions import write_decision
 

@@ -11,15 +11,15 @@ from psfleet.checkpoint import Snapshot, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.formats.json_document import reading
 from psfleet.shard.shard import Shard
-from psfleet.shard.state import ShardState
+from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import read_alone
 from psfleet.wire.frame import Part
-from psfleet.wire.states import ServerState, read_state
+from psfleet.wire.server_state import ServerState, read_state
 from psfleet.wire.v1.log_pb2 import DecisionRecord
 from psfleet_server.coordinator.barriers import Meetings, Switch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.data_dispatch import Supply
-from psfleet_server.coordinator_state import become, server_state
+from psfleet_server.durability.coordinator_state import become, server_state
 from psfleet_server.durability.decisions import read_decision
 from psfleet_server.durability.log import chained, files_of
 from psfleet_server.durability.records import Kind, decode, encode_state

@@ -12,7 +12,7 @@ from psfleet.faults.crash_points import Crashes
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.wire.states import ServerState
+from psfleet.wire.server_state import ServerState
 from psfleet_server.durability.throttle import Pace
 
 __all__ = ["Parts"]

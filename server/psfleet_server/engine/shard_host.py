@@ -33,7 +33,7 @@ from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Release, Seating
 from psfleet_server.coordinator.mode_requests import Wishes
-from psfleet_server.coordinator_state import server_state
+from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Keeper
 from psfleet_server.durability.log_shipping import Feed
 from psfleet_server.durability.snapshot_writer import Parts

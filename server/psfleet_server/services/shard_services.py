@@ -27,11 +27,11 @@ from psfleet.shard.membership_view import Freeze
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.membership_messages import read_install, write_plan, write_ranges, write_report
-from psfleet.wire.requests import read_join, read_leave, read_push, read_shrink
 from psfleet.wire.shared_memory import Offer, SharedMemory
 from psfleet.wire.table_messages import read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.coordinator.barriers import ModeWish
 from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Beat, Coordinator, Outcome
 from psfleet_server.coordinator.data_dispatch import Order

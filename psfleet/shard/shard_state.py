@@ -12,7 +12,7 @@ __all__ = ["ShardState"]
 
 @dataclass(frozen=True)
 class ShardState:
-    """Stored as psfleet.wire.states says; a part of a shard that is not here starts anew with its process.
+    """What of a shard is stored; whatever is not here starts anew with its process.
 
     Attributes:
         workers: Their lives, and how far these are.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import Plan
 from psfleet.errors import FrameError
-from psfleet.shard.state import ShardState
+from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import dtype_of
 from psfleet.wire.membership_messages import (
     read_lives,
@@ -17,7 +17,7 @@ from psfleet.wire.membership_messages import (
     write_plan,
     write_ranges,
 )
-from psfleet.wire.states import ServerState, read_positions, write_positions
+from psfleet.wire.server_state import ServerState, read_positions, write_positions
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2
 from psfleet_server.coordinator.barriers import Array, Meetings, ModeWish, Switch

@@ -13,16 +13,16 @@ from psfleet.shard.consistency import Consistency
 from psfleet.shard.events import Push
 from psfleet.shard.membership_view import Position
 from psfleet.shard.rounds import Rounds
+from psfleet.shard.shard_state import ShardState
 from psfleet.shard.ssp_clock import Clocks
-from psfleet.shard.state import ShardState
 from psfleet.shard.workers import Workers
 from psfleet.wire import body
 from psfleet.wire.frame import Part
-from psfleet.wire.requests import read_push, write_push
 from psfleet.wire.segments import VALUES, Piece
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import shard_pb2, state_pb2
 from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet.wire.worker_requests import read_push, write_push
 
 __all__ = [
     "VERSION",
