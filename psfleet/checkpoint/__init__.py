@@ -6,9 +6,9 @@
       shard-0-of-2.safetensors           server 0: its part of every table, and what else it was
       shard-1-of-2.safetensors
 
-docs/formats.md has the layout of both. The metadata and tensors of a file hold tables, and what the server
-was beside them; that part's tensors are `core:<i>`. No table can have one of these: the name of each of its
-tensors has a `/` before its last word, and `core:<i>` has none.
+docs/formats.md has the layout of both. The tensor `server` uint8 [n] is what the server was beside its
+tables, see protos/psfleet/v1/state.proto. No table can have a tensor of that name: each of a table's has
+a `/` before its last word.
 
 The folder is written under a temporary name. It takes its place in one step when every byte is on the
 disk and it could be opened; see psfleet.checkpoint.draft.

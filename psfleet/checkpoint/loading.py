@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
 from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
 from psfleet.checkpoint.verification import check_content, read_clock
-from psfleet.errors import CheckpointError, FrameError
+from psfleet.errors import CheckpointError
 from psfleet.formats.json_document import exact, reading
 from psfleet.kernels.dedup import owned_by
 from psfleet.schema.table import TableSpec
@@ -24,6 +24,7 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Create, Fill
 from psfleet.shard.shard import Shard
 from psfleet.tables.row_data import Clock
+from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
 __all__ = ["Snapshot", "load_shard", "read_specs"]
@@ -59,8 +60,8 @@ class _File:
             CheckpointError: That is of another version, or damaged.
         """
         try:
-            return read_state(self.whole(SERVER).data)
-        except (FrameError, SafetensorError) as error:
+            return read_state(flat(self.whole(SERVER)))
+        except Exception as error:  # there is no end to what a file can hold
             raise CheckpointError(
                 f"{str(self.where)!r} cannot be read: {error}; read it with the psfleet version "
                 "that wrote it"
