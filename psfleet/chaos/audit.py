@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.errors import FrameError
-from psfleet.formats.json_document import Format, exact, reading
+from psfleet.formats.document import Format, exact, reading
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import FaultSettings
 

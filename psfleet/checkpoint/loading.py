@@ -17,7 +17,7 @@ from psfleet.checkpoint.manifest import ShardFile, read_manifest, verify
 from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
 from psfleet.checkpoint.verification import check_content, read_clock
 from psfleet.errors import CheckpointError
-from psfleet.formats.json_document import exact, reading
+from psfleet.formats.document import exact, reading
 from psfleet.kernels.dedup import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range

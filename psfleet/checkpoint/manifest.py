@@ -12,7 +12,7 @@ from psfleet.checkpoint.leftovers import place_of, put_back
 from psfleet.checkpoint.tensors import digest
 from psfleet.checkpoint.worker_state import read_states
 from psfleet.errors import CheckpointError
-from psfleet.formats.json_document import Format, Misfit, exact, reading
+from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
 from psfleet.rules import make_rule
 from psfleet.schema.entry import make_entry

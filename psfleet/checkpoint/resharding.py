@@ -22,7 +22,7 @@ from psfleet.checkpoint.tensors import write_arrays
 from psfleet.checkpoint.writing import write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults.crash_points import Crashes
-from psfleet.formats.json_document import Format
+from psfleet.formats.document import Format
 from psfleet.platform.atomic_files import reason
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard

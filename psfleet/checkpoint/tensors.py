@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from psfleet.errors import CheckpointError
-from psfleet.formats.json_document import Format
+from psfleet.formats.document import Format
 from psfleet.platform.atomic_files import regular
 
 __all__ = ["HEADER", "SERVER", "SHARD", "TensorWriter", "digest", "read_arrays", "write_arrays"]

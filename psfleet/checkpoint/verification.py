@@ -10,7 +10,7 @@ from typing import Any
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile
 from psfleet.checkpoint.tensors import SERVER
-from psfleet.formats.json_document import Misfit, exact, reading
+from psfleet.formats.document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import Clock
 

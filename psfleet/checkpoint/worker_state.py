@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import UsageError
-from psfleet.formats.json_document import Format, exact
+from psfleet.formats.document import Format, exact
 
 __all__ = ["PLACE", "Place", "Remembered", "read_states", "redealt"]
 

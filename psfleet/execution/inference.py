@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import UsageError
-from psfleet.formats.json_document import Format, Misfit, exact, reading
+from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.parameters.parameter import Parameter
 from psfleet.platform.atomic_files import read_small, replace, sync
 from psfleet.program.gradient import ancestors

@@ -18,7 +18,7 @@ from psfleet.data.peekable import Coming, Counted, Peeked, Renewed
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
 from psfleet.fleet.progress import Progress
-from psfleet.formats.json_document import reading
+from psfleet.formats.document import reading
 from psfleet.platform.notices import say
 
 __all__ = ["Loops"]

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from psfleet.checkpoint.worker_state import read_states
-from psfleet.formats.json_document import Format, exact, reading
+from psfleet.formats.document import Format, exact, reading
 
 __all__ = ["Progress"]
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from psfleet.checkpoint.tensors import read_arrays, write_arrays
 from psfleet.errors import CheckpointError, ShapeError, UsageError
-from psfleet.formats.json_document import Format, exact, reading
+from psfleet.formats.document import Format, exact, reading
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable

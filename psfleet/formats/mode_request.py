@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from psfleet.formats.json_document import Format
+from psfleet.formats.document import Format
 
 __all__ = ["DONE", "WISH", "read_answer", "read_request", "write_answer", "write_request"]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from psfleet.formats.json_document import Format
+from psfleet.formats.document import Format
 
 __all__ = ["read_ready", "write_ready"]
 

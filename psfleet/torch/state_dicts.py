@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from psfleet.errors import UsageError
-from psfleet.formats.json_document import Format, exact, reading
+from psfleet.formats.document import Format, exact, reading
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.runtime.validation import as_ids

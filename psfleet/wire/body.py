@@ -19,7 +19,7 @@ from psfleet.errors import FrameError
 from psfleet.wire.frame import ALIGNMENT, Part
 from psfleet.wire.v1.state_pb2 import Array
 
-__all__ = ["described", "dtype_of", "pack", "parse", "flat", "read_alone", "read_arrays", "unpack"]
+__all__ = ["described", "dtype_of", "flat", "pack", "parse", "read_alone", "read_arrays", "unpack"]
 
 _LENGTH = struct.Struct("<Q")
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned, float

@@ -171,7 +171,7 @@ def _build_model(folder: Path) -> None:
 
 
 def _build_states(folder: Path) -> None:
-    parameter = ps.parameter.Parameter("w", np.arange(3, dtype=np.float32))
+    parameter = ps.Parameter("w", np.arange(3, dtype=np.float32))
     rate = StepDecay(0.5, step_size=2)
     adam = ps.optimizer.Adam(rate, parameters=[parameter])
     parameter.grad = np.ones(3, np.float32)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from psfleet.chaos.audit import HELD, Pushed, read_pushed
 from psfleet.errors import PsfleetError
-from psfleet.formats.json_document import Format
+from psfleet.formats.document import Format
 from psfleet_launch.job import job_snapshots
 
 __all__ = ["Finding", "Left", "Run", "findings", "show"]

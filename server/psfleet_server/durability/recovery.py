@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
-from psfleet.formats.json_document import reading
+from psfleet.formats.document import reading
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import read_alone
