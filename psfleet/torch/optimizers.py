@@ -239,7 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             found = super().state_dict()
         finally:
             self.state.clear()
-        found[state_dicts.HEADER] = state_dicts.header()
+        found[state_dicts.HEADER] = state_dicts.version()
         tables = state_dicts.table_entries(self._sparse)
         if tables:
             found["tables"] = tables

@@ -23,12 +23,12 @@ __all__ = [
     "check_saved",
     "check_version",
     "entries",
-    "header",
     "prepared",
     "table_entries",
+    "version",
 ]
 
-HEADER = "psfleet"  # under this name a state dict has its format and version
+HEADER = "psfleet"  # under this name a state dict has the version of its layout
 _FORMAT = Format("torch optimizer")
 _PARTS = (HEADER, "state", "param_groups", "tables", "loss_scaling")
 
@@ -54,9 +54,9 @@ def check_saved(settings: Settings, workers: int) -> None:
     )
 
 
-def header() -> dict[str, Any]:
-    """What tells a state dict of psfleet from one of torch."""
-    return _FORMAT.document()
+def version() -> int:
+    """Of the layout; under HEADER it tells a state dict of psfleet from one of torch."""
+    return _FORMAT.version
 
 
 def check_version(state_dict: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ def check_version(state_dict: Mapping[str, Any]) -> None:
     """
     if HEADER in state_dict:
         with reading("the state dict", UsageError):
-            exact(_FORMAT.fields(state_dict[HEADER]), "header")
+            _FORMAT.fields({"format": _FORMAT.name, "version": state_dict[HEADER]})
             exact(state_dict, "parts", **{name: object for name in _PARTS if name in state_dict})
 
 

@@ -213,4 +213,9 @@ def _build_job(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]) if len(sys.argv) > 1 else VERSION)
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else VERSION
+    if target.exists():
+        sys.exit(
+            f"{str(target)!r} is there, and golden files are never replaced; see docs/formats.md"
+        )
+    build(target)
