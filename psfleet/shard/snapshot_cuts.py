@@ -74,6 +74,11 @@ class Cuts:
         if self.under_way is not None and number in (None, self.under_way.number):
             self.under_way = None
 
+    def is_lost(self, number: int) -> bool:
+        """Whether a cut that was under way was given up."""
+        now = self.under_way
+        return self.last < number and (now is None or now.number != number)
+
     def holds_rounds(self, closed: int) -> bool:
         """Sync: whether the round after `closed` must not close yet."""
         now = self.under_way

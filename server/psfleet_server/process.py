@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from psfleet.chaos.injection import say_what_is_held
-from psfleet.checkpoint import load_shard, read_manifest
+from psfleet.checkpoint import load_shard
 from psfleet.errors import ConfigError
 from psfleet.faults.crash_points import Crashes
 from psfleet.formats.ready_file import write_ready
@@ -25,7 +25,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.mode_requests import Wishes
 from psfleet_server.durability.journal import Keeper, open_log
 from psfleet_server.durability.log import Log
-from psfleet_server.durability.recovery import go_on_from, workers_of
+from psfleet_server.durability.recovery import go_on_from
 from psfleet_server.engine.clock import Ticker
 from psfleet_server.engine.memory_budget import table_limit
 from psfleet_server.engine.server_heartbeat import Beats
@@ -43,7 +43,9 @@ from psfleet_server.services.replica_service import feeds_standby, replica_handl
 from psfleet_server.services.shard_services import handlers
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.signals import stops_on_signals
-from psfleet_server.snapshots.lead import Lead
+from psfleet_server.snapshots.restored_states import RestoredStates
+from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.timetable import Timetable
 
 __all__ = ["Server", "serve"]
@@ -89,7 +91,7 @@ class Server:
         self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
         if environment.snapshot_folder:
             self.host.wishes = Wishes(Path(environment.snapshot_folder).parent)
-        self._lead = None if coordinator is None else self._make_lead()
+        self._snapshots = None if coordinator is None else self._make_runner()
         self._timetable: Timetable | None = None
         self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
@@ -140,11 +142,11 @@ class Server:
         self.endpoint = endpoint.bind(server, self.endpoint, self._access)
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
-            server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._lead))
+            server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
             if self.environment.replicas:
                 server.add_generic_rpc_handlers([replica_handler(self.host)])
-            if self._lead is not None:
-                self._lead.learn((self.endpoint, *self.environment.servers[1:]))
+            if self._snapshots is not None:
+                self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
             if not keeps_log:
                 self._begin()
         except BaseException:
@@ -157,11 +159,17 @@ class Server:
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
-        if self._lead is not None and self.environment.snapshot_every:
+        if self._snapshots is not None:
+            self._snapshots.start()
+        if self._snapshots is not None and self.environment.snapshot_every:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
             shard = self._shard
             self._timetable = Timetable(
-                self._lead, every, shard.progress, lambda: shard.mode == "sync", tell=self._tell
+                self._snapshots,
+                every,
+                shard.progress,
+                lambda: shard.mode == "sync",
+                tell=self._tell,
             )
             self._timetable.start()
         server.start()
@@ -193,10 +201,10 @@ class Server:
             with self.host.changing():
                 self.host.coordinator.rebooted(0, self.host.boot)
                 self.host.coordinator.start()
-        if self._lead is not None and self.environment.resume:
-            self._lead.restored = read_manifest(self.environment.resume).workers
-            before = workers_of(self.environment.resume)
-            self._lead.others = before if before != self.environment.workers else 0
+        if self._snapshots is not None and self.environment.resume:
+            self._snapshots.restored = RestoredStates.read(
+                self.environment.resume, self.environment.workers
+            )
 
     def _prepare(self) -> None:
         warm_up()
@@ -217,11 +225,10 @@ class Server:
         elif self._load_path is not None:
             load_shard(self._load_path, self._shard)
 
-    def _make_lead(self) -> Lead:
-        folder = self.environment.snapshot_folder
-        return Lead(
-            self.host, self._access, Path(folder) if folder else None, crashes=Crashes.wanted()
-        )
+    def _make_runner(self) -> SnapshotRunner:
+        path = self.environment.snapshot_folder
+        folder = SnapshotFolder(Path(path)) if path else None
+        return SnapshotRunner(self.host, self._access, folder, crashes=Crashes.wanted())
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -257,8 +264,8 @@ class Server:
         assert self._server is not None
         self.beats.stop()
         self.host.parts.end()  # server 0 may be waiting for a cut, its own too
-        if self._lead is not None:
-            self._lead.stop()
+        if self._snapshots is not None:
+            self._snapshots.stop()
         if self._timetable is not None:
             self._timetable.stop()
         self._ticker.stop()
@@ -267,6 +274,8 @@ class Server:
         if self.standby is not None:
             self.standby.close()
         self._server.stop(_GRACE).wait()
+        if self._snapshots is not None:
+            self._snapshots.close()
         if self._door is not None:
             self._door.stop()
         self._deadlines.stop()

@@ -34,7 +34,7 @@ from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.shard_services import handlers
 from psfleet_server.services.snapshot_services import snapshot_handlers
-from psfleet_server.snapshots.lead import Lead
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 
@@ -112,10 +112,11 @@ class Ground:
         self.host = Host(self.shard, self.coordinator, self.deadlines, limits)
         self.host.feed = Undying()
         self._released = 0
-        self._lead = Lead(self.host, Access())
+        self._snapshots = SnapshotRunner(self.host, Access())
+        self._snapshots.start()
         self._services = [
             *handlers(self.host),
-            *snapshot_handlers(self.host, self._lead),
+            *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host),
         ]
         self.methods = sorted(
@@ -133,7 +134,7 @@ class Ground:
 
     def close(self) -> None:
         """Let go of the shared memory, and of what watches over it; no file is being written."""
-        self._lead.stop()
+        self._snapshots.close()
         self.host.parts.stop()
         self.host.lanes.start()
         self.host.lanes.stop()
@@ -145,7 +146,7 @@ class Ground:
         details: Any = Details(method)
         context: Any = Context()
         answers: list[bytes | None] = []
-        self._lead.endpoints = ()
+        self._snapshots.endpoints = ()
         for service in self._services:
             handler: Any = service.service(details)
             if handler is None:

@@ -60,6 +60,7 @@ class Host:
         poke: Called when the coordinator may have something for the servers.
         aim: Called with the endpoint of the coordinator.
         find: Called with the endpoints of all servers, as a worker knows them.
+        members_changed: Called when a worker may have left, or is heard for the first time.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Host:
         self.poke: Callable[[], None] = lambda: None
         self.aim: Callable[[str], None] = lambda endpoint: None
         self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
+        self.members_changed: Callable[[], None] = lambda: None
         self._deadlines = deadlines
 
     @contextlib.contextmanager
@@ -118,7 +120,10 @@ class Host:
         shares in which its tensors lie. A frame that held the error too would keep all that until the
         garbage collector comes, so errors travel without.
         """
+        cutting = self.shard.cuts.under_way
         instructions = self.shard.handle(event, call)
+        if cutting is not None and self.shard.cuts.is_lost(cutting.number):
+            self.parts.forget(cutting.number)
         for instruction in instructions:
             if isinstance(instruction, Refuse):
                 instruction.error.__traceback__ = None
@@ -149,12 +154,8 @@ class Host:
 
     def freeze(self, event: Freeze) -> Report:
         """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""
-        with self.lock:
-            cutting = self.shard.cuts.under_way
         told = self._ask(event)
         assert isinstance(told, Tell)
-        if cutting is not None:
-            self.parts.forget(cutting.number)
         return told.report
 
     def install(self, event: Install) -> None:
@@ -163,7 +164,8 @@ class Host:
         self.end_if_over()
 
     def end_if_over(self) -> None:
-        """Let the process end once every worker has left."""
+        """Somebody may have left; let the process end once every worker has."""
+        self.members_changed()
         with self.lock:
             over = self.shard.rounds.is_over()
         if over:

@@ -424,6 +424,7 @@ class _Coordinator:
         beat = Beat(asked.index, asked.server, asked.incarnation, asked.boot, asked.step)
         coordinator = self._host.coordinator
         assert coordinator is not None
+        is_first = (asked.server, asked.index) not in coordinator.beats
         with self._host.lock:
             orders = coordinator.beat(beat, time.monotonic())
             reply = membership_pb2.BeatReply(view=coordinator.view)
@@ -432,6 +433,8 @@ class _Coordinator:
             news = asked.server and coordinator.is_busy
         if news:  # a server that has started again waits for its view
             self._host.poke()
+        if is_first:
+            self._host.members_changed()
         return _bytes(reply)
 
 

@@ -1,27 +1,34 @@
 """The gRPC methods of snapshots: bytes in, checked; bytes out."""
 
+import json
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
 
-from psfleet.errors import CheckpointError, FrameError, PsfleetError
-from psfleet.platform.service_thread import ServiceThread
+from psfleet.errors import FrameError, PsfleetError
 from psfleet.shard.events import BeginCut, EndCut, MarkCut
 from psfleet.shard.snapshot_cuts import Cutting
 from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import Host
 from psfleet_server.rpc.deferred_reply import Reply, immediate, parkable
-from psfleet_server.snapshots.lead import Lead, Wanted
+from psfleet_server.snapshots.snapshot_events import (
+    SnapshotRequest,
+    WorkerIntroduced,
+    WorkerLearned,
+    WorkerStateArrived,
+)
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
 __all__ = ["snapshot_handlers"]
 
 
 def snapshot_handlers(
-    host: Host, lead: Lead | None
+    host: Host, runner: SnapshotRunner | None
 ) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """What a server with this host answers; `lead`: on server 0."""
+    """What a server with this host answers; `runner`: on server 0."""
     parts = _Snapshots(host)
     found = [
         grpc.method_handlers_generic_handler(
@@ -34,8 +41,8 @@ def snapshot_handlers(
             },
         )
     ]
-    if lead is not None:
-        led = _Lead(host, lead)
+    if runner is not None:
+        led = _SnapshotLead(host, runner)
         found.append(
             grpc.method_handlers_generic_handler(
                 "psfleet.v1.SnapshotLead",
@@ -110,51 +117,62 @@ class _Snapshots:
         return _bytes(snapshot_pb2.SettleReply())
 
 
-class _Lead:
+class _SnapshotLead:
     """Methods of the service SnapshotLead."""
 
-    def __init__(self, host: Host, lead: Lead) -> None:
+    def __init__(self, host: Host, runner: SnapshotRunner) -> None:
         self._host = host
-        self._lead = lead
+        self._runner = runner
 
     def ready(self, request: bytes, reply: Reply) -> None:
         asked = _parse(snapshot_pb2.ReadyRequest, request)
-        if not self._lead.ready(asked.number, asked.worker, asked.incarnation, reply):
-            raise CheckpointError(f"snapshot {asked.number} is over")
+        self._runner.post(WorkerLearned(reply, asked.number, asked.worker, asked.incarnation))
         self._host.park(reply, f"not all workers have heard of snapshot {asked.number} in time")
 
     def keep(self, request: bytes) -> bytes:
         asked = _parse(snapshot_pb2.KeepRequest, request)
-        try:
-            self._lead.keep(asked.number, asked.worker, asked.incarnation, asked.state)
-        except ValueError:
-            raise FrameError(f"what worker {asked.worker} keeps is no JSON") from None
+        state = _state(asked)
+        self._runner.post(WorkerStateArrived(asked.number, asked.worker, asked.incarnation, state))
         return _bytes(snapshot_pb2.KeepReply())
 
     def kept(self, request: bytes) -> bytes:
         asked = _parse(snapshot_pb2.KeptRequest, request)
-        self._lead.learn(asked.servers)
-        self._lead.expect(asked.worker, asked.incarnation, keeps=asked.keeps)
-        return _bytes(snapshot_pb2.KeptReply(state=self._lead.restored_of(asked.worker)))
+        self._runner.learn(asked.servers)
+        self._runner.post(WorkerIntroduced(asked.worker, asked.incarnation, asked.keeps))
+        return _bytes(snapshot_pb2.KeptReply(state=self._runner.restored.of(asked.worker)))
 
     def take(self, request: bytes, reply: Reply) -> None:
         asked = _parse(snapshot_pb2.TakeRequest, request)
         if asked.kind not in ("", "full", "delta"):
             raise FrameError(f"a snapshot of kind {asked.kind!r} is wanted; use full or delta")
-        wanted = Wanted(asked.path, asked.kind == "delta", asked.base)
-
-        def take() -> None:
-            try:
-                number, path = self._lead.take(wanted)
-            except PsfleetError as error:
-                reply.fail(error)
-            except Exception as error:
-                reply.fail(CheckpointError(f"the snapshot was not taken: {error!r}"))
-            else:
-                reply.answer(_bytes(snapshot_pb2.TakeReply(number=number, path=path)))
-
-        ServiceThread(take, "take").start()
+        wanted = SnapshotRequest(asked.path, asked.kind == "delta", asked.base)
+        ticket = self._runner.take(wanted)
         self._host.park(reply, "the snapshot was not complete in time; it may still become so")
+        ticket.add_done_callback(lambda ticket: _answer(reply, ticket))
+
+
+def _state(asked: Any) -> Any:
+    """What a worker keeps: of a snapshot a state or None, of its last steps a list of [step, state]."""
+    try:
+        state = json.loads(asked.state) if asked.state or not asked.number else None
+    except ValueError:
+        raise FrameError(f"what worker {asked.worker} keeps is no JSON") from None
+    if not asked.number and not (isinstance(state, list) and all(map(_is_step, state))):
+        raise FrameError(f"what worker {asked.worker} keeps of its last steps is no list of them")
+    return state
+
+
+def _is_step(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 2 and isinstance(said[0], int)
+
+
+def _answer(reply: Reply, ticket: "Future[tuple[int, str]]") -> None:
+    error = ticket.exception()
+    if isinstance(error, PsfleetError):
+        reply.fail(error)
+    else:
+        number, path = ticket.result()
+        reply.answer(_bytes(snapshot_pb2.TakeReply(number=number, path=path)))
 
 
 def _parse(kind: Any, request: bytes) -> Any:

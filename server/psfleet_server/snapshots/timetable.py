@@ -7,7 +7,8 @@ from collections.abc import Callable
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.settings.durations import Interval
-from psfleet_server.snapshots.lead import GaveWay, Lead, Wanted
+from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
 __all__ = ["Timetable"]
 
@@ -19,7 +20,7 @@ class Timetable:
     """A thread that asks for a snapshot whenever it is time, and says when it cannot be had.
 
     Args:
-        lead: Takes them.
+        runner: Takes them.
         every: How often; None: never.
         position: How many rounds the training has done.
         has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
@@ -30,7 +31,7 @@ class Timetable:
 
     def __init__(
         self,
-        lead: Lead,
+        runner: SnapshotRunner,
         every: Interval | None,
         position: Callable[[], int],
         has_rounds: Callable[[], bool] = lambda: False,
@@ -38,7 +39,7 @@ class Timetable:
         *,
         tell: Callable[[str], None],
     ) -> None:
-        self._lead = lead
+        self._runner = runner
         self._every = every
         self._position = position
         self._has_rounds = has_rounds
@@ -67,10 +68,10 @@ class Timetable:
             if not exact and not self._is_due(rounds, rounds_done, time_done):
                 continue
             try:
-                self._lead.take(Wanted(every=every.rounds if exact else 0))
+                self._runner.take(SnapshotRequest(every=every.rounds if exact else 0)).result()
             except (PsfleetError, OSError) as error:
                 # Before a server that is away is back no round closes, and nothing is due.
-                waits = isinstance(error, GaveWay) or (
+                waits = isinstance(error, SnapshotPostponed) or (
                     exact and isinstance(error, ServerUnavailable)
                 )
                 if not waits and not self._over.is_set():

@@ -1,0 +1,398 @@
+"""Takes one snapshot of the fleet after the other: one cut through all servers.
+
+IDLE -> OPENING -> HOLDING <-> DISAGREEING
+                     `-> PLACING -> AWAITING_ROUND (sync, at a multiple of rounds)
+                           |   `-> AWAITING_WORKERS (other modes)
+                           `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING -> SETTLING -> IDLE
+
+Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11
+and R12 of the protocol). Pure like the shard: events in, instructions out. Times are seconds of
+whatever clock the caller uses.
+"""
+
+from collections import deque
+from typing import Any
+
+from psfleet.errors import CheckpointError, DeadlineExceeded
+from psfleet.shard.events import Refuse
+from psfleet_server.snapshots.snapshot_events import (
+    AnnounceSnapshot,
+    AwaitParts,
+    BeginCuts,
+    CloseDraft,
+    CompleteSnapshot,
+    CutLost,
+    CutMade,
+    DraftOpened,
+    MembersChanged,
+    OpenDraft,
+    PruneSnapshots,
+    PublishSnapshot,
+    ServersReplied,
+    SettleCuts,
+    SnapshotEvent,
+    SnapshotFailed,
+    SnapshotInstruction,
+    SnapshotPostponed,
+    SnapshotPublished,
+    SnapshotRequested,
+    SnapshotTimeouts,
+    Standing,
+    StopSnapshots,
+    TimePassed,
+    WarnOperator,
+    WatchCut,
+    WorkerIntroduced,
+    WorkerLearned,
+    WorkerStateArrived,
+)
+from psfleet_server.snapshots.snapshot_under_way import ANNOUNCED, NEVER, SnapshotUnderWay, Stage
+from psfleet_server.snapshots.worker_states import WorkerStates
+
+__all__ = ["SnapshotCoordinator"]
+
+_RETRY = 0.05  # seconds until servers that disagree are asked again
+
+Instructions = list[SnapshotInstruction]
+
+
+class SnapshotCoordinator:
+    """The state machine that takes snapshots, on server 0. Call `handle` with every event.
+
+    Attributes:
+        stage: Of the snapshot under way.
+        deadline: When the caller must say that time has passed.
+        is_stopping: The server ends.
+    """
+
+    def __init__(self, timeouts: SnapshotTimeouts | None = None) -> None:
+        self.stage = Stage.IDLE
+        self.deadline = NEVER
+        self.is_stopping = False
+        self._timeouts = timeouts or SnapshotTimeouts()
+        self._queue: deque[SnapshotRequested] = deque()
+        self._snapshot: SnapshotUnderWay | None = None
+        self._number = 0  # of the last snapshot that was begun
+        self._last_round = 0  # in the last complete snapshot
+        self._last_base: tuple[int, str] | None = None
+        self._workers = WorkerStates()
+
+    def handle(self, event: SnapshotEvent, at: float) -> Instructions:
+        """Take an event that happens at time `at`; what is to be done about it, in order."""
+        match event:
+            case SnapshotRequested():
+                return self._requested(event)
+            case DraftOpened(path, folder):
+                return self._opened(path, folder, at)
+            case ServersReplied(replies):
+                return self._replied(replies, at)
+            case SnapshotFailed(error):
+                return self._fail(error)
+            case SnapshotPublished():
+                return self._published()
+            case CutMade(number):
+                return self._cut_made(number, at)
+            case CutLost(number):
+                return self._cut_lost(number)
+            case WorkerLearned():
+                return self._learned(event)
+            case WorkerIntroduced():
+                self._workers.introduce(event)
+            case WorkerStateArrived():
+                self._state_arrived(event)
+            case MembersChanged():
+                self._workers.change(event)
+            case TimePassed():
+                return self._overdue(at)
+            case StopSnapshots():
+                return self._stop(at)
+        return self._advance()
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        now, stage = self._snapshot, self.stage
+        assert (now is None) == (stage is Stage.IDLE)
+        assert now is not None or not self._queue
+        assert not (self.is_stopping and self._queue)
+        waits = stage in (Stage.DISAGREEING, Stage.AWAITING_WORKERS, Stage.AWAITING_STATES)
+        assert (self.deadline < NEVER) == waits
+        if now is not None:
+            assert now.number == self._number
+            assert now.folder or stage is Stage.OPENING
+            assert now.learned.keys() <= now.members.keys()
+            assert not now.learned or stage is Stage.AWAITING_WORKERS
+            assert bool(now.failure) <= (stage is Stage.SETTLING)
+            assert not self._last_base or self._last_base[0] <= now.number
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _requested(self, event: SnapshotRequested) -> Instructions:
+        if self.is_stopping:
+            return [Refuse(event.call, CheckpointError("the server is ending"))]
+        self._queue.append(event)
+        if self.stage is Stage.AWAITING_ROUND:
+            return self._postpone()
+        return self._begin_next() if self.stage is Stage.IDLE else []
+
+    def _begin_next(self) -> Instructions:
+        if not self._queue:
+            return []
+        asked = self._queue.popleft()
+        self._number = max(self._number, asked.seen) + 1
+        self._snapshot = SnapshotUnderWay(asked, self._number)
+        self.stage = Stage.OPENING
+        return [OpenDraft(self._number, asked.request.path)]
+
+    def _stop(self, at: float) -> Instructions:
+        """Give up what waits for time, workers or rounds; what waits for servers goes on."""
+        self.is_stopping = True
+        refused: Instructions = [
+            Refuse(asked.call, CheckpointError("the server is ending")) for asked in self._queue
+        ]
+        self._queue.clear()
+        if self.stage is Stage.AWAITING_ROUND:
+            return [*refused, *self._postpone()]
+        return [*refused, *self._overdue(at)]
+
+    @property
+    def _now(self) -> SnapshotUnderWay:
+        assert self._snapshot is not None
+        return self._snapshot
+
+    # -- the cut -------------------------------------------------------------------------------
+
+    def _opened(self, path: str, folder: str, at: float) -> Instructions:
+        now = self._now
+        now.path, now.folder = path, folder
+        now.agree_by = at + self._timeouts.cut
+        return self._hold()
+
+    def _hold(self) -> Instructions:
+        """Ask every server where it stands; in sync mode no round closes meanwhile."""
+        self._enter(Stage.HOLDING)
+        return [BeginCuts(self._now.folder, self._now.cutting())]
+
+    def _replied(self, replies: tuple[Any, ...], at: float) -> Instructions:
+        match self.stage:
+            case Stage.HOLDING:
+                return self._place(replies, at)
+            case Stage.PLACING:
+                return self._placed(at)
+            case Stage.CUTTING:
+                self._enter(Stage.WRITING)
+                return [AwaitParts(self._number, cut=False)]
+            case Stage.WRITING:
+                self._now.parts = replies
+                return self._await_states(at)
+            case Stage.SETTLING:
+                return self._end()
+        raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
+
+    def _place(self, standings: tuple[Standing, ...], at: float) -> Instructions:
+        """Say where all servers cut: after the same round, or at the marks of the same lives.
+
+        A worker that comes or goes does so at one server before the other.
+        """
+        now, first = self._now, standings[0]
+        is_sync = first.mode in ("", "sync")  # no worker has joined: nothing is under way
+        if not is_sync and any(other.lives != first.lives for other in standings):
+            self._enter(Stage.DISAGREEING, at + _RETRY)
+            return self._overdue(at) if self.is_stopping else []
+        warnings = self._choose_base(standings) if now.asked.request.delta else []
+        cutting = self._now.cutting()
+        now.members = dict(first.lives)
+        if is_sync:
+            now.round = cutting.round = self._round_after(max(each.closed for each in standings))
+        else:
+            cutting.members = dict(first.lives)
+        self._enter(Stage.PLACING)
+        return [*warnings, BeginCuts(now.folder, cutting)]
+
+    def _round_after(self, closed: int) -> int:
+        """The round to cut after: the last closed one, or the next that is a multiple."""
+        every = self._now.asked.request.every
+        if not every:
+            return closed
+        return -(-max(closed, self._last_round + 1) // every) * every
+
+    def _choose_base(self, standings: tuple[Standing, ...]) -> Instructions:
+        """Find what a delta builds on; without it the delta holds everything, and a line says why."""
+        base = self._last_base
+        forgetful = [
+            f"server {index}"
+            for index, standing in enumerate(standings)
+            if base is None or base[0] not in standing.remembered
+        ]
+        if not forgetful:
+            self._now.base = base
+            return []
+        return [
+            WarnOperator(
+                f"snapshot {self._number} was to be a delta and holds everything: "
+                f"{', '.join(forgetful)} remembers no earlier one (a server that was started again "
+                "does not)"
+            )
+        ]
+
+    def _placed(self, at: float) -> Instructions:
+        """Every server knows where to cut; a round that is still to come may take any time."""
+        if self._now.round is None or not self._now.asked.request.every:
+            return self._announce(at)
+        self._enter(Stage.AWAITING_ROUND)
+        if self._queue or self.is_stopping:
+            return self._postpone()
+        return [WatchCut(self._number)]
+
+    def _postpone(self) -> Instructions:
+        return self._fail(SnapshotPostponed(f"it waited for round {self._now.round}"))
+
+    def _cut_made(self, number: int, at: float) -> Instructions:
+        if self.stage is Stage.AWAITING_ROUND and number == self._number:
+            return self._announce(at)
+        return []
+
+    def _cut_lost(self, number: int) -> Instructions:
+        """Server 0 has given up its cut: any change of the fleet ends a snapshot that is not cut."""
+        if number != self._number:
+            return []
+        if self.stage is Stage.AWAITING_ROUND:
+            return self._fail(SnapshotPostponed("a worker or a server came or went"))
+        if self.stage is Stage.AWAITING_WORKERS:
+            return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
+        return []
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _announce(self, at: float) -> Instructions:
+        """Tell the workers. Unless rounds are cut, they mark their streams when all of them know.
+
+        Their beats are up to a second apart, and a push behind a mark waits for the last mark.
+        """
+        told = AnnounceSnapshot(self._number)
+        if self._now.round is not None:
+            return [told, *self._await_cuts()]
+        self._enter(Stage.AWAITING_WORKERS, self._until(at, self._timeouts.cut))
+        return [told, WatchCut(self._number), *self._advance()]
+
+    def _await_cuts(self) -> Instructions:
+        self._enter(Stage.CUTTING)
+        return [AwaitParts(self._number, cut=True)]
+
+    def _learned(self, event: WorkerLearned) -> Instructions:
+        now = self._snapshot
+        is_member = now is not None and now.members.get(event.worker) == event.incarnation
+        if event.number != self._number or self.stage not in ANNOUNCED or not is_member:
+            over = CheckpointError(f"snapshot {event.number} is over")
+            return [Refuse(event.call, over)]
+        if self.stage is not Stage.AWAITING_WORKERS:
+            return [self._now.release(event.call)]
+        self._now.learned[event.worker] = event.call
+        return self._advance()
+
+    def _state_arrived(self, event: WorkerStateArrived) -> None:
+        now, worker = self._snapshot, event.worker
+        if event.number == 0:
+            self._workers.leave(event)
+        elif now is not None and (event.number, event.incarnation) == (
+            now.number,
+            now.members.get(worker),
+        ):
+            now.states[worker] = event.state
+
+    def _await_states(self, at: float) -> Instructions:
+        self._enter(Stage.AWAITING_STATES, self._until(at, self._timeouts.worker))
+        return self._advance()
+
+    def _advance(self) -> Instructions:
+        """Go on if no worker is waited for any more."""
+        if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
+            learned, self._now.learned = self._now.learned, {}
+            released = [self._now.release(call) for call in learned.values()]
+            return [*released, *self._await_cuts()]
+        if self.stage is Stage.AWAITING_STATES and not self._stateless():
+            return self._publish()
+        return []
+
+    def _unaware(self) -> list[int]:
+        """Seats of members that have not learned of the snapshot."""
+        return sorted(self._workers.present(self._now.members) - self._now.learned.keys())
+
+    def _stateless(self) -> list[int]:
+        """Seats of members whose states are awaited."""
+        return sorted(self._workers.awaited(self._now.members) - self._now.states.keys())
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _publish(self) -> Instructions:
+        self._enter(Stage.PUBLISHING)
+        now = self._now
+        cut = now.parts[0].cut
+        left = self._workers.farewells(cut, in_rounds=now.round is not None)
+        delivered = {seat: state for seat, state in now.states.items() if state is not None}
+        contents = tuple(part.content for part in now.parts)
+        base = now.base[1] if now.base else ""
+        return [PublishSnapshot(cut, contents, {**left, **delivered}, base)]
+
+    def _published(self) -> Instructions:
+        now = self._now
+        self._last_round = now.round or 0
+        if now.asked.request.base or now.asked.request.delta:
+            self._last_base = (now.number, now.path)
+        return self._settle()
+
+    def _fail(self, error: Exception) -> Instructions:
+        """Give the snapshot up. Nobody but who asked for it needs to know before it had a folder."""
+        now = self._now
+        now.failure = now.explained(error)
+        over = CheckpointError(f"snapshot {now.number} is over")
+        refused: Instructions = [Refuse(call, over) for call in now.learned.values()]
+        now.learned = {}
+        if self.stage is Stage.OPENING:
+            return self._end()
+        return [*refused, *self._settle()]
+
+    def _settle(self) -> Instructions:
+        """Tell the servers how it ended. A server that is away learns of it with the next snapshot."""
+        now = self._now
+        self._enter(Stage.SETTLING)
+        # Only what the job keeps itself will be there for a log to start from.
+        complete = now.failure is None and now.is_own
+        base = self._last_base[0] if self._last_base else 0
+        return [AnnounceSnapshot(None), SettleCuts(now.number, complete, base)]
+
+    def _end(self) -> Instructions:
+        now, call = self._now, self._now.asked.call
+        self._enter(Stage.IDLE)
+        self._snapshot = None
+        if now.failure is not None:
+            return [CloseDraft(), Refuse(call, now.failure), *self._begin_next()]
+        pruned: Instructions = [PruneSnapshots()] if now.is_own else []
+        complete = CompleteSnapshot(call, now.number, now.path)
+        return [CloseDraft(), *pruned, complete, *self._begin_next()]
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _enter(self, stage: Stage, deadline: float = NEVER) -> None:
+        self.stage, self.deadline = stage, deadline
+
+    def _until(self, at: float, seconds: float) -> float:
+        """When a wait that begins now ends; a server that ends does not wait."""
+        return at if self.is_stopping else at + seconds
+
+    def _overdue(self, at: float) -> Instructions:
+        """Time has passed, or the server ends."""
+        if at < self.deadline and not self.is_stopping:
+            return []
+        match self.stage:
+            case Stage.DISAGREEING:
+                if not self.is_stopping and at <= self._now.agree_by:
+                    return self._hold()
+                return self._late("the servers do not agree on who is in the fleet")
+            case Stage.AWAITING_WORKERS:
+                return self._late(f"workers {self._unaware()} have not heard of it in time")
+            case Stage.AWAITING_STATES:
+                return self._late(f"it waits for what workers {self._stateless()} keep")
+        return []
+
+    def _late(self, what: str) -> Instructions:
+        return self._fail(DeadlineExceeded(what))

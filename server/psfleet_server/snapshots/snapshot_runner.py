@@ -1,0 +1,325 @@
+"""Runs the snapshot coordinator on server 0: performs its instructions and tells it what comes of them.
+
+One thread hands over the events, in order; another one calls the servers, which may take long.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from psfleet.checkpoint import Cut, Draft, Manifest, Part, linked, merged_specs
+from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.faults.crash_points import Crashes
+from psfleet.platform.notices import say
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.shard.events import Refuse
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.wire.access import Access
+from psfleet.wire.table_messages import read_mode
+from psfleet.wire.v1 import snapshot_pb2
+from psfleet_server.durability.recovery import check_restart
+from psfleet_server.engine.shard_host import Host
+from psfleet_server.rpc.peer import Peer
+from psfleet_server.snapshots.restored_states import RestoredStates
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshots.snapshot_events import (
+    AnnounceSnapshot,
+    AwaitParts,
+    BeginCuts,
+    CloseDraft,
+    CompleteSnapshot,
+    CutLost,
+    CutMade,
+    DraftOpened,
+    MembersChanged,
+    OpenDraft,
+    PruneSnapshots,
+    PublishSnapshot,
+    ReleaseWorker,
+    ServersReplied,
+    SettleCuts,
+    SnapshotEvent,
+    SnapshotFailed,
+    SnapshotInstruction,
+    SnapshotPart,
+    SnapshotPostponed,
+    SnapshotPublished,
+    SnapshotRequest,
+    SnapshotRequested,
+    SnapshotTimeouts,
+    Standing,
+    StopSnapshots,
+    TimePassed,
+    WarnOperator,
+    WatchCut,
+)
+from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
+
+__all__ = ["SnapshotRunner", "SnapshotTicket"]
+
+_LONGEST = threading.TIMEOUT_MAX
+
+Ask = BeginCuts | AwaitParts | SettleCuts
+
+
+class SnapshotTicket(Future[tuple[int, str]]):
+    """A snapshot that somebody has asked for; its result is the number and the path."""
+
+    def fail(self, error: PsfleetError) -> None:
+        """There is no snapshot."""
+        self.set_exception(error)
+
+
+class SnapshotRunner:
+    """Takes the snapshots of a fleet.
+
+    Args:
+        host: Of server 0.
+        access: With what this server proves itself to the others.
+        folder: Holds snapshots that are asked for without a path; None: there are none.
+        timeouts: How long each step may take.
+        crashes: For tests.
+
+    Attributes:
+        endpoints: Where the servers listen, in order.
+        restored: What workers go on with that ask for it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        access: Access,
+        folder: SnapshotFolder | None = None,
+        timeouts: SnapshotTimeouts | None = None,
+        crashes: Crashes | None = None,
+    ) -> None:
+        self.endpoints: Sequence[str] = ()
+        self.restored = RestoredStates()
+        self._host = host
+        self._access = access
+        self._folder = folder
+        self._timeouts = timeouts or SnapshotTimeouts()
+        self._crashes = crashes
+        self._coordinator = SnapshotCoordinator(self._timeouts)
+        self._events: queue.SimpleQueue[SnapshotEvent | None] = queue.SimpleQueue()
+        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._peers: list[Peer] = []
+        self._draft: Draft | None = None
+        self._place = Path()  # of the snapshot under way
+        self._opened = contextlib.ExitStack()  # what lives as long as the snapshot under way
+        self._thread = ServiceThread(self._run, "snapshots")
+        self._caller = ServiceThread(self._call_servers, "snapshot calls")
+
+    def start(self) -> None:
+        """Begin to take snapshots."""
+        self._host.members_changed = self.look_at_members
+        self.look_at_members()
+        self._thread.start()
+        self._caller.start()
+
+    def stop(self) -> None:
+        """Begin no snapshot any more. The present one ends soon, unless its files are being written."""
+        self.post(StopSnapshots())
+
+    def close(self) -> None:
+        """End the threads; nobody asks for snapshots any more. One that is still under way is dropped."""
+        self._events.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._caller.join()
+
+    def learn(self, endpoints: Sequence[str]) -> None:
+        """Where all servers listen, in order; one that ends in :0 is not known yet."""
+        if not any(endpoint.endswith(":0") for endpoint in endpoints) or not self.endpoints:
+            self.endpoints = tuple(endpoints)
+
+    def take(self, request: SnapshotRequest) -> SnapshotTicket:
+        """Ask for a snapshot.
+
+        Raises:
+            CheckpointError: The job keeps no snapshots, and the request says no path.
+            SnapshotPostponed: It is not known yet where all servers are.
+        """
+        unknown = [i for i, endpoint in enumerate(self.endpoints) if endpoint.endswith(":0")]
+        if unknown or not self.endpoints:
+            raise SnapshotPostponed(f"server 0 does not know yet where servers {unknown} listen")
+        if not request.path and self._folder is None:
+            raise CheckpointError("this job keeps no snapshots; say where the snapshot is to lie")
+        seen = self._host.shard.cuts.last
+        if self._folder is not None:
+            seen = max(seen, self._folder.last())
+        ticket = SnapshotTicket()
+        self.post(SnapshotRequested(ticket, request, seen))
+        return ticket
+
+    def post(self, event: SnapshotEvent) -> None:
+        """Hand over an event. Any thread may do so, whatever locks it holds."""
+        self._events.put(event)
+
+    def look_at_members(self) -> None:
+        """Hand over who has left, and who has been heard."""
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            left = frozenset(self._host.shard.rounds.left)
+            heard = frozenset(seat for server, seat in coordinator.beats if not server)
+            self.post(MembersChanged(left, heard))
+
+    # -- the thread of events ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (event := self._next()) is not None:
+            for instruction in self._coordinator.handle(event, time.monotonic()):
+                self._perform(instruction)
+        self._asks.put(None)
+        self._opened.close()  # a call under way ends with its connection
+
+    def _next(self) -> SnapshotEvent | None:
+        left = min(self._coordinator.deadline - time.monotonic(), _LONGEST)
+        try:
+            return self._events.get(timeout=max(left, 0))
+        except queue.Empty:
+            return TimePassed()
+
+    def _perform(self, instruction: SnapshotInstruction) -> None:
+        match instruction:
+            case BeginCuts() | AwaitParts() | SettleCuts():
+                self._asks.put(instruction)
+            case OpenDraft(number, path):
+                self._attempt(lambda: self._open(number, path))
+            case PublishSnapshot():
+                self._attempt(lambda: self._publish(instruction))
+            case WatchCut(number):
+                self._watch_cut(number)
+            case AnnounceSnapshot(announced):
+                self._announce(announced)
+            case ReleaseWorker(call, mark, last):
+                reply: Any = call
+                reply.answer(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
+            case Refuse(call, error):
+                refused: Any = call
+                refused.fail(error)
+            case CompleteSnapshot(call, number, path):
+                assert isinstance(call, SnapshotTicket)
+                call.set_result((number, path))
+            case CloseDraft():
+                self._opened.close()
+            case PruneSnapshots():
+                self._prune()
+            case WarnOperator(line):
+                say(line)
+
+    def _attempt(self, step: Callable[[], SnapshotEvent]) -> None:
+        """Hand over what comes of a step, or why nothing does."""
+        try:
+            self.post(step())
+        except Exception as error:
+            self.post(SnapshotFailed(error))
+
+    def _announce(self, number: int | None) -> None:
+        coordinator = self._host.coordinator
+        assert coordinator is not None
+        with self._host.lock:
+            order = None if number is None else (number, coordinator.view)
+            coordinator.orders.snapshot = order
+
+    def _watch_cut(self, number: int) -> None:
+        def told(outcome: bytes | PsfleetError) -> None:
+            lost = isinstance(outcome, PsfleetError)
+            self.post(CutLost(number) if lost else CutMade(number))
+
+        self._host.parts.await_part(number, told, cut=True)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _open(self, number: int, path: str) -> DraftOpened:
+        place = Path(path)
+        if not path:
+            assert self._folder is not None
+            place = self._folder.place(number)
+        self._place = place
+        self._draft = self._opened.enter_context(Draft(place, self._crashes))
+        self._peers = [
+            Peer(f"server {index} at {endpoint}", endpoint, self._access)
+            for index, endpoint in enumerate(self.endpoints)
+        ]
+        for peer in self._peers:
+            self._opened.callback(peer.close)
+        return DraftOpened(str(place), self._draft.folder)
+
+    def _publish(self, wanted: PublishSnapshot) -> SnapshotPublished:
+        draft = self._draft
+        assert draft is not None
+        files = tuple(part.file for part in wanted.parts)
+        specs = merged_specs([part.tables for part in wanted.parts])
+        link = linked(Path(wanted.base).absolute(), self._place) if wanted.base else None
+        draft.finish(Manifest(specs, files, wanted.cut, link, dict(wanted.states)), check_restart)
+        if self._crashes is not None:
+            self._crashes.reach("complete")
+        return SnapshotPublished()
+
+    def _prune(self) -> None:
+        assert self._folder is not None
+        try:
+            self._folder.prune()
+        except (PsfleetError, OSError) as error:
+            say(f"old snapshots stay where they are: {error}")
+
+    # -- the thread of calls -------------------------------------------------------------------
+
+    def _call_servers(self) -> None:
+        while (ask := self._asks.get()) is not None:
+            self._attempt(lambda ask=ask: ServersReplied(tuple(self._replies(ask))))  # type: ignore[misc]
+
+    def _replies(self, ask: Ask) -> Iterable[Any]:
+        match ask:
+            case BeginCuts(folder, cutting):
+                begin = _begin_request(folder, cutting)
+                return [self._begin(peer, begin) for peer in self._peers]
+            case AwaitParts(number, cut):
+                return [self._await_part(peer, number, cut) for peer in self._peers]
+            case SettleCuts(number, complete, base):
+                settle = snapshot_pb2.SettleRequest(number=number, complete=complete, base=base)
+                for peer in self._peers:
+                    with contextlib.suppress(
+                        PsfleetError
+                    ):  # it learns of it with the next snapshot
+                        peer.call(
+                            "Snapshots/Settle", settle.SerializeToString(), self._timeouts.cut
+                        )
+                return []
+
+    def _begin(self, peer: Peer, request: bytes) -> Standing:
+        answer = peer.call("Snapshots/Begin", request, self._timeouts.cut)
+        said = snapshot_pb2.BeginCutReply.FromString(answer)
+        mode = read_mode(said.mode) if said.mode else ""
+        return Standing(mode, said.closed, dict(said.lives), tuple(said.remembered))
+
+    def _await_part(self, peer: Peer, number: int, cut: bool) -> SnapshotPart | None:
+        asked = snapshot_pb2.FinishRequest(number=number, cut=cut).SerializeToString()
+        seconds = self._timeouts.cut if cut else self._timeouts.file
+        answer = peer.call("Snapshots/Finish", asked, seconds)
+        return None if cut else _part(number, snapshot_pb2.FinishReply.FromString(answer).part)
+
+
+def _begin_request(folder: str, cutting: Cutting) -> bytes:
+    return snapshot_pb2.BeginCutRequest(
+        number=cutting.number,
+        folder=folder,
+        hold=cutting.round is None and cutting.members is None,
+        at_round=cutting.round is not None,
+        round=cutting.round or 0,
+        members=cutting.members or {},
+        since=cutting.since,
+        remember=cutting.remember,
+    ).SerializeToString()
+
+
+def _part(number: int, said: bytes) -> SnapshotPart:
+    part = Part.decode(said)
+    return SnapshotPart(Cut(number, part.mode, part.round, part.pushes), part)
