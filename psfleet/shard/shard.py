@@ -340,6 +340,12 @@ class Shard:
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
         cutting = event.cutting
+        if cutting.round is not None and self.mode not in (None, "sync"):
+            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
+            raise ProtocolError(
+                f"snapshot {cutting.number} is to hold round {cutting.round}, but the fleet now runs "
+                f"in mode {self.mode!r} on server {self.index}; take it again"
+            )
         if cutting.round is not None and cutting.round < self.rounds.closed:
             raise ProtocolError(
                 f"snapshot {cutting.number} is to hold round {cutting.round}, but round "

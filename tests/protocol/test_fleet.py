@@ -11,7 +11,6 @@ import pytest
 
 from psfleet.shard.events import Call
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cuts
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
 from psfleet_server.coordinator.barriers import Meetings, Met
@@ -94,20 +93,6 @@ def test_a_primary_that_does_not_wait_for_its_standby_is_noticed(
     """What was said before the standby had it is not true any more after a takeover (R1)."""
     monkeypatch.setattr(Primary, "_is_settled", lambda primary, end: True)
     assert is_noticed("async standbys")
-
-
-def test_a_shard_that_takes_pushes_behind_a_mark_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A snapshot then holds on one server what was pushed after it on another."""
-    monkeypatch.setattr(Cuts, "is_behind", lambda cuts, worker, sequence: False)
-    monkeypatch.setattr(Cuts, "is_due", _once_all_have_marked)
-    assert is_noticed("async snapshots", 38)
-
-
-def _once_all_have_marked(cuts: Cuts, closed: int, sequences: object, left: object) -> bool:
-    now = cuts.under_way
-    return now is not None and now.members is not None and set(now.marks) == set(now.members)
 
 
 # -- a mode that is wished for from outside ----------------------------------------------------------

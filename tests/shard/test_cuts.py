@@ -157,6 +157,18 @@ def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
     late.close()
 
 
+def test_a_fleet_without_rounds_is_not_cut_after_one() -> None:
+    """A fleet that nobody had joined when a cut began is joined in async mode before it is said where to
+    cut: every server would cut between pushes of its own choice, so it is refused."""
+    one = Shard(workers=1)
+    one.create(DENSE, np.zeros(3, np.float32))
+    take(one, BeginCut(Cutting(1)))
+    take(one, Join(0, 1, "async"))
+    take(one, push(0, 1))
+    with pytest.raises(PsfleetError, match="the fleet now runs in mode 'async' on server 0"):
+        take(one, BeginCut(Cutting(1, round=0)))
+
+
 def test_an_answer_says_how_far_it_is() -> None:
     """Server 0 learns the last closed round of each server."""
     one = shard("sync")

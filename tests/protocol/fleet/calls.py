@@ -8,18 +8,21 @@ from psfleet.shard.membership_view import Freeze, Install, Report
 from psfleet_server.coordinator.data_dispatch import Order
 
 __all__ = [
-    "Begun",
+    "Announced",
     "CreateTable",
     "Deal",
+    "Delivered",
     "Depart",
     "Finish",
     "Follow",
     "Frozen",
     "Installed",
+    "Learned",
     "Mark",
     "Other",
     "Part",
     "Promote",
+    "Published",
     "Register",
     "Release",
     "Request",
@@ -167,27 +170,48 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Answer of a server that knows of a snapshot: where it stands, and the lives that are in it."""
+class Announced:
+    """Server 0 to a worker, all the time: a snapshot is being taken."""
 
-    closed: int
-    mode: str
-    lives: Mapping[int, int]
+    number: int
 
 
 @dataclass(frozen=True)
-class Mark:
-    """The lead of snapshots to a worker: mark this one, if you are in this life."""
+class Learned:
+    """A worker to server 0: it has learned of a snapshot."""
 
     number: int
+    worker: int
     life: int
 
 
 @dataclass(frozen=True)
-class Finish:
-    """The lead to a server: say when your part of the snapshot is written. Answered with Taken or None."""
+class Mark:
+    """Server 0 to a worker in this life: all have learned of the snapshot; mark it, or (sync) here is its
+    last round."""
 
     number: int
+    life: int
+    round: int | None
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A worker to server 0: its state in a snapshot, which is the number of its last push or round."""
+
+    number: int
+    worker: int
+    life: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Server 0 to a server: say when its part of the snapshot is cut, or written. Answered with None: not
+    yet."""
+
+    number: int
+    cut: bool
 
 
 @dataclass(frozen=True)
@@ -204,3 +228,12 @@ class Taken:
     pushes: Mapping[int, tuple[int, int]]
     weights: Mapping[int, bytes]
     counts: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The manifest of a complete snapshot: the parts of all servers, the states of workers by seat."""
+
+    number: int
+    parts: tuple[Taken, ...]
+    states: Mapping[int, int]

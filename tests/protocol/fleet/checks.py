@@ -13,10 +13,10 @@ from psfleet.shard.membership_view import Install, Seated
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet_server.coordinator.data_dispatch import Torn
-from tests.protocol.fleet.calls import Taken
+from tests.protocol.fleet.calls import Published, Taken
 from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
 from tests.protocol.fleet.worker import Pushes
-from tests.protocol.scheduler import Broken
+from tests.protocol.scheduler import Broken, Disk
 
 __all__ = ["check", "check_snapshot"]
 
@@ -104,10 +104,22 @@ def _check_counts(shards: Sequence[Shard], wanted: Mapping[int, float]) -> None:
             raise Broken(f"server {server} counts {found} where {expected} were used")
 
 
-def check_snapshot(job: Job, parts: Sequence[Taken], pushes: Pushes) -> None:
-    """Raise Broken unless a complete snapshot is one cut through all servers, and all before it is in it."""
-    sync = job.phases[0].mode == "sync"
-    if len({part.round if sync else tuple(sorted(part.pushes.items())) for part in parts}) > 1:
+def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes: Pushes) -> None:
+    """Raise Broken unless a complete snapshot is one cut through all servers, all before it is in it, its
+    files are on the disks, and the states of workers are as of the cut."""
+    sync, parts = job.phases[0].mode == "sync", snapshot.parts
+    files = [disk.files.get(snapshot.number) for disk in disks]
+    if files != list(parts):
+        raise Broken(f"the files of snapshot {snapshot.number} are {files}, it says {parts}")
+    cuts = {seat: last for seat, (_, last) in parts[0].pushes.items()}
+    late = {
+        seat: at
+        for seat, at in snapshot.states.items()
+        if at != (parts[0].round if sync else cuts[seat])
+    }
+    if late:
+        raise Broken(f"states of snapshot {snapshot.number} are as of {late}, it is cut at {cuts}")
+    if len({part.round if sync else _pushed(part) for part in parts}) > 1:
         raise Broken(f"servers are cut at different places: {parts}")
     if sync:
         _check_cut_rows(job, parts)
@@ -127,6 +139,11 @@ def check_snapshot(job: Job, parts: Sequence[Taken], pushes: Pushes) -> None:
         ]
         if any(part.counts.get(sample) for sample in behind):
             raise Broken(f"a push behind the cut is in it: {part}")
+
+
+def _pushed(part: Taken) -> tuple[tuple[int, tuple[int, int]], ...]:
+    """The lives that have pushed; until then a server may not know of a life that another one knows."""
+    return tuple(sorted((seat, last) for seat, last in part.pushes.items() if last[1]))
 
 
 def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:

@@ -9,9 +9,9 @@ from psfleet_server.coordinator.barriers import ModeWish
 from tests.protocol.fleet.calls import Promote, Release, Silent
 from tests.protocol.fleet.checks import check, check_snapshot
 from tests.protocol.fleet.job import Job, job_of
-from tests.protocol.fleet.lead import Lead, Snapshots
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
+from tests.protocol.fleet.snapshots import published
 from tests.protocol.fleet.standby import Standby
 from tests.protocol.fleet.wisher import Wisher
 from tests.protocol.fleet.worker import Pushes, Worker
@@ -27,7 +27,6 @@ class Fleet(Scheduler):
 
     Attributes:
         pushes: What workers have pushed.
-        snapshots: Those that are complete.
         gone: Workers that are dead for good.
     """
 
@@ -39,11 +38,9 @@ class Fleet(Scheduler):
         self.servers = [name for place in self.places for name in place.names]
         self.workers = [f"w{worker}" for worker in range(job.workers)]
         self.pushes: Pushes = {}
-        self.snapshots: Snapshots = {}
         self.gone: set[str] = set()
         apart = ["C"] if job.apart else []
-        lead = ["L"] if job.snapshots else []
-        names = [*apart, *self.servers, *self.workers, *lead]
+        names = [*apart, *self.servers, *self.workers]
         super().__init__(names, chances, seed, suppressed)
 
     # -- machines ------------------------------------------------------------------------------
@@ -53,8 +50,6 @@ class Fleet(Scheduler):
         if name in self.workers:
             kind = Wisher if self.job.wishes else Worker
             return kind(int(name[1:]), self.job, boot, self.pushes)
-        if name == "L":
-            return Lead(self.job, disk, boot, self.snapshots)
         if name == "C":
             return Server(None, self.job, disk, boot)
         index, number = map(int, name[1:].split("."))
@@ -219,10 +214,12 @@ class Fleet(Scheduler):
         coordinator = self.machines[self.at(self.job.home)].coordinator
         kept = [server.its_shard for server in again]
         histories = [server.history for server in again]
-        self.counts["snapshots"] = len(self.snapshots)
+        snapshots = published(self.disks[self.places[0].primary])
+        self.counts["snapshots"] = len(snapshots)
         self.counts["changes"] = shards[0].consistency.switches
-        for parts in self.snapshots.values():
-            check_snapshot(self.job, parts, self.pushes)
+        disks = [self.disks[place.primary] for place in self.places]
+        for snapshot in snapshots.values():
+            check_snapshot(self.job, snapshot, disks, self.pushes)
         check(self.job, shards, kept, histories, coordinator.supply.torn, self.pushes)
 
 

@@ -6,11 +6,13 @@ process before and after every record, and a new one is made by replay.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from psfleet.errors import PsfleetError
+from psfleet.checkpoint import Cut
+from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.events import Answer, BeginCut, Event, Keep, Refuse, Serve, Tell
 from psfleet.shard.membership_view import Freeze, Install
 from psfleet.shard.shard import Shard
@@ -19,8 +21,8 @@ from psfleet_server.coordinator.coordinator import Arrival, Beat, Coordinator, D
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
+from psfleet_server.snapshot_events import SnapshotPart, Standing
 from tests.protocol.fleet.calls import (
-    Begun,
     CreateTable,
     Deal,
     Depart,
@@ -40,6 +42,7 @@ from tests.protocol.fleet.calls import (
 )
 from tests.protocol.fleet.job import COUNTS, ROWS, Job
 from tests.protocol.fleet.primary import Primary
+from tests.protocol.fleet.snapshots import Snapshots
 from tests.protocol.scheduler import (
     Append,
     Boot,
@@ -74,6 +77,7 @@ class Server:
         self.parts: dict[int, Taken] = {}
         self._frozen: list[FrozenShard] = []
         self._primary = Primary(self)
+        self._snapshots = Snapshots(self, disk) if job.snapshots and index == 0 else None
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
         hosts = index is None or (index == 0 and not job.apart)
         self.coordinator = Coordinator(job.workers, job.servers, DEAD_AFTER) if hosts else None
@@ -128,6 +132,8 @@ class Server:
                 self._receive(source, message)
         if self.shard is not None:
             self.shard.validate()
+        if self._snapshots is not None:
+            self._snapshots.handle(event)
         return self._primary.hold(self.out)
 
     def _receive(self, source: str, message: Any) -> None:
@@ -146,7 +152,7 @@ class Server:
         for instruction in self.shard.handle(event, call):
             match instruction:
                 case Answer(waiting) if isinstance(event, BeginCut):
-                    self._answer(waiting, self._begun(instruction.number))
+                    self._answer(waiting, self._standing(instruction.number))
                 case Answer(waiting):
                     self._answer(waiting, instruction)
                 case _:
@@ -164,11 +170,24 @@ class Server:
             case Keep(frozen):
                 self._frozen.append(frozen)
 
-    def _begun(self, closed: int) -> Begun:
+    def _standing(self, closed: int) -> Standing:
         shard = self.its_shard
         left = shard.rounds.left
         lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
-        return Begun(closed, shard.mode or "", lives)
+        return Standing(shard.mode or "", closed, lives)
+
+    def _finished(self, number: int, cut: bool) -> Any:
+        """This server's part of a snapshot; None: not yet."""
+        waits = self.its_shard.cuts.under_way
+        if number in self.parts:
+            part = self.parts[number]
+            at = Cut(number, self.its_shard.mode or "", part.round, dict(part.pushes))
+            return True if cut else SnapshotPart(at, part)
+        if any(frozen.number == number for frozen in self._frozen):
+            return True if cut else None
+        if waits is not None and waits.number == number:
+            return None
+        raise CheckpointError(f"snapshot {number} was given up; take it again")
 
     def _write_parts(self) -> None:
         """What was cut is read only now, after more of what changes it."""
@@ -207,8 +226,10 @@ class Server:
                     assert self.shard is not None
                     self.shard.create(spec, np.zeros(0, np.float32), worker)
                     self._answer(call, True)
-                case Finish(number):
-                    self._answer(call, self.parts.get(number))
+                case Finish(number, cut):
+                    self._answer(call, self._finished(number, cut))
+                case BeginCut(cutting):  # marks are the shard's, not the message's
+                    self._event(BeginCut(replace(cutting, marks={})), call)
                 case Register() | Arrival() | Depart() | Deal():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)

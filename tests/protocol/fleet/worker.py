@@ -21,7 +21,18 @@ from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
 from psfleet.shard.membership_view import Position
 from psfleet_server.coordinator.coordinator import Arrival
 from psfleet_server.coordinator.data_dispatch import Order
-from tests.protocol.fleet.calls import CreateTable, Deal, Depart, Mark, Register, Request, Response
+from tests.protocol.fleet.calls import (
+    Announced,
+    CreateTable,
+    Deal,
+    Delivered,
+    Depart,
+    Learned,
+    Mark,
+    Register,
+    Request,
+    Response,
+)
 from tests.protocol.fleet.job import (
     COUNTS,
     IDS,
@@ -92,8 +103,10 @@ class Worker:
                         self.out.append(Send(name, queue[0].request))
             case Received(_, Response(number, content)):
                 self._answered(number, content)
-            case Received(_, Mark(number, life)):
-                self._mark(number, life)
+            case Received(source, Announced(number)):
+                self.out.append(Send(source, Learned(number, self.seat, self.life)))
+            case Received(source, Mark() as mark) if mark.life == self.life:
+                self._released(source, mark)
         return self.out
 
     def _answered(self, number: int, content: Any) -> None:
@@ -121,12 +134,17 @@ class Worker:
             except StopIteration:
                 self.done = True
 
-    def _mark(self, number: int, life: int) -> None:
-        """Cut the stream of pushes here, between two steps."""
-        if life == self.life and number > self.heard:
+    def _released(self, source: str, mark: Mark) -> None:
+        """Cut the stream of pushes here, between two steps, and deliver the state as of the cut."""
+        number, last = mark.number, mark.round
+        if last is None and number > self.heard:
             self.heard = number
             self.mark = (number, self.sequence)
             self._ask_all(MarkCut(number, self.seat, self.life, self.sequence))
+        if last is None and self.mark is not None and self.mark[0] == number:
+            last = self.mark[1]
+        if last is not None:
+            self.out.append(Send(source, Delivered(number, self.seat, self.life, last)))
 
     def _ask(self, name: str, content: Any) -> _Asked:
         self._asked += 1

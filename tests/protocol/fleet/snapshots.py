@@ -1,0 +1,205 @@
+"""The snapshot coordinator of server 0: what its runner does in a real server, without I/O."""
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from psfleet.errors import DeadlineExceeded, PsfleetError
+from psfleet.shard.events import BeginCut, EndCut, Refuse
+from psfleet_server.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshot_events import (
+    AnnounceSnapshot,
+    AwaitParts,
+    BeginCuts,
+    CompleteSnapshot,
+    CutLost,
+    CutMade,
+    DraftOpened,
+    MembersChanged,
+    OpenDraft,
+    PublishSnapshot,
+    ReleaseWorker,
+    ServersReplied,
+    SettleCuts,
+    SnapshotEvent,
+    SnapshotFailed,
+    SnapshotInstruction,
+    SnapshotPublished,
+    SnapshotRequest,
+    SnapshotRequested,
+    SnapshotTimeouts,
+    TimePassed,
+    WatchCut,
+    WorkerLearned,
+    WorkerStateArrived,
+)
+from tests.protocol.fleet.calls import (
+    Announced,
+    Delivered,
+    Finish,
+    Learned,
+    Mark,
+    Published,
+    Request,
+    Response,
+)
+from tests.protocol.scheduler import Disk, Received, Send, Tick, WriteFile
+
+if TYPE_CHECKING:
+    from tests.protocol.fleet.server import Server
+
+__all__ = ["Snapshots", "published"]
+
+_PATIENCE = 15  # ticks until a server or a worker that does not answer counts as away
+_EVERY = (0, 0, 2, 3)  # rounds between snapshots
+_MORE = 0.05  # of ticks that bring one more request
+
+
+def published(disk: Disk) -> dict[int, Published]:
+    """The complete snapshots on the disk of server 0, by number."""
+    return {file.number: file for file in disk.files.values() if isinstance(file, Published)}
+
+
+class Snapshots:
+    """Somebody wants snapshots all the time. The folder that all servers share is server 0's disk."""
+
+    def __init__(self, server: "Server", disk: Disk) -> None:
+        self._server, self._disk = server, disk
+        patience = SnapshotTimeouts(_PATIENCE, _PATIENCE, _PATIENCE)
+        self._coordinator = SnapshotCoordinator(patience)
+        self._events: deque[SnapshotEvent] = deque()
+        self._dice = random.Random(server.boot)
+        self._ticks = 0.0
+        self._requests = 0  # that wait
+        self._calls = server.boot << 20
+        self._ask: BeginCuts | AwaitParts | SettleCuts | None = None
+        self._asked: dict[str, Request] = {}
+        self._answers: dict[str, Any] = {}
+        self._patience = 0
+        self._announced: int | None = None
+        self._watched = 0
+        self._members: MembersChanged | None = None
+
+    def handle(self, event: Any) -> None:
+        """Take what has happened to the server, after the server has."""
+        match event:
+            case Tick():
+                self._tick()
+            case Received(_, Response(number, content)):
+                self._answered(number, content)
+            case Received(source, Learned(number, worker, life)):
+                call = (source, number, life)
+                self._events.append(WorkerLearned(call, number, worker, life))
+            case Received(_, Delivered(number, worker, life, state)):
+                self._events.append(WorkerStateArrived(number, worker, life, state))
+        self._look_at_members()
+        while self._events or self._sees_cut():
+            for instruction in self._coordinator.handle(self._events.popleft(), self._ticks):
+                self._perform(instruction)
+            self._coordinator.validate()
+
+    def _look_at_members(self) -> None:
+        seats = range(self._server.job.workers)
+        left = frozenset(self._server.its_shard.rounds.left)
+        members = MembersChanged(left, frozenset(seats))
+        if members != self._members:
+            self._members = members
+            self._events.append(members)
+
+    def _sees_cut(self) -> bool:
+        """Hand over what has become of this server's cut."""
+        number, cuts = self._watched, self._server.its_shard.cuts
+        if not number or not (cuts.last >= number or cuts.is_lost(number)):
+            return False
+        self._events.append(CutMade(number) if cuts.last >= number else CutLost(number))
+        self._watched = 0
+        return True
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        if not self._requests or self._dice.random() < _MORE:
+            self._request()
+        if self._ticks >= self._coordinator.deadline:
+            self._events.append(TimePassed())
+        self._patience -= 1
+        if self._ask is not None and self._patience < 0:
+            self._give_up(DeadlineExceeded("a server does not answer"))
+        for name, request in self._asked.items():
+            if name not in self._answers:
+                self._send(name, request)
+        if self._announced is not None:
+            for seat in range(self._server.job.workers):
+                self._send(f"w{seat}", Announced(self._announced))
+
+    def _request(self) -> None:
+        self._requests += 1
+        seen = max([self._server.its_shard.cuts.last, *published(self._disk)])
+        request = SnapshotRequest(every=self._dice.choice(_EVERY))
+        self._events.append(SnapshotRequested("request", request, seen))
+
+    # -- instructions --------------------------------------------------------------------------
+
+    def _perform(self, instruction: SnapshotInstruction) -> None:
+        match instruction:
+            case OpenDraft(number):
+                self._events.append(DraftOpened(f"snapshot {number}", f"draft {number}"))
+            case BeginCuts() | AwaitParts() | SettleCuts():
+                self._call(instruction)
+            case AnnounceSnapshot(announced):
+                self._announced = announced
+            case WatchCut(number):
+                self._watched = number
+            case ReleaseWorker(call, marks, last):
+                source, number, life = cast("tuple[str, int, int]", call)
+                self._send(source, Mark(number, life, None if marks else last))
+            case PublishSnapshot():
+                file = Published(
+                    instruction.cut.number, instruction.parts, dict(instruction.states)
+                )
+                self._server.out.append(WriteFile(("manifest", file.number), file))
+                self._events.append(SnapshotPublished())
+            case CompleteSnapshot() | Refuse("request"):
+                self._requests -= 1
+
+    def _send(self, to: str, message: Any) -> None:
+        self._server.out.append(Send(to, message))
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _call(self, ask: BeginCuts | AwaitParts | SettleCuts) -> None:
+        """Ask all servers; again with every tick, until they have answered."""
+        content: Any
+        match ask:
+            case BeginCuts(_, cutting):
+                content = BeginCut(cutting)
+            case AwaitParts(number, cut):
+                content = Finish(number, cut)
+            case SettleCuts(number, _, base):
+                content = EndCut(number, base)
+        self._ask, self._patience = ask, _PATIENCE
+        self._answers, self._asked = {}, {}
+        for server in range(self._server.job.servers):
+            self._calls += 1
+            self._asked[f"S{server}"] = Request(self._calls, content)
+            self._send(f"S{server}", self._asked[f"S{server}"])
+
+    def _answered(self, number: int, content: Any) -> None:
+        name = next((name for name, asked in self._asked.items() if asked.number == number), None)
+        if name is None or content is None:  # a repeat, or not yet
+            return
+        if isinstance(content, PsfleetError) and not isinstance(self._ask, SettleCuts):
+            self._give_up(content)
+            return
+        self._answers[name] = content
+        if len(self._answers) == len(self._asked):
+            self._end_call(ServersReplied(tuple(self._answers[name] for name in self._asked)))
+
+    def _give_up(self, error: PsfleetError) -> None:
+        is_last = isinstance(self._ask, SettleCuts)  # whoever is away learns of it later
+        self._end_call(ServersReplied() if is_last else SnapshotFailed(error))
+
+    def _end_call(self, event: SnapshotEvent) -> None:
+        self._ask, self._asked = None, {}
+        self._events.append(event)

@@ -1,0 +1,519 @@
+"""The state machine that takes snapshots: which events lead to which instructions."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from psfleet.checkpoint import Cut
+from psfleet.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
+from psfleet.shard.events import Refuse
+from psfleet.shard.snapshot_cuts import Cutting
+from psfleet_server.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshot_events import (
+    AnnounceSnapshot,
+    AwaitParts,
+    BeginCuts,
+    CloseDraft,
+    CompleteSnapshot,
+    CutLost,
+    CutMade,
+    DraftOpened,
+    MembersChanged,
+    OpenDraft,
+    PruneSnapshots,
+    PublishSnapshot,
+    ReleaseWorker,
+    ServersReplied,
+    SettleCuts,
+    SnapshotEvent,
+    SnapshotFailed,
+    SnapshotInstruction,
+    SnapshotPart,
+    SnapshotPostponed,
+    SnapshotPublished,
+    SnapshotRequest,
+    SnapshotRequested,
+    Standing,
+    StopSnapshots,
+    TimePassed,
+    WarnOperator,
+    WatchCut,
+    WorkerIntroduced,
+    WorkerLearned,
+    WorkerStateArrived,
+)
+from psfleet_server.snapshot_under_way import Stage
+
+LIVES = {0: 11, 1: 12}
+OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")
+ASYNC = Standing("async", 0, LIVES)
+
+
+class Play:
+    """A coordinator with its time; every event is followed by a look at its invariants."""
+
+    def __init__(self) -> None:
+        self.coordinator = SnapshotCoordinator()
+        self.now = 100.0
+
+    def __call__(self, *events: SnapshotEvent, seconds: float = 0.0) -> list[SnapshotInstruction]:
+        """The instructions that the last event leads to, `seconds` later."""
+        self.now += seconds
+        found: list[SnapshotInstruction] = []
+        for event in events:
+            found = self.coordinator.handle(event, self.now)
+            self.coordinator.validate()
+        return found
+
+    def request(self, call: str = "a", seen: int = 0, **wanted: Any) -> list[SnapshotInstruction]:
+        """Somebody asks for a snapshot."""
+        return self(SnapshotRequested(call, SnapshotRequest(**wanted), seen))
+
+    def begin(self, *standings: Standing, **wanted: Any) -> list[SnapshotInstruction]:
+        """Up to where all servers have been asked where they stand."""
+        self.request(**wanted)
+        return self(OPENED, ServersReplied(standings))
+
+    def mark(self, **wanted: Any) -> list[SnapshotInstruction]:
+        """An asynchronous snapshot up to where workers are waited for."""
+        self.begin(ASYNC, ASYNC, **wanted)
+        return self(ServersReplied())
+
+    def write(self, **wanted: Any) -> list[SnapshotInstruction]:
+        """An asynchronous snapshot up to where its files are on the disk."""
+        self.mark(**wanted)
+        self(*learned())
+        return self(ServersReplied(), ServersReplied(parts({0: (11, 5), 1: (12, 7)})))
+
+    def complete(self, **wanted: Any) -> list[SnapshotInstruction]:
+        """A whole snapshot, of workers without states."""
+        self.write(**wanted)
+        self(SnapshotPublished())
+        return self(ServersReplied())
+
+
+def learned(number: int = 1, lives: Mapping[int, int] = LIVES) -> list[WorkerLearned]:
+    """All workers have learned of a snapshot."""
+    return [WorkerLearned(f"w{seat}", number, seat, life) for seat, life in lives.items()]
+
+
+def parts(pushes: dict[int, tuple[int, int]], number: int = 1) -> tuple[SnapshotPart, ...]:
+    """Of two servers that are cut at the same pushes."""
+    cut = Cut(number, "async", 0, pushes)
+    return SnapshotPart(cut, "file 0"), SnapshotPart(cut, "file 1")
+
+
+def failed(instructions: list[SnapshotInstruction]) -> Exception:
+    """Why the one request that is refused is refused."""
+    [refused] = [one for one in instructions if isinstance(one, Refuse)]
+    return refused.error
+
+
+def test_an_asynchronous_snapshot() -> None:
+    """Servers are cut at the marks of the lives that all of them know; workers mark once all have learned
+    of the snapshot; it is published when all files are there, and the requester hears when all servers do."""
+    play = Play()
+    assert play.request(seen=6) == [OpenDraft(7, "")]
+    assert play(OPENED) == [BeginCuts("/job/.partial", Cutting(7))]
+    assert play(ServersReplied((ASYNC, ASYNC))) == [
+        BeginCuts("/job/.partial", Cutting(7, members=LIVES))
+    ]
+    assert play(ServersReplied()) == [AnnounceSnapshot(7), WatchCut(7)]
+    first, second = learned(7)
+    assert play(first) == []
+    assert play(second) == [
+        ReleaseWorker("w0", True, 0),
+        ReleaseWorker("w1", True, 0),
+        AwaitParts(7, cut=True),
+    ]
+    assert play(ServersReplied()) == [AwaitParts(7, cut=False)]
+    written = parts({0: (11, 5), 1: (12, 7)}, 7)
+    assert play(ServersReplied(written)) == [
+        PublishSnapshot(written[0].cut, ("file 0", "file 1"), {}, "")
+    ]
+    assert play(SnapshotPublished()) == [AnnounceSnapshot(None), SettleCuts(7, True, 0)]
+    assert play(ServersReplied()) == [
+        CloseDraft(),
+        PruneSnapshots(),
+        CompleteSnapshot("a", 7, OPENED.path),
+    ]
+    assert play.request(seen=0) == [OpenDraft(8, "")]
+
+
+def test_a_synchronous_snapshot() -> None:
+    """All servers are cut after the highest round that one of them has closed. Workers need not mark; one
+    that learns of the snapshot is told at once which round is the last in it."""
+    play = Play()
+    found = play.begin(Standing("sync", 4, LIVES), Standing("sync", 5, LIVES))
+    assert found == [BeginCuts("/job/.partial", Cutting(1, round=5))]
+    assert play(ServersReplied()) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
+    assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
+
+
+def test_a_fleet_that_nobody_has_joined() -> None:
+    """It is cut where it stands."""
+    nobody = Standing("", 0, {})
+    assert Play().begin(nobody, nobody) == [BeginCuts("/job/.partial", Cutting(1, round=0))]
+
+
+@pytest.mark.parametrize(
+    ("closed", "last", "round_"), [(4, 0, 6), (5, 0, 6), (6, 0, 6), (6, 6, 9), (7, 6, 9)]
+)
+def test_every_third_round(closed: int, last: int, round_: int) -> None:
+    """The next multiple that is not in a snapshot yet; it is waited for without a deadline."""
+    play = Play()
+    if last:
+        synchronous(play, last)
+    standing = Standing("sync", closed, LIVES)
+    [begin] = play.begin(standing, standing, every=3)
+    assert isinstance(begin, BeginCuts)
+    assert begin.cutting.round == round_
+    number = begin.cutting.number
+    assert play(ServersReplied()) == [WatchCut(number)]
+    assert play(TimePassed(), seconds=1e6) == []
+    assert play(CutMade(number)) == [AnnounceSnapshot(number), AwaitParts(number, cut=True)]
+
+
+def synchronous(play: Play, last: int) -> None:
+    """Take a whole snapshot after a round."""
+    standing = Standing("sync", last, LIVES)
+    play.begin(standing, standing)
+    cut = Cut(1, "sync", last, {})
+    play(*[ServersReplied()] * 2, ServersReplied((SnapshotPart(cut, ""), SnapshotPart(cut, ""))))
+    play(SnapshotPublished(), ServersReplied())
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (SnapshotRequested("b", SnapshotRequest(), 0), "it waited for round 6"),
+        (StopSnapshots(), "it waited for round 6"),
+        (CutLost(1), "a worker or a server came or went"),
+    ],
+)
+def test_a_snapshot_that_waits_for_its_round_gives_way(event: SnapshotEvent, why: str) -> None:
+    """To another one, to the end of the server, to a change of the fleet; the next one begins then."""
+    play = Play()
+    standing = Standing("sync", 4, LIVES)
+    play.begin(standing, standing, every=3)
+    play(ServersReplied())
+    assert play(event) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+    found = play(ServersReplied())
+    error = failed(found)
+    assert isinstance(error, SnapshotPostponed)
+    assert str(error) == f"snapshot 1 was not taken: {why}"
+    assert (OpenDraft(2, "") in found) == isinstance(event, SnapshotRequested)
+
+
+def test_servers_that_disagree_are_asked_again() -> None:
+    """A worker comes to one server before the other; after the time for a cut the snapshot is given up."""
+    play = Play()
+    other = Standing("async", 0, {0: 11})
+    assert play.begin(ASYNC, other) == []
+    assert play(TimePassed()) == []
+    again = play(TimePassed(), seconds=play.coordinator.deadline - play.now)
+    assert again == [BeginCuts("/job/.partial", Cutting(1))]
+    play(ServersReplied((ASYNC, other)))
+    assert play(TimePassed(), seconds=11) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+    error = failed(play(ServersReplied()))
+    assert isinstance(error, DeadlineExceeded)
+    assert "the servers do not agree on who is in the fleet" in str(error)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_failure_of_any_step(steps: int) -> None:
+    """The servers are told, the draft is removed, and who asked gets the error with the number; a server
+    that has not been asked for anything is not told either. The next snapshot has another number."""
+    play = Play()
+    cut = parts({})
+    events: list[SnapshotEvent] = [
+        OPENED,
+        ServersReplied((Standing("sync", 4, {}), Standing("sync", 4, {}))),
+        *[ServersReplied()] * 2,
+        ServersReplied(cut),
+    ]
+    play.request()
+    play(*events[:steps])
+    found = play(SnapshotFailed(ServerUnavailable("server 1 is away")))
+    if steps:
+        assert found == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+        found = play(ServersReplied())
+    assert found[0] == CloseDraft()
+    error = failed(found)
+    assert isinstance(error, ServerUnavailable)
+    assert str(error) == "snapshot 1 was not taken: server 1 is away"
+    assert play.request() == [OpenDraft(2, "")]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(OSError("the disk is gone"), "the disk is gone"), (KeyError("file"), "KeyError('file')")],
+)
+def test_errors_of_others(error: Exception, text: str) -> None:
+    """What is no error of psfleet becomes one of the snapshot."""
+    play = Play()
+    play.request()
+    found = failed(play(SnapshotFailed(error)))
+    assert isinstance(found, CheckpointError)
+    assert str(found) == f"snapshot 1 was not taken: {text}"
+
+
+# -- deltas ----------------------------------------------------------------------------------------
+
+
+def test_a_delta_builds_on_the_last_base() -> None:
+    """If every server remembers it; the manifest names it, and servers may forget earlier ones."""
+    play = Play()
+    play.complete(base=True)
+    remembers = Standing("async", 0, LIVES, (1,))
+    [begin] = play.begin(remembers, remembers, delta=True)
+    assert begin == BeginCuts("/job/.partial", Cutting(2, members=LIVES, since=1, remember=True))
+    play(ServersReplied(), *learned(2), ServersReplied())
+    [publish] = play(ServersReplied(parts({}, 2)))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.base == OPENED.path
+    assert play(SnapshotPublished())[1] == SettleCuts(2, True, 2)
+
+
+def test_a_delta_that_a_server_cannot_say() -> None:
+    """It holds everything, and a line says which server remembers nothing."""
+    play = Play()
+    play.complete(base=True)
+    warning, begin = play.begin(Standing("async", 0, LIVES, (1,)), ASYNC, delta=True)
+    assert isinstance(warning, WarnOperator)
+    assert warning.line.startswith(
+        "snapshot 2 was to be a delta and holds everything: server 1 remembers no earlier one"
+    )
+    assert isinstance(begin, BeginCuts)
+    assert begin.cutting.since == 0
+
+
+def test_a_snapshot_of_somebody_else() -> None:
+    """Logs do not start from a snapshot with a path of its own, and the job's own ones stay."""
+    play = Play()
+    play.write(path="/elsewhere")
+    assert play(SnapshotPublished())[1] == SettleCuts(1, False, 0)
+    assert play(ServersReplied()) == [CloseDraft(), CompleteSnapshot("a", 1, OPENED.path)]
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_leaves_is_not_waited_for() -> None:
+    """Neither for its mark nor for its state."""
+    play = Play()
+    play.mark()
+    play(learned()[0])
+    found = play(MembersChanged(frozenset({1}), frozenset({0, 1})))
+    assert found == [ReleaseWorker("w0", True, 0), AwaitParts(1, cut=True)]
+    play(ServersReplied())
+    assert play(ServersReplied(parts({}))) == []
+    [publish] = play(WorkerStateArrived(1, 0, 11, {"at": 5}))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == {0: {"at": 5}}
+
+
+def test_workers_that_do_not_learn_in_time() -> None:
+    """The snapshot is given up, and who waits for the others is told that it is over."""
+    play = Play()
+    play.mark()
+    play(learned()[1])
+    found = play(TimePassed(), seconds=11)
+    assert str(failed(found)) == "snapshot 1 is over"
+    error = failed(play(ServersReplied()))
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == ("snapshot 1 was not taken: workers [0] have not heard of it in time")
+
+
+def test_a_cut_that_is_lost_while_workers_learn() -> None:
+    """R11: a change of the fleet ends the snapshot at once; of an earlier snapshot it means nothing."""
+    play = Play()
+    play.mark(seen=1)
+    assert play(CutLost(1)) == []
+    assert play(CutLost(2)) == [AnnounceSnapshot(None), SettleCuts(2, False, 0)]
+    assert "snapshot 2 was given up; take it again" in str(failed(play(ServersReplied())))
+
+
+@pytest.mark.parametrize(("number", "life"), [(2, 11), (1, 10), (1, 12)])
+def test_workers_of_another_snapshot_or_life(number: int, life: int) -> None:
+    """They are refused, and what they keep is not taken."""
+    play = Play()
+    play(WorkerIntroduced(0, 11, keeps=True))
+    play.mark()
+    assert str(failed(play(WorkerLearned("w0", number, 0, life)))) == f"snapshot {number} is over"
+    play(*learned(), ServersReplied(), ServersReplied(parts({})))
+    assert play(WorkerStateArrived(number, 0, life, "wrong")) == []
+    assert play.coordinator.stage is Stage.AWAITING_STATES
+
+
+def test_who_learns_late_marks_at_once() -> None:
+    """A worker that did not hear the answer asks again, when the others mark already."""
+    play = Play()
+    play.mark()
+    play(*learned())
+    assert play(learned()[0]) == [ReleaseWorker("w0", True, 0)]
+
+
+def test_states_that_do_not_come() -> None:
+    """Those that have introduced themselves with state are waited for, and those that have not introduced
+    themselves since the server has started but are alive; the error names who is missing."""
+    play = Play()
+    play(WorkerIntroduced(0, 11, keeps=True), MembersChanged(frozenset(), frozenset({0, 1})))
+    assert play.write() == []
+    assert play(WorkerStateArrived(1, 1, 12, None)) == []
+    play(TimePassed(), seconds=11)
+    error = str(failed(play(ServersReplied())))
+    assert error == "snapshot 1 was not taken: it waits for what workers [0] keep"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_state_of_a_worker_that_has_left(keeps: bool) -> None:
+    """It is the last one that is not behind the cut; a new life of the worker forgets it."""
+    play = Play()
+    farewell = WorkerStateArrived(0, 1, 12, [[6, "six"], [7, "seven"], [8, "eight"]])
+    play(WorkerIntroduced(1, 12, keeps=keeps), farewell)
+    [publish] = play.write()
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == ({1: "seven"} if keeps else {})
+    play(SnapshotPublished(), ServersReplied(), WorkerIntroduced(1, 13, keeps=False))
+    lives = {0: 11, 1: 13}
+    play.begin(Standing("async", 0, lives), Standing("async", 0, lives))
+    play(ServersReplied(), *learned(2, lives), ServersReplied())
+    [publish] = play(ServersReplied(parts({1: (13, 9)}, 2)))
+    assert isinstance(publish, PublishSnapshot)
+    assert publish.states == {}
+
+
+# -- the end of the server -------------------------------------------------------------------------
+
+
+def test_the_server_ends_while_files_are_written() -> None:
+    """That snapshot is completed; what waits behind it is refused, as is what comes later."""
+    play = Play()
+    play.mark()
+    play(*learned(), ServersReplied())
+    play.request("b")
+    ending = "the server is ending"
+    assert str(failed(play(StopSnapshots()))) == ending
+    assert str(failed(play.request("c"))) == ending
+    play(ServersReplied(parts({})), SnapshotPublished())
+    assert CompleteSnapshot("a", 1, OPENED.path) in play(ServersReplied())
+
+
+def test_the_server_ends_while_workers_are_waited_for() -> None:
+    """The snapshot is given up at once."""
+    play = Play()
+    play.mark()
+    assert play(StopSnapshots()) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
+    assert "workers [0, 1] have not heard of it" in str(failed(play(ServersReplied())))
+
+
+# -- all kinds of order ----------------------------------------------------------------------------
+
+
+class Chaos:
+    """Answers the coordinator's instructions in a random way, and brings other events in between."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.play = Play()
+        self.due: list[SnapshotEvent] = []  # the answer to the last instruction
+        self.number = 0
+        self.answers: Counter[str] = Counter()
+        self.requests = self.learned = 0
+        self.begun: list[int] = []
+        self.settled: list[int] = []
+        self.published: list[int] = []
+
+    def step(self) -> None:
+        """One event, and what it leads to."""
+        self.hand(self.due.pop() if self.due and self.dice.random() < 0.5 else self._event())
+
+    def hand(self, event: SnapshotEvent) -> None:
+        """This event, and what it leads to."""
+        for instruction in self.play(event, seconds=self.dice.choice([0, 0, 0.1, 5])):
+            self._take(instruction)
+
+    def _event(self) -> SnapshotEvent:
+        dice, seats = self.dice, range(3)
+        seat, life = dice.randrange(3), dice.choice([11, 12])
+        number = self.number - dice.choice([0, 0, 0, 1])
+        match dice.randrange(9):
+            case 0:
+                self.requests += 1
+                wanted = SnapshotRequest(
+                    dice.choice(["", "/a"]),
+                    dice.random() < 0.3,
+                    dice.random() < 0.3,
+                    dice.choice([0, 3]),
+                )
+                return SnapshotRequested(f"r{self.requests}", wanted, dice.randrange(3))
+            case 1 | 2 | 3:
+                self.learned += 1
+                return WorkerLearned(f"w{self.learned}", number, seat, life)
+            case 4:
+                return WorkerStateArrived(number, seat, life, {})
+            case 5:
+                return WorkerIntroduced(seat, life, dice.random() < 0.5)
+            case 6:
+                left = frozenset(s for s in seats if dice.random() < 0.3)
+                return MembersChanged(left, frozenset(seats))
+            case 7:
+                return CutMade(number) if dice.random() < 0.5 else CutLost(number)
+            case _:
+                return TimePassed()
+
+    def _take(self, instruction: SnapshotInstruction) -> None:
+        match instruction:
+            case OpenDraft(number):
+                assert not self.due
+                assert number > self.number
+                self.number = number
+                self._answer(OPENED)
+            case BeginCuts(_, cutting):
+                self.begun.append(cutting.number)
+                self._answer(ServersReplied((self._standing(), self._standing())))
+            case AwaitParts(number, cut):
+                self._answer(ServersReplied(() if cut else parts({}, number)))
+            case PublishSnapshot(cut):
+                self.published.append(cut.number)
+                self._answer(SnapshotPublished())
+            case SettleCuts(number, complete):
+                assert not complete or number in self.published
+                self.settled.append(number)
+                self.due = [ServersReplied()]
+            case ReleaseWorker(call):
+                self.answers[f"{call}"] += 1
+            case Refuse(call):
+                self.answers[f"{call}"] += 1
+            case CompleteSnapshot(call, number):
+                assert number in self.published
+                self.answers[f"{call}"] += 1
+
+    def _answer(self, event: SnapshotEvent) -> None:
+        fails = self.dice.random() < 0.1
+        self.due = [SnapshotFailed(ServerUnavailable("it is away")) if fails else event]
+
+    def _standing(self) -> Standing:
+        lives = self.dice.choice([LIVES, LIVES, LIVES, {0: 11}, {}])
+        mode = "async" if self.number % 2 else "sync"
+        return Standing(mode, self.dice.randrange(5), lives, tuple(self.published))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_schedules(seed: int) -> None:
+    """Whatever comes when: every call is answered once, numbers rise, every snapshot that has begun is
+    settled once, and complete is only what is published; the state never contradicts itself."""
+    chaos = Chaos(seed)
+    for _ in range(600):
+        chaos.step()
+    chaos.hand(StopSnapshots())
+    while chaos.play.coordinator.stage is not Stage.IDLE:
+        chaos.hand(chaos.due.pop() if chaos.due else TimePassed())
+    assert chaos.published
+    assert chaos.settled == list(dict.fromkeys(chaos.begun))
+    assert set(chaos.answers.values()) == {1}
+    assert {f"r{number + 1}" for number in range(chaos.requests)} <= set(chaos.answers)
