@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from psfleet.shard.snapshot_cuts import Cuts, Cutting
-from psfleet_server.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshot_events import SnapshotRequested
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshots.snapshot_events import SnapshotRequested
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.scheduler import Broken, run
 

@@ -11,8 +11,8 @@ from psfleet.checkpoint import Cut
 from psfleet.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
 from psfleet.shard.events import Refuse
 from psfleet.shard.snapshot_cuts import Cutting
-from psfleet_server.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshot_events import (
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,
     BeginCuts,
@@ -45,7 +45,7 @@ from psfleet_server.snapshot_events import (
     WorkerLearned,
     WorkerStateArrived,
 )
-from psfleet_server.snapshot_under_way import Stage
+from psfleet_server.snapshots.snapshot_under_way import Stage
 
 LIVES = {0: 11, 1: 12}
 OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")

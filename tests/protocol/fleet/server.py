@@ -21,7 +21,7 @@ from psfleet_server.coordinator.coordinator import Arrival, Beat, Coordinator, D
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
-from psfleet_server.snapshot_events import SnapshotPart, Standing
+from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
 from tests.protocol.fleet.calls import (
     CreateTable,
     Deal,

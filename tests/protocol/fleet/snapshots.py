@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.shard.events import BeginCut, EndCut, Refuse
-from psfleet_server.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshot_events import (
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,
     BeginCuts,
