@@ -3,8 +3,8 @@
     @dataclass(frozen=True)
     class Recovery:
         dead_after: float = setting(
-            0.0, "go on without a worker that was silent for so long", SECONDS,
-            flag="--dead-after", env="PSFLEET_DEAD_AFTER", key="workers.dead_after")
+            0.0, "Go on without a worker that was silent for so long", SECONDS,
+            names="--dead-after PSFLEET_DEAD_AFTER workers.dead_after")
 
 The type, the default, the limits and the sentence of help stand there and nowhere else. Flags of commands
 (psfleet_launch.commands.options), variables, keys of job files, checks and docs/settings.md follow from them.
@@ -119,10 +119,23 @@ def _wrong(source: str, value: Any, wanted: str) -> ConfigError:
     return ConfigError(f"{source} is {value!r}; it must be {wanted}")
 
 
-def setting(default: Any, help: str, kind: Kind | None = None, **more: Any) -> Any:
-    """A field that is a setting; `more` are attributes of Setting. The kind follows from the annotation."""
+def setting(default: Any, help: str, kind: Kind | None = None, names: str = "", **more: Any) -> Any:
+    """A field that is a setting.
+
+    Args:
+        kind: If that does not follow from the annotation.
+        names: What says it, each recognised by its form: `--flag`, `VARIABLE`, its synonyms, `table.key`.
+        more: Other attributes of Setting.
+    """
+    variables = [name for name in names.split() if name.isupper()]
+    said = {
+        "flag": next((name for name in names.split() if name.startswith("--")), ""),
+        "env": next(iter(variables), ""),
+        "synonyms": tuple(variables[1:]),
+        "key": next((name for name in names.split() if "." in name), ""),
+    }
     return dataclasses.field(
-        default=default, metadata={"setting": {"help": help, "kind": kind, **more}}
+        default=default, metadata={"setting": {"help": help, "kind": kind, **said, **more}}
     )
 
 

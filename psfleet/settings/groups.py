@@ -23,34 +23,29 @@ class Seat:
     """Which process of which fleet this is. `role` None: no fleet, train embedded."""
 
     role: Literal["server", "worker"] | None = setting(
-        None, "What this process is", _ROLE, env="PSFLEET_ROLE", synonyms=("TRAINING_ROLE",)
+        None, "What this process is", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
     )
     rank: int = setting(
-        0,
-        "Index within the role, from 0",
-        env="PSFLEET_RANK",
-        synonyms=("PADDLE_TRAINER_ID", "PADDLE_PSERVER_ID"),
+        0, "Index within the role, from 0", names="PSFLEET_RANK PADDLE_TRAINER_ID PADDLE_PSERVER_ID"
     )
     servers: tuple[str, ...] = setting(
         (),
         "Endpoints of the servers in order of index: `unix:/absolute/path` or `host:port`; port 0 lets a "
         "server choose a free one",
-        env="PSFLEET_SERVERS",
-        synonyms=("PADDLE_PSERVERS_IP_PORT_LIST",),
+        names="PSFLEET_SERVERS PADDLE_PSERVERS_IP_PORT_LIST",
     )
     workers: int = setting(
-        1, "Number of workers", env="PSFLEET_WORKERS", synonyms=("PADDLE_TRAINERS_NUM",), least=1
+        1, "Number of workers", names="PSFLEET_WORKERS PADDLE_TRAINERS_NUM", least=1
     )
     worker_endpoints: tuple[str, ...] = setting(
         (),
         "Addresses of the workers, for information",
-        env="PSFLEET_WORKER_ENDPOINTS",
-        synonyms=("PADDLE_TRAINER_ENDPOINTS",),
+        names="PSFLEET_WORKER_ENDPOINTS PADDLE_TRAINER_ENDPOINTS",
     )
     standby: int = setting(
         0,
         "Ordinal of this standby among its server's standbys, from 1; 0: it is none",
-        env="PSFLEET_STANDBY",
+        names="PSFLEET_STANDBY",
     )
 
 
@@ -58,18 +53,18 @@ class Seat:
 class Stages:
     """Which part of a worker this process is."""
 
-    stage: int = setting(0, "Index of this stage of its worker, from 0", env="PSFLEET_STAGE")
+    stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
-        1, "Stage processes of each worker; 1: workers are not cut", env="PSFLEET_STAGES"
+        1, "Stage processes of each worker; 1: workers are not cut", names="PSFLEET_STAGES"
     )
-    copy: int = setting(0, "Index of this copy of its stage, from 0", env="PSFLEET_COPY")
+    copy: int = setting(0, "Index of this copy of its stage, from 0", names="PSFLEET_COPY")
     stage_copies: tuple[int, ...] = setting(
-        (), "Number of copies of each stage; empty: one each", env="PSFLEET_STAGE_COPIES"
+        (), "Number of copies of each stage; empty: one each", names="PSFLEET_STAGE_COPIES"
     )
     stage_endpoints: tuple[str, ...] = setting(
         (),
         "Endpoints of these processes, stage by stage: `ipc:///path` or `tcp://host:port`",
-        env="PSFLEET_STAGE_ENDPOINTS",
+        names="PSFLEET_STAGE_ENDPOINTS",
     )
 
 
@@ -81,34 +76,26 @@ class JobSettings:
         "none",
         "What survives: with a log servers that die go on from it, with snapshots the job goes back",
         one_of("none", "snapshot", "log", "log+fsync"),
-        flag="--durability",
-        env="PSFLEET_DURABILITY",
-        key="job.durability",
+        names="--durability PSFLEET_DURABILITY job.durability",
     )
     snapshot_every: str = setting(
         "",
         "Take snapshots of the whole job so often; by default when asked for, and every 60s where "
         "durability is snapshot",
         INTERVAL,
-        flag="--snapshot-every",
-        env="PSFLEET_SNAPSHOT_EVERY",
-        key="job.snapshot_every",
+        names="--snapshot-every PSFLEET_SNAPSHOT_EVERY job.snapshot_every",
         metavar="60s|1000 rounds",
     )
     resume: str = setting(
         "",
         "Go on from this snapshot; for the launcher also a job's folder, for its last one",
-        flag="--resume",
-        env="PSFLEET_RESUME",
-        key="job.resume",
+        names="--resume PSFLEET_RESUME job.resume",
         metavar="FOLDER",
     )
     worker_restarts: int = setting(
         0,
         "How often a worker that dies is started again; its script runs from the start",
-        flag="--restart-workers",
-        env="PSFLEET_RESTARTS",
-        key="workers.restarts",
+        names="--restart-workers PSFLEET_RESTARTS workers.restarts",
         least=0,
         wanted="0 or more",
     )
@@ -116,9 +103,7 @@ class JobSettings:
         0.0,
         "Go on without a worker that was silent for so long; by default its death ends the job",
         SECONDS,
-        flag="--dead-after",
-        env="PSFLEET_DEAD_AFTER",
-        key="workers.dead_after",
+        names="--dead-after PSFLEET_DEAD_AFTER workers.dead_after",
         metavar="30s",
         least=0,
         most=1e9,
@@ -127,9 +112,7 @@ class JobSettings:
     replicas: int = setting(
         0,
         "1: every server has a standby, which takes over at once when it dies",
-        flag="--replicas",
-        env="PSFLEET_REPLICAS",
-        key="servers.replicas",
+        names="--replicas PSFLEET_REPLICAS servers.replicas",
         least=0,
         most=1,
         wanted="0 or 1: a server has one standby at most",
@@ -138,17 +121,13 @@ class JobSettings:
         0,
         "What a server may take, as in 8G; pushes that would take more are refused",
         BYTES,
-        flag="--server-memory",
-        env="PSFLEET_MEMORY",
-        key="servers.memory",
+        names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
     )
     insecure: bool = setting(
         False,
         "TCP in the clear: without certificates and token",
-        flag="--insecure",
-        env="PSFLEET_INSECURE",
-        key="network.insecure",
+        names="--insecure PSFLEET_INSECURE network.insecure",
     )
 
 
@@ -156,31 +135,31 @@ class JobSettings:
 class Process:
     """What the launcher gives one process: its name, paths and descriptors."""
 
-    job: str = setting("", "Name of the job; a log of another job is refused", env="PSFLEET_JOB")
-    log_folder: str = setting("", "Folder of the servers' logs", env="PSFLEET_LOG_FOLDER")
+    job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")
+    log_folder: str = setting("", "Folder of the servers' logs", names="PSFLEET_LOG_FOLDER")
     snapshots: str = setting(
         "",
         "Folder where server 0 keeps the job's snapshots; empty: `snapshots` beside the logs",
-        env="PSFLEET_SNAPSHOTS",
+        names="PSFLEET_SNAPSHOTS",
     )
     ready_file: str = setting(
-        "", "A server writes its endpoint and pid here when it is ready", env="PSFLEET_READY_FILE"
+        "", "A server writes its endpoint and pid here when it is ready", names="PSFLEET_READY_FILE"
     )
     joined_file: str = setting(
-        "", "A worker makes this file when it has joined the fleet", env="PSFLEET_JOINED_FILE"
+        "", "A worker makes this file when it has joined the fleet", names="PSFLEET_JOINED_FILE"
     )
     left_file: str = setting(
-        "", "A worker makes this file when it has left the fleet", env="PSFLEET_LEFT_FILE"
+        "", "A worker makes this file when it has left the fleet", names="PSFLEET_LEFT_FILE"
     )
     tls: str = setting(
         "",
         "Folder of this process's credentials; TCP is encrypted and both ends prove themselves",
-        env="PSFLEET_TLS",
+        names="PSFLEET_TLS",
     )
     pulse: int = setting(
         0,
         "File descriptor on which a server writes a sign of life a few times per second",
-        env="PSFLEET_PULSE",
+        names="PSFLEET_PULSE",
     )
 
 
@@ -189,33 +168,33 @@ class UserSettings:
     """What users say by variables alone; a launcher passes these on from its own environment."""
 
     strategy: str = setting(
-        "", "JSON that overrides the script's DistributedStrategy", env="PSFLEET_STRATEGY"
+        "", "JSON that overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
     )
     lane: str = setting(
         "auto",
         "Auto: share memory with servers on this host; inline: tensors in messages only",
         one_of("auto", "inline"),
-        env="PSFLEET_LANE",
+        names="PSFLEET_LANE",
     )
     limits: Limits = setting(
         Limits(),
         "What a server takes at most, such as `tables=20000,message=67108864`",
         _LIMITS,
-        env="PSFLEET_LIMITS",
+        names="PSFLEET_LIMITS",
     )
     on_nan: str = setting(
         "say",
         "What is done about a loss or gradient that is no finite number: say so once, stop, or ignore it",
         one_of("say", "stop", "ignore"),
-        env="PSFLEET_ON_NAN",
+        names="PSFLEET_ON_NAN",
     )
     plan: str = setting(
         "",
         "The first training step writes here what the strategy means for it, and ends the script",
-        env="PSFLEET_PLAN",
+        names="PSFLEET_PLAN",
     )
     cache: str = setting(
-        "~/.cache/psfleet/kernels", "Folder of compiled kernels", env="PSFLEET_CACHE"
+        "~/.cache/psfleet/kernels", "Folder of compiled kernels", names="PSFLEET_CACHE"
     )
 
 
@@ -223,8 +202,8 @@ class UserSettings:
 class FaultSettings:
     """Faults that tests and `psfleet-launch --chaos` ask a process for."""
 
-    chaos: str = setting("", "JSON of the faults that a process makes", env="PSFLEET_CHAOS")
+    chaos: str = setting("", "JSON of the faults that a process makes", names="PSFLEET_CHAOS")
     crash: str = setting(
-        "", "`point:count`: kill this process when it reaches a point", env="PSFLEET_CRASH"
+        "", "`point:count`: kill this process when it reaches a point", names="PSFLEET_CRASH"
     )
-    broken_thread: str = setting("", "Name of the thread that fails", env="PSFLEET_BROKEN_THREAD")
+    broken_thread: str = setting("", "Name of the thread that fails", names="PSFLEET_BROKEN_THREAD")

@@ -4,6 +4,8 @@ PSFLEET_LIMITS says otherwise: `tables=20000,message=67108864`.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting, settings_of
@@ -11,6 +13,8 @@ from psfleet.settings.declaration import check, setting, settings_of
 __all__ = ["Limits"]
 
 _LARGEST_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
+
+_count: Any = partial(setting, least=1)
 
 
 @dataclass(frozen=True)
@@ -24,32 +28,27 @@ class Limits:
         most=_LARGEST_MESSAGE,
         wanted=f"at least 1, and gRPC carries up to {_LARGEST_MESSAGE} bytes",
     )
-    tables: int = setting(10_000, "Tables that may exist at once", least=1)
-    lane: int = setting(
+    tables: int = _count(10_000, "Tables that may exist at once")
+    lane: int = _count(
         16 << 30,
         "Bytes of shared memory that one worker may offer; beyond it tensors go in messages",
-        least=1,
     )
-    parked: int = setting(
+    parked: int = _count(
         10_000,
         "Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of workers "
         "that register",
-        least=1,
     )
-    connections: int = setting(4096, "Open connections; a further one is closed at once", least=1)
-    handshakes: int = setting(
+    connections: int = _count(4096, "Open connections; a further one is closed at once")
+    handshakes: int = _count(
         128,
         "Connections of one address that have not proved themselves; when there are more, the oldest "
         "are closed",
-        least=1,
     )
-    streams: int = setting(
-        1024,
-        "Calls that are open at once on one connection; further ones wait in the client",
-        least=1,
+    streams: int = _count(
+        1024, "Calls that are open at once on one connection; further ones wait in the client"
     )
-    incoming: int = setting(
-        32, "Calls of one connection whose message is on its way; a further one is refused", least=1
+    incoming: int = _count(
+        32, "Calls of one connection whose message is on its way; a further one is refused"
     )
 
     def __post_init__(self) -> None:
@@ -62,7 +61,7 @@ class Limits:
         Raises:
             ConfigError: A name is unknown or a value is no whole number.
         """
-        known = [one.name for one in settings_of(cls)]
+        known = {one.name: one for one in settings_of(cls)}
         said: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
@@ -71,10 +70,5 @@ class Limits:
                     f"PSFLEET_LIMITS says {part!r}; it must be name=number with a name among "
                     f"{', '.join(known)}"
                 )
-            try:
-                said[name] = int(value)
-            except ValueError:
-                raise ConfigError(
-                    f"PSFLEET_LIMITS says {part!r}; {name} must be a whole number"
-                ) from None
+            said[name] = known[name].parse(value, f"limit {name}")
         return cls(**said)

@@ -24,9 +24,9 @@ class Consistency:
     then what it has learned is added. half-async: at once, several gradients merged.
     """
 
-    mode: Mode = setting("sync", "When pushes take effect", flag="--mode")
-    staleness: int = _share(2, "ssp: pushes a worker may be ahead of another", flag="--staleness")
-    k_steps: int = _count(10, "geo: steps between two exchanges", flag="--k-steps")
+    mode: Mode = setting("sync", "When pushes take effect", names="--mode")
+    staleness: int = _share(2, "ssp: pushes a worker may be ahead of another", names="--staleness")
+    k_steps: int = _count(10, "geo: steps between two exchanges", names="--k-steps")
     copied_rows: int = _count(
         1 << 20, "geo: rows of a sparse table that a worker keeps copies of, at most"
     )

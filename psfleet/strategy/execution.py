@@ -18,13 +18,13 @@ class Pipeline:
     """
 
     schedule: Schedule = setting(
-        "1f1b", "Run the program in pieces on micro-batches, in this order", flag="--pipeline"
+        "1f1b", "Run the program in pieces on micro-batches, in this order", names="--pipeline"
     )
     stages: int = setting(
-        1, "Processes of each worker; each runs its pieces", flag="--stages", least=1
+        1, "Processes of each worker; each runs its pieces", names="--stages", least=1
     )
     micro_batches: int = setting(
-        1, "Parts that each batch is cut into", flag="--micro-batches", least=1
+        1, "Parts that each batch is cut into", names="--micro-batches", least=1
     )
     chunks: int = setting(
         0, "Pieces of each stage; 0: 2 where the schedule is interleaved, else 1", least=0

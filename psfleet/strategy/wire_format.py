@@ -64,9 +64,9 @@ class Wire:
         "fp32",
         "Form of gradients on the wire: fewer bytes for less precision; `--wire` sets both ways",
         _FORM,
-        flag="--wire",
+        names="--wire",
     )
-    pull: str = setting("fp32", "Form of weights on the wire, likewise", _FORM, flag="--wire")
+    pull: str = setting("fp32", "Form of weights on the wire, likewise", _FORM, names="--wire")
 
     def __post_init__(self) -> None:
         check(self, lambda one: f"wire {one.name}")

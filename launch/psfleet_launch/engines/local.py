@@ -52,28 +52,23 @@ class LocalEngine(Engine):
         self._guard: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
-        """See Engine."""
         _check_ports(self.endpoints())
         for member in (*self.job.servers, *self.job.workers):
             self._logs[member] = open_log(self.job.log(member))
         self._guard = guard.start(self.job.token, self.job.folder)
 
     def endpoints(self) -> list[str]:
-        """See Engine."""
         return requested_endpoints(self.job)
 
     def host(self, member: Member) -> str:
-        """See Engine."""
         return "local"
 
     def has_joined(self) -> bool:
-        """See Engine."""
         return any(self.job.joined_file(worker).exists() for worker in self.job.workers)
 
     # -- processes -------------------------------------------------------------------------------
 
     def spawn(self, member: Member, told: Told) -> None:
-        """See Engine."""
         if member in self._processes:  # it starts again
             _close_orders(self._processes[member])
         self._ended.discard(member)
@@ -95,30 +90,25 @@ class LocalEngine(Engine):
             self._pass_on(process.stderr, log, is_error=True)
 
     def send(self, member: Member, number: int) -> None:
-        """See Engine."""
         send(self._processes[member], number)
 
     def order(self, member: Member, line: str) -> None:
-        """See Engine."""
         stdin = self._processes[member].stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
             stdin.write(f"{line}\n".encode())
 
     def expect(self, member: Member) -> None:
-        """See Engine."""
         self.job.ready_file(member).unlink(missing_ok=True)
         self._awaited.add(member)
 
     def sweep(self) -> None:
-        """See Engine."""
         guard.sweep(self.job.token)
         for process in self._processes.values():
             process.wait()
             _close_orders(process)
 
     def close(self) -> None:
-        """See Engine."""
         for stream in [key.fileobj for key in self.selector.get_map().values()]:
             stream.close()  # type: ignore[union-attr]  # only streams are registered by now
         for log in self._logs.values():
@@ -127,18 +117,15 @@ class LocalEngine(Engine):
             guard.dismiss(self._guard)
 
     def left_behind(self) -> list[str]:
-        """See Engine."""
         return [f"process {pid}" for pid in guard.find(self.job.token)]
 
     # -- what happens ----------------------------------------------------------------------------
 
     @property
     def pause(self) -> float:
-        """See Engine."""
         return _LOOK if self._awaited else float("inf")
 
     def events(self) -> list[Event | Shown]:
-        """See Engine."""
         ended = [
             Exited(member, process.returncode, self._has_left(member))
             for member, process in self._processes.items()

@@ -23,13 +23,13 @@ _HUNG_AT_LAST = 30
 class _Size:
     """What runs, and how many times."""
 
-    script: str = setting(dataclasses.MISSING, "The trainer script", key="job.script")
-    arguments: tuple[str, ...] = setting((), "Arguments of the script", key="job.arguments")
+    script: str = setting(dataclasses.MISSING, "The trainer script", names="job.script")
+    arguments: tuple[str, ...] = setting((), "Arguments of the script", names="job.arguments")
     servers: int = setting(
-        1, "Server processes", flag="--servers", key="servers.count", least=1, wanted=_ALONE
+        1, "Server processes", names="--servers servers.count", least=1, wanted=_ALONE
     )
     workers: int = setting(
-        1, "Worker processes", flag="--workers", key="workers.count", least=1, wanted=_ALONE
+        1, "Worker processes", names="--workers workers.count", least=1, wanted=_ALONE
     )
 
 
@@ -45,31 +45,27 @@ class Request(JobSettings, _Size):
     port: int | None = setting(
         None,
         "TCP ports from this one on, in place of unix sockets; 0: any free ones, as `--tcp`",
-        flag="--port",
-        key="network.port",
+        names="--port network.port",
         least=0,
         most=65535,
     )
     server_script: bool = setting(
         False,
         "Servers run the script too; it branches on fleet.is_server()",
-        flag="--server-script",
-        key="servers.run_script",
+        names="--server-script servers.run_script",
     )
     hung_after: float = setting(
         5.0,
         "A server or a standby that was silent for so long has hung: with --replicas or --restart-hung "
         "it is given up, else the screen says so; 0: never",
         SECONDS,
-        flag="--hung-after",
-        key="servers.hung_after",
+        names="--hung-after servers.hung_after",
         metavar="5s",
     )
     restart_hung: bool = setting(
         False,
         "With a log: kill a server that has hung and start it again from its log",
-        flag="--restart-hung",
-        key="servers.restart_hung",
+        names="--restart-hung servers.restart_hung",
     )
 
     @property
@@ -127,23 +123,21 @@ class Request(JobSettings, _Size):
 class Launch:
     """How this launch runs its job: where, under which name, and what is shown."""
 
-    engine: str = setting("local", "Where processes run", flag="--engine", key="job.engine")
+    engine: str = setting("local", "Where processes run", names="--engine job.engine")
     log_dir: Path = setting(
         Path("psfleet-logs"),
         "Logs go to a folder in it, named after the job",
-        flag="--log-dir",
-        key="job.log_dir",
+        names="--log-dir job.log_dir",
         metavar="PATH",
     )
     name: str = setting(
-        "", "The job's name; by default the script's and four digits", flag="--job", key="job.name"
+        "", "The job's name; by default the script's and four digits", names="--job job.name"
     )
     start_timeout: float = setting(
         120.0,
         "Until then all servers must be ready",
         SECONDS,
-        flag="--start-timeout",
-        key="job.start_timeout",
+        names="--start-timeout job.start_timeout",
         metavar="120s",
         least=1e-3,
         wanted="above 0; servers need time to start",
@@ -151,20 +145,17 @@ class Launch:
     progress: bool = setting(
         True,
         "Steps, loss, rows and bytes are shown; `--no-progress` leaves them out",
-        flag="--no-progress",
-        key="job.progress",
+        names="--no-progress job.progress",
     )
     chaos: int | None = setting(
         None,
         "Kill, pause and disturb the job as this seed says, then report which promises it kept",
-        flag="--chaos",
-        key="chaos.seed",
+        names="--chaos chaos.seed",
         metavar="SEED",
     )
     chaos_pace: float = setting(
         4.0,
         "Seconds between two such faults, on average",
-        flag="--chaos-pace",
-        key="chaos.pace",
+        names="--chaos-pace chaos.pace",
         least=0.5,
     )
