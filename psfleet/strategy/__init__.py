@@ -1,8 +1,8 @@
 """How a fleet trains: what a strategy may say, and who has the last word.
 
-Settings come from three places; for each single key the first one that says something wins:
-1. flags of psfleet-launch, 2. its strategy file (both reach a worker as PSFLEET_STRATEGY),
-3. the script's DistributedStrategy. What nobody says has the default given here.
+Settings come from four places; for each single key the first one that says something wins:
+1. flags of psfleet-launch, 2. its strategy file, 3. its job file (these reach a worker as
+PSFLEET_STRATEGY), 4. the script's DistributedStrategy. What nobody says has the default given here.
 
 A strategy file is TOML with a table for each part that is to be on:
 

@@ -191,7 +191,7 @@ def test_too_many_connections() -> None:
     ("text", "message"),
     [
         ("tables", "PSFLEET_LIMITS says 'tables'"),
-        ("tables=many", "tables must be a whole number"),
+        ("tables=many", "limit tables is 'many'; it must be a whole number"),
         ("tabels=3", "it must be name=number with a name among message, tables"),
         ("tables=0", "limit tables is 0"),
         ("message=2147483648", "gRPC carries up to 2147483647 bytes"),

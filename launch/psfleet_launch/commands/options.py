@@ -58,7 +58,7 @@ def _option(one: Setting, shows_default: bool) -> Callable[[Command], Command]:
 
 
 def _read(one: Setting, context: click.Context, option: click.Parameter, text: str | None) -> Any:
-    return text and one.parse(text, one.flag)
+    return text if text in (None, one.default) else one.parse(text, one.flag)
 
 
 def _parameter(one: Setting) -> str:

@@ -72,9 +72,10 @@ class LocalEngine(Engine):
         if member in self._processes:  # it starts again
             _close_orders(self._processes[member])
         self._ended.discard(member)
-        self.job.left_file(member).unlink(missing_ok=True)
         if member.role == "server":
             self.expect(member)
+        else:
+            self.job.left_file(member).unlink(missing_ok=True)
         log, piped = self._log(member), member == self.job.shown
         environment = child_environment(
             self.job, member, told.endpoints, resume=told.resume, follows=told.follows
