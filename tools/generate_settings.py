@@ -10,17 +10,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 from psfleet.settings.declaration import Setting, settings_of  # noqa: E402
-from psfleet.settings.groups import FaultSettings, JobSettings, Process, Seat, Stages, UserSettings  # noqa: E402
+from psfleet.settings.groups import (  # noqa: E402
+    FaultSettings,
+    FleetSettings,
+    JobSettings,
+    ProcessSettings,
+    StageSettings,
+    UserSettings,
+)
 from psfleet.settings.limits import Limits  # noqa: E402  # found through the path above
 from psfleet.strategy.strategy_settings import PARTS  # noqa: E402
 from psfleet_launch.job.job_request import Launch, Request  # noqa: E402
 
 OUT = ROOT / "docs" / "settings.md"
 VARIABLES = {
-    "Which process this is": Seat,
-    "Which stage of a worker this is": Stages,
+    "Which process this is": FleetSettings,
+    "Which stage of a worker this is": StageSettings,
     "What a job and its processes have in common": JobSettings,
-    "What one process is given": Process,
+    "What one process is given": ProcessSettings,
     "What users set": UserSettings,
     "Faults, for tests": FaultSettings,
 }

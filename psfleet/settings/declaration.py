@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psfleet.errors import ConfigError
-from psfleet.settings.kinds import Kind, kind_of
+from psfleet.settings.kinds import SettingKind, kind_of
 
 __all__ = [
     "Setting",
@@ -54,7 +54,7 @@ class Setting:
     """
 
     name: str
-    kind: Kind
+    kind: SettingKind
     default: Any
     help: str
     flag: str = ""
@@ -119,7 +119,9 @@ def _wrong(source: str, value: Any, wanted: str) -> ConfigError:
     return ConfigError(f"{source} is {value!r}; it must be {wanted}")
 
 
-def setting(default: Any, help: str, kind: Kind | None = None, names: str = "", **more: Any) -> Any:
+def setting(
+    default: Any, help: str, kind: SettingKind | None = None, names: str = "", **more: Any
+) -> Any:
     """A field that is a setting.
 
     Args:

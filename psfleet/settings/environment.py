@@ -14,7 +14,13 @@ from operator import attrgetter
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, from_variable, from_variables
-from psfleet.settings.groups import JobSettings, Process, Seat, Stages, UserSettings
+from psfleet.settings.groups import (
+    FleetSettings,
+    JobSettings,
+    ProcessSettings,
+    StageSettings,
+    UserSettings,
+)
 
 __all__ = [
     "Environment",
@@ -28,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Environment(Process, UserSettings, JobSettings, Stages, Seat):
+class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
     """What the environment says. `role` None: no fleet, train embedded."""
 
     def __post_init__(self) -> None:
@@ -118,7 +124,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     Raises:
         ConfigError: A value is missing, of the wrong kind or out of range.
     """
-    role = from_variable(Seat, "role", variables)
+    role = from_variable(FleetSettings, "role", variables)
     if role is None:
         _check_no_servers(variables)
         return Environment(strategy=from_variable(UserSettings, "strategy", variables))

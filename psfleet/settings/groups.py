@@ -4,22 +4,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 from psfleet.settings.declaration import setting
-from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, Kind, one_of
+from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, SettingKind, one_of
 from psfleet.settings.limits import Limits
 
-__all__ = ["FaultSettings", "JobSettings", "Process", "Seat", "Stages", "UserSettings"]
+__all__ = [
+    "FaultSettings",
+    "FleetSettings",
+    "JobSettings",
+    "ProcessSettings",
+    "StageSettings",
+    "UserSettings",
+]
 
-_ROLE = Kind(
+_ROLE = SettingKind(
     "server or worker",
     lambda text: {"pserver": "server", "trainer": "worker"}.get(text.lower(), text.lower()),
     lambda value: False,
     choices=("server", "worker"),
 )
-_LIMITS = Kind("like tables=20000,message=67108864", Limits.read, lambda value: False)
+_LIMITS = SettingKind("like tables=20000,message=67108864", Limits.read, lambda value: False)
 
 
 @dataclass(frozen=True)
-class Seat:
+class FleetSettings:
     """Which process of which fleet this is. `role` None: no fleet, train embedded."""
 
     role: Literal["server", "worker"] | None = setting(
@@ -50,7 +57,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageSettings:
     """Which part of a worker this process is."""
 
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
@@ -132,7 +139,7 @@ class JobSettings:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessSettings:
     """What the launcher gives one process: its name, paths and descriptors."""
 
     job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")

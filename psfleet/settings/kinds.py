@@ -11,14 +11,14 @@ from typing import Any, Literal
 from psfleet.errors import ConfigError
 from psfleet.settings.durations import Interval
 
-__all__ = ["BYTES", "INTERVAL", "SECONDS", "Kind", "kind_of", "one_of"]
+__all__ = ["BYTES", "INTERVAL", "SECONDS", "SettingKind", "kind_of", "one_of"]
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingKind:
     """What a setting takes.
 
     Attributes:
@@ -81,29 +81,31 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-_TEXT = Kind("a text", str, _is_text)
-_WHOLE = Kind("a whole number", int, _is_whole, is_number=True)
-_PLAIN: dict[Any, Kind] = {
+_TEXT = SettingKind("a text", str, _is_text)
+_WHOLE = SettingKind("a whole number", int, _is_whole, is_number=True)
+_PLAIN: dict[Any, SettingKind] = {
     str: _TEXT,
     int: _WHOLE,
-    float: Kind("a number", float, _is_number, is_number=True),
-    bool: Kind(
+    float: SettingKind("a number", float, _is_number, is_number=True),
+    bool: SettingKind(
         "true or false",
         _switch,
         lambda value: isinstance(value, bool),
         lambda value: "1" if value else "",
         written="1 or nothing",
     ),
-    Path: Kind("a path", Path, lambda value: False, has_unit=True),
+    Path: SettingKind("a path", Path, lambda value: False, has_unit=True),
 }
-SECONDS = Kind(
+SECONDS = SettingKind(
     "like 30s or 5min", _seconds, _is_number, lambda value: f"{value:.12g}s", has_unit=True
 )
-BYTES = Kind("a number and K, M, G or T, as in 8G", _bytes, _is_whole, has_unit=True)
-INTERVAL = Kind("like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True)
+BYTES = SettingKind("a number and K, M, G or T, as in 8G", _bytes, _is_whole, has_unit=True)
+INTERVAL = SettingKind(
+    "like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True
+)
 
 
-def kind_of(annotation: Any) -> Kind:
+def kind_of(annotation: Any) -> SettingKind:
     """What a field with this annotation takes; None in a union stands for "not given"."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -116,7 +118,7 @@ def kind_of(annotation: Any) -> Kind:
     return _list_of(kind_of(inner[0]))
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> SettingKind:
     """One of a few texts."""
 
     def parse(text: str) -> str:
@@ -125,10 +127,10 @@ def one_of(*choices: str) -> Kind:
         return text
 
     wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
-    return Kind(wanted, parse, lambda value: value in choices, choices=choices)
+    return SettingKind(wanted, parse, lambda value: value in choices, choices=choices)
 
 
-def _list_of(item: Kind) -> Kind:
+def _list_of(item: SettingKind) -> SettingKind:
     def parse(text: str) -> tuple[Any, ...]:
         return tuple(item.parse(part.strip()) for part in text.split(",") if part.strip())
 
@@ -136,4 +138,6 @@ def _list_of(item: Kind) -> Kind:
         return isinstance(value, list | tuple) and all(map(item.fits, value))
 
     plural = item.wanted.removeprefix("a ") + "s"
-    return Kind("a list", parse, fits, lambda value: ",".join(map(str, value)), written=plural)
+    return SettingKind(
+        "a list", parse, fits, lambda value: ",".join(map(str, value)), written=plural
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.groups import JobSettings, Process, Seat, Stages
+from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
 from psfleet.settings.limits import Limits
 from psfleet_launch.commands.launch_command import main
 from psfleet_launch.job.job_request import Launch, Request
@@ -67,7 +67,7 @@ def test_what_is_written_is_read_again() -> None:
         left_file="/left",
         pulse=7,
     )
-    groups = (Seat, Stages, JobSettings, Process)
+    groups = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
     changed = {one.name for group in groups for one in settings_of(group)} - {"tls"}
     plain = Environment()
     assert {name for name in changed if getattr(told, name) != getattr(plain, name)} == changed

@@ -21,16 +21,16 @@ from psfleet_launch.supervision.job_events import (
     Wordless,
     causes_first,
 )
-from psfleet_launch.supervision.supervisor import Limits, Phase, Supervisor
+from psfleet_launch.supervision.supervisor import Phase, Supervisor, Timeouts
 
 S0, S1 = Member("server", 0), Member("server", 1)
 W0, W1 = Member("worker", 0), Member("worker", 1)
-LIMITS = Limits(start=10, leave=5, grace=4)
+TIMEOUTS = Timeouts(start=10, leave=5, grace=4)
 
 
 def begun() -> Supervisor:
     """Two servers started, two workers to come."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS)
     assert job.begin(at=0) == [Start((S0, S1))]
     return job
 
@@ -166,7 +166,7 @@ MOMENTS = st.lists(
 @given(MOMENTS)
 def test_every_job_ends(moments: list[tuple[str, int, int]]) -> None:
     """Whatever happens: once processes obey signals and time passes, the job ends once."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS)
     actions = job.begin(at=0)
     now = 0.0
     for kind, index, code in moments:
@@ -205,7 +205,7 @@ def test_asked_before_ready(number: int) -> None:
 
 def test_a_server_with_a_log_is_started_again() -> None:
     """So often as it may be; the next death is the job's failure, as is one before the training."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(S1, -9), Exited(S1, 3)) == [Start((S1,)), Start((S1,))]
@@ -213,7 +213,7 @@ def test_a_server_with_a_log_is_started_again() -> None:
     assert told(job, Exited(S1, -9)) == [Send((W0, W1), signal.SIGTERM)]
     assert job.failure is not None
     assert job.failure.member == S1
-    early = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    early = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
     early.begin(at=0)
     told(early, Exited(S0, 1))
     assert early.failure is not None
@@ -221,7 +221,7 @@ def test_a_server_with_a_log_is_started_again() -> None:
 
 def test_a_server_with_a_log_that_is_killed_when_all_is_done() -> None:
     """Its workers have ended well and its log has all that they pushed: the job has succeeded."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, restarts=2)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, restarts=2)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1), Exited(W0, 0, left=True), Exited(W1, 0, left=True))
     assert told(job, Exited(S0, -9), Exited(S1, 0)) == [Finish(0)]
@@ -229,7 +229,7 @@ def test_a_server_with_a_log_that_is_killed_when_all_is_done() -> None:
 
 def test_a_worker_is_started_again() -> None:
     """So often as it may be; then its death is the job's failure."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(W1, -9)) == [Start((W1,))]
@@ -240,7 +240,7 @@ def test_a_worker_is_started_again() -> None:
 
 def test_a_worker_that_has_left_is_done() -> None:
     """Killed after its last word it is not started again, for nobody would know it any more."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(W1, -9, left=True)) == [Lost(W1, -9, left=True)]
@@ -251,7 +251,7 @@ def test_a_worker_that_has_left_is_done() -> None:
 def test_a_script_that_fails_after_it_has_left_fails_the_job() -> None:
     """At once: another process would not find its seat. So does one that is killed by surprise."""
     for code, restarts in ((3, 1), (-9, 0)):
-        job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=restarts)
+        job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=restarts)
         job.begin(at=0)
         told(job, Ready(S0), Ready(S1))
         assert told(job, Exited(W1, code, left=True)) == [Send((W0,), signal.SIGTERM)]
@@ -260,7 +260,7 @@ def test_a_script_that_fails_after_it_has_left_fails_the_job() -> None:
 
 def test_a_worker_that_came_back_too_late_is_done() -> None:
     """It was killed while its last word was answered; servers end when every worker has left."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(W1, -9)) == [Start((W1,))]
@@ -274,7 +274,7 @@ def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
         (),
         (Exited(W1, -9),),
     ):  # also if it was killed, and started again, a moment before
-        job = Supervisor((S0, S1), (W0, W1), LIMITS, worker_restarts=1)
+        job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, worker_restarts=1)
         job.begin(at=0)
         told(job, Ready(S0), Ready(S1), *before)
         told(job, Exited(W0, 0, left=True), Exited(S1, 0))
@@ -288,7 +288,7 @@ def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
 
 def test_a_job_goes_on_without_a_worker() -> None:
     """As long as another one trains."""
-    job = Supervisor((S0, S1), (W0, W1), LIMITS, spares_workers=True)
+    job = Supervisor((S0, S1), (W0, W1), TIMEOUTS, spares_workers=True)
     job.begin(at=0)
     told(job, Ready(S0), Ready(S1))
     assert told(job, Exited(W1, -9)) == [Lost(W1, -9)]

@@ -13,7 +13,7 @@ from psfleet_launch.supervision.job_events import (
     Event,
     Exited,
     GiveUp,
-    Heard,
+    LivenessSignal,
     Parting,
     Ready,
     Silent,
@@ -50,7 +50,7 @@ class Job:
         found: list[Action] = []
         for _ in range(round(seconds / step)):
             self.at += step
-            events: list[Event] = [*map(Heard, sorted(living)), Tick()]
+            events: list[Event] = [*map(LivenessSignal, sorted(living)), Tick()]
             for event in events:
                 found += self.supervisor.handle(event, self.at)
                 self.supervisor.validate()
@@ -130,7 +130,7 @@ def test_nobody_is_silent_while_the_launcher_sleeps() -> None:
     assert job.supervisor.handle(Tick(), job.at) == []
     assert job.look({SERVER, FIRST}, 1.0) == []
     job.at += 3600
-    assert job.supervisor.handle(Heard(FIRST), job.at) == []
+    assert job.supervisor.handle(LivenessSignal(FIRST), job.at) == []
     assert job.supervisor.handle(Tick(), job.at) == []
 
 

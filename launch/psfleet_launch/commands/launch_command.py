@@ -37,7 +37,7 @@ from psfleet_launch.job.job_request import Launch, Request
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.supervision.hang_detection import Watch
 from psfleet_launch.supervision.standbys import Standbys
-from psfleet_launch.supervision.supervisor import Limits, Supervisor
+from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
 
 __all__ = ["main"]
 
@@ -129,10 +129,10 @@ def _place(request: Request, name: str, launch: Launch, trouble: Trouble | None 
         token = secrets.token_hex(16)
         job = Job(request, name, token, folder, logs, credentials, variables)
         engine = kind(job, selector)
-        limits = replace(engine.limits, start=launch.start_timeout)
+        timeouts = replace(engine.timeouts, start=launch.start_timeout)
         try:
             engine.open()
-            code = _run(job, engine, limits, Screen(launch.progress), trouble)
+            code = _run(job, engine, timeouts, Screen(launch.progress), trouble)
         finally:
             engine.close()
     notes = logs if trouble is None else trouble.folder
@@ -160,7 +160,7 @@ def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
 
 
 def _run(
-    job: Job, engine: Engine, limits: Limits, screen: Screen, trouble: Trouble | None = None
+    job: Job, engine: Engine, timeouts: Timeouts, screen: Screen, trouble: Trouble | None = None
 ) -> int:
     often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
@@ -168,7 +168,7 @@ def _run(
     supervisor = Supervisor(
         tuple(job.servers),
         tuple(job.workers),
-        limits,
+        timeouts,
         restarts,
         rollbacks,
         job.request.worker_restarts,

@@ -23,7 +23,7 @@ from psfleet_launch import engines
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.supervision.job_events import Event, Shown
-from psfleet_launch.supervision.supervisor import Limits
+from psfleet_launch.supervision.supervisor import Timeouts
 
 __all__ = ["Engine", "Told", "load_engine"]
 
@@ -50,13 +50,13 @@ class Engine(abc.ABC):
 
     Attributes:
         name: As `--engine` says it.
-        limits: How long starting, leaving and stopping may take here.
+        timeouts: How long starting, leaving and stopping may take here.
         job: Whose processes these are.
         selector: Woken by what the engine registers.
     """
 
     name: ClassVar[str]
-    limits: ClassVar[Limits] = Limits()
+    timeouts: ClassVar[Timeouts] = Timeouts()
 
     def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
         self.job = job
@@ -99,7 +99,7 @@ class Engine(abc.ABC):
         """What has happened since the last call.
 
         Ready, once for every `spawn` of a server and every `expect`; Exited, once for every `spawn`, the
-        likeliest cause first; Heard, Parting and Said of servers; Output of `job.shown` alone.
+        likeliest cause first; LivenessSignal, Parting and Said of servers; Output of `job.shown` alone.
         """
 
     @property

@@ -19,7 +19,7 @@ from psfleet_launch.job.spawn import open_log, send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
     Exited,
-    Heard,
+    LivenessSignal,
     Output,
     Parting,
     Ready,
@@ -209,7 +209,7 @@ class LocalEngine(Engine):
             self._close_pulse(member)
             self._events.append(Parting(member))
             return
-        self._events.append(Heard(member))
+        self._events.append(LivenessSignal(member))
         *lines, self._words[member] = (
             self._words.get(member, b"") + data.replace(b"\0", b"")
         ).split(b"\n")

@@ -15,7 +15,7 @@ from typing import Literal
 
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
-from psfleet.settings.groups import JobSettings, Process, Seat, Stages
+from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import Request
 
@@ -32,7 +32,7 @@ __all__ = [
 
 Role = Literal["server", "worker"]
 
-_TOLD = (Seat, Stages, JobSettings, Process)
+_TOLD = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
 """Groups of settings that a job says to its members or not at all, whatever the launcher's environment says.
 
 UserSettings are passed on as they are.

@@ -13,7 +13,7 @@ __all__ = [
     "Exited",
     "Finish",
     "GiveUp",
-    "Heard",
+    "LivenessSignal",
     "Lost",
     "Output",
     "Parting",
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LivenessSignal:
     """A server or a standby has given a sign of life."""
 
     member: Member
@@ -91,7 +91,7 @@ class Said:
     text: str
 
 
-Event = Ready | Exited | Asked | Heard | Parting | Tick
+Event = Ready | Exited | Asked | LivenessSignal | Parting | Tick
 Shown = Output | Said
 """Not for the supervisor: a person sees it."""
 

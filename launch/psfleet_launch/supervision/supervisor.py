@@ -20,7 +20,7 @@ from psfleet_launch.supervision.job_events import (
     Exited,
     Finish,
     GiveUp,
-    Heard,
+    LivenessSignal,
     Lost,
     Parting,
     Ready,
@@ -32,11 +32,11 @@ from psfleet_launch.supervision.job_events import (
 )
 from psfleet_launch.supervision.standbys import Standbys
 
-__all__ = ["Failure", "Limits", "Phase", "Supervisor"]
+__all__ = ["Failure", "Phase", "Supervisor", "Timeouts"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """How long each stage may take, in seconds.
 
     Attributes:
@@ -106,7 +106,7 @@ class Supervisor:
 
     servers: tuple[Member, ...]
     workers: tuple[Member, ...]
-    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
     restarts: int = 0
     rollbacks: int = 0
     worker_restarts: int = 0
@@ -131,7 +131,7 @@ class Supervisor:
         """Start the servers."""
         self.over.clear()
         self.awaited = set(self.servers)
-        self.deadline = at + self.limits.start
+        self.deadline = at + self.timeouts.start
         return self._start(self.servers)
 
     def handle(self, event: Event, at: float) -> list[Action]:
@@ -147,7 +147,7 @@ class Supervisor:
                 return self._exited(event, at)
             case Asked(number):
                 return self._asked(number, at)
-            case Heard(member):
+            case LivenessSignal(member):
                 return self._heard(member)
             case Parting(member):
                 return self._parting(member)
@@ -316,7 +316,7 @@ class Supervisor:
     def _leave(self, at: float) -> list[Action]:
         """The workers are done; servers that know it end by themselves."""
         if self.phase is Phase.TRAINING:
-            self.phase, self.deadline = Phase.LEAVING, at + self.limits.leave
+            self.phase, self.deadline = Phase.LEAVING, at + self.timeouts.leave
             late = (
                 set(self.standbys.standby.values()) & self.alive - self.standbys.ready
                 if self.standbys
@@ -340,7 +340,7 @@ class Supervisor:
 
     def _asked(self, number: int, at: float) -> list[Action]:
         if self.phase in _STOPPING and (self.asked or self.failure):
-            self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
+            self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
             return self._kill(self._living())
         self.asked = number
         return self._stop_workers(number, at)
@@ -350,14 +350,14 @@ class Supervisor:
         workers = self._living("worker")
         if not workers:
             return self._stop_servers(at)
-        self.phase, self.deadline = Phase.STOPPING_WORKERS, at + self.limits.grace
+        self.phase, self.deadline = Phase.STOPPING_WORKERS, at + self.timeouts.grace
         self.stopped += workers
         return [Send(workers, number)]
 
     def _stop_servers(self, at: float) -> list[Action]:
         if not self.alive:
             return self._finish()
-        self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.limits.grace
+        self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
         servers = self._living("server")
         self.stopped += servers
         return [Send(servers, signal.SIGTERM)] if servers else []
@@ -374,7 +374,7 @@ class Supervisor:
             case Phase.STOPPING_WORKERS:
                 return [*self._kill(self._living("worker")), *self._stop_servers(at)]
             case Phase.STOPPING_SERVERS:
-                self.deadline = at + self.limits.grace
+                self.deadline = at + self.timeouts.grace
                 return self._kill(self._living())
             case _:
                 return self._stop_servers(at)
@@ -382,7 +382,7 @@ class Supervisor:
     def _never_ready(self) -> Failure:
         member, *others = sorted(self.awaited)
         nor = f"; nor were {listed(others)}" if others else ""
-        return Failure(member, None, f"was not ready within {self.limits.start:g} s{nor}")
+        return Failure(member, None, f"was not ready within {self.timeouts.start:g} s{nor}")
 
     def _kill(self, members: tuple[Member, ...]) -> list[Action]:
         self.stopped += [member for member in members if member not in self.stopped]
