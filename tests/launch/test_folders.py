@@ -73,7 +73,9 @@ def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     """Where the log of worker 0 cannot be written, as on a full disk, that is said and the job goes on."""
     script = tmp_path / "talks.py"
     joins = "import psfleet\npsfleet.connect().close()\n"
-    script.write_text(f"{joins}for n in range(4000): print(f'line {{n}}')\n")
+    # One write, which the launcher reads at once: of that the file takes a part.
+    lines = "import os\nos.write(1, b''.join(b'line %d\\n' % n for n in range(4000)))\n"
+    script.write_text(joins + lines)
     command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
     done = subprocess.run(

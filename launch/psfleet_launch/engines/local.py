@@ -177,9 +177,8 @@ class LocalEngine(Engine):
         """Write what a member has said; if its log takes no more, as on a full disk, the job goes on."""
         left = memoryview(data)
         try:
-            while (
-                left
-            ):  # a log that becomes full takes the first bytes, and refuses those after them
+            # A log that becomes full takes the first bytes and refuses those after them.
+            while left:
                 left = left[log.write(left) :]
         except OSError as error:
             if not self._loses_output:
