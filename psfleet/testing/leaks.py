@@ -21,7 +21,7 @@ def children() -> set[str]:
 
 
 @contextlib.contextmanager
-def nothing_left(within: float = 5.0) -> Iterator[None]:
+def nothing_left(within: float = 60.0) -> Iterator[None]:
     """Check that what was started inside has ended, or ends `within` seconds.
 
     Raises:

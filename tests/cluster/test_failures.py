@@ -25,12 +25,12 @@ def test_a_server_that_is_gone_is_named_in_time() -> None:
     with LocalFleet(2, 1) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
         runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(30)
+        runtime.push([GRADIENT]).wait(60)
         fleet.kill(1)
         began = time.monotonic()
         with pytest.raises(ServerUnavailable, match=r"server 1 at unix:.* has not answered for"):
             runtime.flush()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < HASTY.answer
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.close()
 
@@ -41,14 +41,14 @@ def test_a_dead_server_is_not_hidden_by_one_that_waits() -> None:
     with LocalFleet(2, 2) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync", patience=patient)
         runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(30)
+        runtime.push([GRADIENT]).wait(60)
         fleet.kill(1)
         began = time.monotonic()
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.flush()
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.close()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < patient.wait
 
 
 def test_nobody_listens() -> None:
@@ -63,7 +63,7 @@ def test_a_round_names_the_worker_that_it_waits_for() -> None:
     with LocalFleet(2, 2) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
         runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(30)
+        runtime.push([GRADIENT]).wait(60)
         for timeout in (None, 0.2):
             with pytest.raises(DeadlineExceeded, match=r"round 1 did not close .* worker 1"):
                 runtime.flush(timeout)
@@ -91,12 +91,12 @@ def test_an_earlier_life_is_fenced() -> None:
     with LocalFleet(2, 1) as fleet:
         old = ClusterRuntime(fleet.environment(0), "async")
         old.create(SPEC, np.zeros(3, np.float32))
-        old.push([GRADIENT]).wait(30)
+        old.push([GRADIENT]).wait(60)
         new = ClusterRuntime(fleet.environment(0), "async")
         with pytest.raises(Fenced, match="life 1 of worker 0 is over; life 2 has begun"):
-            old.push([GRADIENT]).wait(30)
+            old.push([GRADIENT]).wait(60)
         new.create(SPEC, np.zeros(3, np.float32))
-        new.push([GRADIENT]).wait(30)
+        new.push([GRADIENT]).wait(60)
         np.testing.assert_array_equal(new.read_table(SPEC.key).values[0], [-2, -2, -2])
         with pytest.raises(Fenced):
             old.close()

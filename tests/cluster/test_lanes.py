@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from psfleet.testing.training_run import same_bits
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.server_client import Patience
+from tests.waiting import until
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.Adam())
@@ -243,14 +242,6 @@ def shared_memory(process: int | str) -> set[str]:
 def named_memory(process: int | str) -> set[str]:
     """The same, of memory that has a name in a file system."""
     return {line for line in shared_memory(process) if "/dev/shm/" in line}
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Return once it is true."""
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_letting_go_of_a_lent_array_runs_no_code(server: Server) -> None:

@@ -90,7 +90,7 @@ def test_gradients_of_a_repeated_id_are_summed(alone: ClusterRuntime) -> None:
     spec = sparse("sums")
     alone.create(spec)
     ids = np.array([7, 8, 7, 7])
-    alone.push([Gradient(spec.key, np.ones((4, 3), np.float32), ids, 1.0)]).wait(30)
+    alone.push([Gradient(spec.key, np.ones((4, 3), np.float32), ids, 1.0)]).wait(60)
     (rows,) = alone.pull([Read(spec.key, np.array([7, 8, 9]))])
     np.testing.assert_array_equal(rows[:, 0], [-3, -1, 0])
 
@@ -248,7 +248,7 @@ def test_a_worker_that_has_left_is_not_waited_for() -> None:
             runtime.close()
             gone.set()
             return
-        assert gone.wait(30)
+        assert gone.wait(60)
         runtime.push([Gradient(spec.key, np.ones(3, np.float32), None, 1.0)])
         runtime.barrier()
         np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], [-2, -2, -2])

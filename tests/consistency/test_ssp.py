@@ -110,7 +110,7 @@ def test_a_wait_ends_and_says_for_whom() -> None:
         patient = threading.Thread(target=go_on)
         slow.close()
         patient.start()
-        assert released.wait(20)
+        assert released.wait(60)
         patient.join()
         third.close()
         with contextlib.suppress(DeadlineExceeded):  # where a push has travelled with that pull

@@ -132,7 +132,7 @@ def followed(primary: Primary, number: int, stream: list[bytes]) -> tuple[str, S
         host.lanes.stop()
         for thread in threading.enumerate():
             if thread.name == "following":
-                thread.join(20)
+                thread.join(60)
 
 
 def changed(dice: random.Random, good: bytes, others: list[bytes]) -> bytes:

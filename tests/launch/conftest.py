@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import starter
+from tests.waiting import until
+
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 _MARK = "PSFLEET_TEST"
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 @dataclass
@@ -60,10 +62,7 @@ class Launcher:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition; say what was found where it does not come."""
-        deadline = time.monotonic() + _PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"no {what}: {self.family()}, {self.log('*')}"
-            time.sleep(0.02)
+        until(condition, lambda: f"no {what}: {self.family()}, {self.log('*')}")
 
     def ends(self, timeout: float = _PATIENCE) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
@@ -83,12 +82,17 @@ def digest(text: str) -> str:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left."""
+    """Start `psfleet-launch` in an empty folder; at the end nothing of it may be left.
+
+    `fresh`: in new interpreters, as a user does, not in forks of one that has loaded everything.
+    """
     started: list[Launcher] = []
 
-    def start(*arguments: str, terminal: int = subprocess.PIPE, **variables: str) -> Launcher:
+    def start(
+        *arguments: str, terminal: int = subprocess.PIPE, fresh: bool = False, **variables: str
+    ) -> Launcher:
         mark = uuid.uuid4().hex
-        process = subprocess.Popen(
+        process = (starter.exec_popen if fresh else subprocess.Popen)(
             [sys.executable, "-m", "psfleet_launch", *arguments],
             cwd=tmp_path,
             text=True,
@@ -134,6 +138,7 @@ def job(launch: Launch) -> Launch:
             str(STAND_IN),
             behaviour,
             terminal=terminal,
+            fresh=True,
             **variables,
         )
 

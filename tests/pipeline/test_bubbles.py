@@ -1,11 +1,8 @@
 """The engine itself has the bubbles of the formulas: on a clock of its own to the digit, and for real."""
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,6 @@ from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable, apply
 from psfleet.stages.links import Links, Place, Post
-from psfleet_worker.stages.stage_links import StageLinks
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "gpipe": lambda stages, micro: (stages - 1) / (micro + stages - 1),
@@ -45,19 +41,6 @@ class Clock:
         """Nothing but the clock moves."""
         self.now += seconds
         self.busy += seconds
-
-
-class RealClock(Clock):
-    """The wall's, from the first piece of work to the last; work is a nap."""
-
-    begin = 0.0
-
-    def work(self, seconds: float) -> None:
-        """Sleep; what the machine adds to a nap belongs to it."""
-        start = time.perf_counter()
-        time.sleep(seconds)
-        self.begin, self.now = self.begin or start, time.perf_counter()
-        self.busy += self.now - start
 
 
 class Stamped:
@@ -168,31 +151,3 @@ def test_messages_cost_the_way_down_and_up_at_most(kind: str) -> None:
     """Two stages, messages that take a hundredth of a piece: few of them are on the critical path."""
     length = {late: 12 / (1 - timed_bubble(kind, 2, 4, late)) for late in (0.0, 0.01)}
     assert length[0.01] - length[0.0] <= 0.01 * 2 * 4 + 1e-9
-
-
-@contextlib.contextmanager
-def socket_links(folder: Path, stages: int) -> Iterator[list[StageLinks]]:
-    """Real links of all stages of one worker."""
-    folder.mkdir()
-    endpoints = tuple(f"ipc://{folder}/{stage}" for stage in range(stages))
-    made = [StageLinks(Place(0, s, stages, endpoints), 30, 20.0) for s in range(stages)]
-    yield made
-    for one in made:
-        one.close()
-
-
-def test_naps_over_sockets_have_it_too(tmp_path: Path) -> None:
-    """The best of a few steps is near the formula, however busy the machine; never below it by much.
-
-    benchmarks/pipeline_bubble.py measures it closely, in processes.
-    """
-    theory, best = _FORMULAS["zero-bubble"](2, 4), 1.0
-    for attempt in range(8):
-        clocks = [RealClock(), RealClock()]
-        with socket_links(tmp_path / str(attempt), 2) as links:
-            run_step(clocks, links, "zero-bubble", 4, 0.02)
-        length = max(c.now for c in clocks) - min(c.begin for c in clocks)
-        best = min(best, 1 - sum(c.busy for c in clocks) / (2 * length))
-        if best < 1.3 * theory:
-            break
-    assert theory * 0.8 < best < theory + 0.1

@@ -1,19 +1,9 @@
-"""Leak checks for the tests of recovery, and how often servers have died at which point."""
+"""How often servers have died at which point."""
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-
-from psfleet.testing.leaks import nothing_left
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Every thread and child process of a test has ended when it is over."""
-    with nothing_left():
-        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

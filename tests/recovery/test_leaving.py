@@ -44,7 +44,7 @@ class DiesBeforeGoodbye:
         self, server: int, send: Send, method: str, request: bytes, seconds: float
     ) -> bytes:
         if server == self._victim and leaves(method, request) and not self._fleet.deaths:
-            self._fleet.processes[1 - server].wait(30)
+            self._fleet.processes[1 - server].wait(60)
             self._fleet.kill(server)
             self._fleet.deaths.append("before goodbye")
             self._fleet.processes[server] = self._fleet.spawn(server)
@@ -66,7 +66,7 @@ def test_a_server_that_comes_back_when_the_others_have_ended(mode: Mode, victim:
 
     with LocalFleet(2, 2, durability="log") as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
-        assert fleet.wait(30) == [0, 0]
+        assert fleet.wait(60) == [0, 0]
         assert fleet.deaths
 
 
@@ -98,4 +98,4 @@ def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
     with LocalFleet(2, 1) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience, meddle=meddle)
         runtime.close()
-        assert fleet.wait(30) == [0, 0]
+        assert fleet.wait(60) == [0, 0]

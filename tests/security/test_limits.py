@@ -153,10 +153,10 @@ def test_too_many_calls_that_wait(tmp_path: Path) -> None:
         request = Cb.BarrierRequest(incarnation=own, number=1).SerializeToString()
         barrier: Any = channel.unary_unary("/psfleet.v1.Coordinator/Barrier", None, None)
         done: Any = queue.SimpleQueue()
-        waiting = [barrier.future(request, timeout=30) for _ in range(4)]
+        waiting = [barrier.future(request, timeout=60) for _ in range(4)]
         for future in waiting:
             future.add_done_callback(done.put)
-        refused = done.get(timeout=30)  # whichever came last: calls may overtake each other
+        refused = done.get(timeout=60)  # whichever came last: calls may overtake each other
         assert "3 calls wait at server 0, its limit is 3" in refused.details()
         waiting.remove(refused)
         assert done.empty()
@@ -184,7 +184,7 @@ def test_too_many_connections() -> None:
                 call(channel, "Shard/Status", Pb.StatusRequest())
         with open_channel(fleet.endpoints[0], access) as channel:
             stub: Any = channel.unary_unary("/psfleet.v1.Shard/Status", None, None)
-            assert stub(b"", timeout=10, wait_for_ready=True)
+            assert stub(b"", timeout=60, wait_for_ready=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.rpc.connection_eviction import Stranger, network_of, surplus
 
-_IN = 10.0
+_IN = 60.0
 """Seconds within which a member must be in, however many strangers knock. It takes tenths of one."""
 _MANY = 4200  # connections; a server has room for 4096
 _HELLO = "16030100"  # how a TLS record begins
@@ -37,7 +37,7 @@ def strangers(endpoint: str, sources: str, word: str = "") -> Iterator[None]:
             yield
         finally:
             process.stdin.close()
-            process.wait(30)
+            process.wait(60)
 
 
 def joined(environment: Environment) -> Runtime:

@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from psfleet.settings.environment import Environment
-from psfleet.testing.leaks import nothing_left
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from psfleet_server.process import Server
@@ -47,13 +46,6 @@ class Peer:
             )
         ).table
         return table
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Every thread and child process of a test has ended when it is over."""
-    with nothing_left():
-        yield
 
 
 @contextlib.contextmanager

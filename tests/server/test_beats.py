@@ -1,8 +1,6 @@
 """Signs of life: they come, they are answered, and they end with whoever gives them."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from psfleet.settings.environment import Environment
@@ -10,16 +8,9 @@ from psfleet.wire.v1.membership_pb2 import BeatReply
 from psfleet_server.coordinator.coordinator import Orders
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.waiting import until
 
 QUICK = 0.1  # seconds of silence after which a worker counts as dead; it beats five times as often
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait for a condition, not for a time."""
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def environment(folder: Path, role: str, rank: int, servers: int = 1) -> Environment:

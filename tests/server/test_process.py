@@ -6,14 +6,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from psfleet.formats.ready_file import read_ready
-from psfleet.testing.local_fleet import LocalFleet
+from tests.waiting import until
 
 ENV = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
@@ -68,9 +67,7 @@ def ready(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
 def test_a_ready_server_says_where(ready: tuple["subprocess.Popen[str]", Path]) -> None:
     """The ready file holds endpoint and process id; the socket is for its owner only."""
     process, folder = ready
-    deadline = time.monotonic() + 10
-    while not (folder / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until((folder / "ready").exists, "ready file")
     assert read_ready(folder / "ready") == (f"unix:{folder}/s", process.pid)
     assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
 
@@ -82,7 +79,7 @@ def test_a_signal_ends_it_in_order(
     """SIGTERM and SIGINT: exit code 0, no message, no socket left."""
     process, folder = ready
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert not (folder / "s").exists()
 
@@ -104,7 +101,7 @@ def test_the_socket_of_a_dead_server_is_taken_over(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert "ready" in process.stdout.readline()
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -158,15 +155,6 @@ def test_the_environment_says_the_same(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
-
-
-def test_ready_within_3_seconds_of_cpu_time() -> None:
-    """With a warm kernel cache a server is ready after less than 3 seconds of processor time."""
-    with LocalFleet(1, 1):
-        pass  # warms the cache
-    with LocalFleet(1, 1) as fleet:
-        fields = Path(f"/proc/{fleet.processes[0].pid}/stat").read_text().rpartition(")")[2].split()
-        assert (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") < 3

@@ -1,6 +1,5 @@
 """Every N rounds means after the rounds N, 2 N, 3 N, ..., whatever else is saved in between."""
 
-import time
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import Training, in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.waiting import until
 
 EVERY, STEPS = 3, 12
 TRAINING = Training(steps=1)
@@ -26,14 +26,6 @@ def has(folder: Path, number: int) -> bool:
     return False
 
 
-def appears(folder: Path, number: int) -> bool:
-    """Wait for it."""
-    deadline = time.monotonic() + 60
-    while not (found := has(folder, number)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
-
-
 def test_snapshots_lie_on_their_rounds(tmp_path: Path) -> None:
     """Two servers and two workers; another snapshot is asked for while the next one is awaited."""
     seen: list[int] = []
@@ -42,7 +34,8 @@ def test_snapshots_lie_on_their_rounds(tmp_path: Path) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "sync")
         for step in range(1, STEPS + 1):
             TRAINING.run(runtime)
-            if step % EVERY == 0 and appears(fleet.snapshots, step):
+            if step % EVERY == 0:
+                until(partial(has, fleet.snapshots, step), f"snapshot of round {step}")
                 seen.append(step)
             if step % EVERY == 1 and worker == 0:
                 runtime.save(str(tmp_path / str(step)))

@@ -3,13 +3,13 @@
 import contextlib
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import Promote, Standbys
+from tests.waiting import until
 
 LOOK = 0.005  # seconds between looks at processes and ready files
 LONGEST = 60.0  # seconds until a standby must be ready
@@ -78,12 +78,9 @@ class Pairs(LocalFleet):
 
     def await_standbys(self) -> None:
         """Return when every server waits for its standby."""
-        deadline = time.monotonic() + LONGEST
-        while self._look():
-            assert time.monotonic() < deadline, (
-                f"{self.places.awaited} are not ready: {self.logs()}"
-            )
-            time.sleep(LOOK)
+        until(
+            lambda: not self._look(), lambda: f"{self.places.awaited} are not ready: {self.logs()}"
+        )
 
     def logs(self) -> str:
         """What all servers have printed."""

@@ -78,7 +78,7 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
         feed.attach(2)
     assert not done.wait(0.05)
     feed.release(1)
-    waiting.join(5)
+    waiting.join(60)
     assert done.is_set()
 
 

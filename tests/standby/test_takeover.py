@@ -137,7 +137,7 @@ def test_a_deposed_primary_answers_nobody() -> None:
         fleet.await_standbys()
         assert deposed.poll() is None
         deposed.send_signal(signal.SIGCONT)
-        assert deposed.wait(20) == DEPOSED
+        assert deposed.wait(60) == DEPOSED
         runtime.flush()
         np.testing.assert_array_equal(
             runtime.pull([Read(Counting.total.key)])[0], np.full(9000, 2.0)

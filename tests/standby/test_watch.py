@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from psfleet_launch.supervision.job_events import (
 from psfleet_launch.supervision.standbys import Promote, Release, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.liveness import Pulse
+from tests.waiting import until
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
@@ -140,10 +140,7 @@ def test_signs_of_life_come_until_nobody_listens() -> None:
     with Pulse(theirs):
         assert os.read(ours, 1) + os.read(ours, 1) == b"\0\0"
         os.close(ours)
-        deadline = time.monotonic() + 20
-        while any(thread.name == "pulse" for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: all(thread.name != "pulse" for thread in threading.enumerate()))
 
 
 def test_who_ends_closes_the_pipe() -> None:

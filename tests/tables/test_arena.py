@@ -34,7 +34,7 @@ def test_pages_are_made_ahead_by_a_thread_that_ends() -> None:
     arena.keep_ahead(8 << 20)
     for thread in threading.enumerate():
         if thread.name == "psfleet-pages":
-            thread.join(10)
+            thread.join(60)
     assert threading.active_count() == before
     assert used(arena, 9 << 20) == 7
 

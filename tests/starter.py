@@ -1,0 +1,262 @@
+"""Start Python programs as forks of a process that has already imported what they need.
+
+A server needs 1.2 s of CPU time before its first line: imports of NumPy, numba and gRPC, and loading
+compiled kernels. Tests start hundreds of servers and workers. Here one process for each test process,
+the zygote, pays that once. It has a single thread and never touches gRPC, so it may fork. What it forks is
+a real process with an environment, a folder, streams and sockets of its own, and a child of whoever
+asked for it. `install` has `subprocess` start programs of psfleet and scripts this way; everything else,
+and what is started by `exec_popen`, is a new interpreter as ever.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["exec_popen", "install", "start_zygote"]
+
+exec_popen = subprocess.Popen
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
+_LARGEST = 1 << 18  # bytes of a request: a command line and an environment
+_ROOM = (
+    "PSFLEET_TEST_ROOM"  # a long variable, for environments that a zygote's children show in /proc
+)
+
+
+# -- a process that starts others ----------------------------------------------------------------
+
+
+class _Zygote:
+    """The connection of this process to its zygote."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self.is_inner = False
+
+    def start(self) -> None:
+        """Start a zygote, unless there is one."""
+        with self._lock:
+            if self._connection is not None:
+                return
+            self._connection, theirs = _pair()
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            settled = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", _ROOM: "x" * (1 << 15)}
+            with theirs:
+                process = exec_popen(
+                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **settled},
+                )
+            atexit.register(_end, self._connection, process)
+
+    def use(self, connection: socket.socket) -> None:
+        """Take the zygote at the other end of the connection."""
+        self._connection = connection
+        self.is_inner = True
+
+    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
+        """The process id of a new child of this process that runs the request."""
+        self.start()
+        assert self._connection is not None
+        with self._lock, _subreaper():
+            socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+            answer = self._connection.recv(100)
+        assert answer, "the zygote has ended; its error is above"
+        return int(answer)
+
+
+_zygote = _Zygote()
+start_zygote = _zygote.start
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _end(connection: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    connection.close()
+    process.wait()
+
+
+@contextlib.contextmanager
+def _subreaper() -> Iterator[None]:
+    """Within, a descendant whose parent ends becomes a child of this process."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class _Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` that forks where it can."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        execute: Any = super()._execute_child  # type: ignore[misc]
+        given = inspect.signature(execute).bind(*arguments).arguments
+        program = _program(given["args"])
+        if not program:
+            execute(*arguments)
+            return
+        standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        files = [number if file == -1 else file for number, file in enumerate(standard)]
+        request = {
+            "program": program,
+            "folder": os.fspath(given["cwd"] or os.getcwd()),
+            "environment": dict(os.environ if given["env"] is None else given["env"]),
+            "kept": sorted(given["pass_fds"]),
+            "session": given["start_new_session"],
+            "dies with its parent": given["preexec_fn"] is not None,  # psfleet_launch's only one
+            "starts others": not _zygote.is_inner and "psfleet_server" not in program,
+        }
+        self.pid = _zygote.fork(request, [*files, *request["kept"]])
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        close: Any = self._close_pipe_fds  # type: ignore[attr-defined]
+        close(*(given[name] for name in pipes))
+
+
+def _program(command: Any) -> list[str]:
+    """What follows `python`, if it is a script or a module of psfleet; else empty."""
+    if not isinstance(command, list | tuple) or command[0] != sys.executable:
+        return []
+    words = [os.fspath(word) for word in command[1:]]
+    if words[:2] == ["-P", "-m"]:
+        words = words[1:]
+    ours = words[0] == "-m" and words[1].startswith("psfleet")
+    return words if ours or words[0].endswith(".py") else []
+
+
+def install() -> None:
+    """Have `subprocess` fork what it can from now on."""
+    subprocess.Popen = _Popen  # type: ignore[misc]
+
+
+# -- the zygote ----------------------------------------------------------------------------------
+
+
+def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request; return only in a new process, with its request and files."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        data, files, _, _ = socket.recv_fds(connection, _LARGEST, 100)
+        if not data:
+            os._exit(0)
+        ours, theirs = os.pipe()
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            child = os.fork()
+            if child:
+                os.write(theirs, str(child).encode())
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)  # until this process is a child of the one that asked
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return json.loads(data), files
+        os.waitpid(between, 0)
+        connection.send(os.read(ours, 100))
+        for number in (ours, theirs, *files):
+            os.close(number)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Be what an exec would have made of this process, and run the program."""
+    if request["dies with its parent"]:
+        from psfleet_launch.engines.spawn import _die_with
+
+        _die_with(os.getppid())
+    _keep(files, [0, 1, 2, *request["kept"]])
+    if request["session"]:
+        os.setsid()
+    _zygote.__init__()  # type: ignore[misc]
+    if request["starts others"]:
+        _fork_zygote()
+        install()
+    os.chdir(request["folder"])
+    _show(request["environment"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(  # type: ignore[union-attr]
+            line_buffering=stream is sys.stderr or os.isatty(1),
+            write_through="PYTHONUNBUFFERED" in os.environ,
+        )
+    _run(*request["program"])
+
+
+def _keep(files: list[int], numbers: list[int]) -> None:
+    """Give the files their numbers, and close all others."""
+    apart = [os.dup2(file, 1000 + place) for place, file in enumerate(files)]
+    os.closerange(3, 1000)
+    for file, number in zip(apart, numbers, strict=True):
+        os.dup2(file, number)
+    os.closerange(1000, 1000 + len(apart))
+
+
+def _fork_zygote() -> None:
+    """Make a zygote for this process while it has no thread."""
+    ours, theirs = _pair()
+    if os.fork() == 0:
+        ours.close()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1):
+            os.dup2(null, number)
+        _become(*_serve(theirs))
+        sys.exit()
+    theirs.close()
+    _zygote.use(ours)
+
+
+def _show(environment: dict[str, str]) -> None:
+    """Make it this process's, also where others see it: in /proc, by which jobs find their processes."""
+    os.environ.clear()
+    os.environ.update(environment)
+    status = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(status[47]), int(status[48])
+    data = b"".join(os.fsencode(f"{name}={said}") + b"\0" for name, said in environment.items())
+    ctypes.memmove(start, data[: end - start].ljust(end - start, b"\0"), end - start)
+
+
+def _run(first: str, *others: str) -> None:
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if first == "-m":
+        sys.path[:0] = path
+        sys.argv = list(others)
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[:0] = [os.path.dirname(os.path.abspath(first)), *path]
+        sys.argv = [first, *others]
+        runpy.run_path(first, run_name="__main__")
+
+
+def _load() -> None:
+    """Import what launchers, workers and servers need."""
+    for name in (
+        "psfleet_launch.commands.launch_command",
+        "psfleet_worker.cluster_runtime",
+        "psfleet.optimizer",
+    ):
+        importlib.import_module(name)
+    importlib.import_module("psfleet_server.process").warm_up()
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    _load()
+    _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))
