@@ -1,6 +1,5 @@
 """Forty plausible mistakes of a new user: each ends with one clear sentence and the right exit code."""
 
-import json
 import os
 import re
 import subprocess
@@ -12,8 +11,7 @@ import pytest
 
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 IMPORTS = "import numpy as np\nimport psfleet\nfrom psfleet import fleet, layers, optimizer\n"
 Run = Callable[..., tuple[int, list[str]]]
 
@@ -27,22 +25,6 @@ def environment() -> dict[str, str]:
     }
     folders = [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
     return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs scripts, each in a fork."""
-    with subprocess.Popen(
-        [sys.executable, str(HERE / "runner.py")],
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-    ) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(60) == 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,25 +45,24 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 
 @pytest.fixture
-def run(runner: subprocess.Popen[str], tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> Run:
     """Run a script, or `psfleet-launch` with arguments; the exit code and the lines of standard error."""
 
     def one(script: str, *arguments: str, **variables: str) -> tuple[int, list[str]]:
-        assert runner.stdin is not None
-        assert runner.stdout is not None
-        where = ""
+        command = ["-m", "psfleet_launch", *arguments]
         if script:
             (tmp_path / "train.py").write_text(script)
-            where = str(tmp_path / "train.py")
-        asked = {
-            "script": where,
-            "arguments": arguments,
-            "variables": variables,
-            "folder": str(tmp_path),
-        }
-        print(json.dumps(asked), file=runner.stdin, flush=True)
-        code = int(runner.stdout.readline())
-        return code, (tmp_path / "err").read_text().splitlines()
+            command = ["train.py"]
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            timeout=150,
+            check=False,
+            env=environment() | variables,
+        )
+        return done.returncode, done.stderr.splitlines()
 
     return one
 
@@ -225,7 +206,7 @@ def test_servers_that_were_never_started(lonely: subprocess.Popen[str]) -> None:
     _, err = lonely.communicate(timeout=150)
     assert lonely.returncode == 1
     said = (
-        r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for 6\d.*"
+        r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for \d+.*"
     )
     assert re.fullmatch(said, err.splitlines()[-1]), err
     assert err.endswith("; start the servers first, or correct PSFLEET_SERVERS\n")
