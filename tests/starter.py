@@ -162,29 +162,40 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         between = os.fork()
         if between == 0:
             between = os.getpid()
-            child = os.fork()
-            if child:
-                os.write(theirs, str(child).encode())
+            if os.fork():
                 os._exit(0)
             while os.getppid() == between:
                 time.sleep(0.0005)  # until this process is a child of the one that asked
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            return json.loads(data), files
+            request = json.loads(data)
+            _settle(request)
+            os.write(theirs, str(os.getpid()).encode())
+            os.close(ours)
+            os.close(theirs)
+            return request, files
+        os.close(theirs)
         os.waitpid(between, 0)
-        connection.send(os.read(ours, 100))
-        for number in (ours, theirs, *files):
+        answer = os.read(ours, 100)  # nothing: the one that asked has ended, and so has the new one
+        for number in (ours, *files):
             os.close(number)
+        if not answer:
+            os._exit(0)
+        connection.send(answer)
 
 
-def _become(request: dict[str, Any], files: list[int]) -> None:
-    """Be what an exec would have made of this process, and run the program."""
+def _settle(request: dict[str, Any]) -> None:
+    """What must hold when the other process learns of this one: its session, and its end with a parent."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["session"]:
+        os.setsid()
     if request["dies with its parent"]:
         from psfleet_launch.engines.spawn import _die_with
 
         _die_with(os.getppid())
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Be what an exec would have made of this process, and run the program."""
     _keep(files, [0, 1, 2, *request["kept"]])
-    if request["session"]:
-        os.setsid()
     _zygote.__init__()  # type: ignore[misc]
     if request["starts others"]:
         _fork_zygote()

@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from psfleet_worker.connection.server_client import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -25,23 +26,6 @@ def environment() -> dict[str, str]:
     }
     folders = [ROOT, *(ROOT / name for name in ("server", "worker", "launch"))]
     return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """A worker whose servers were never started. It waits a minute for them, while other tests run."""
-    folder = tmp_path_factory.mktemp("lonely")
-    (folder / "train.py").write_text(IMPORTS + TABLE)
-    role = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": f"unix:{folder}/none"}
-    with subprocess.Popen(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        text=True,
-        stderr=subprocess.PIPE,
-        env=environment() | role,
-    ) as process:
-        yield process
-        process.kill()
 
 
 @pytest.fixture
@@ -201,12 +185,16 @@ def test_a_script_under_the_launcher(tmp_path: Path, name: str) -> None:
         assert "Traceback (most recent call last)" in (tmp_path / log).read_text()
 
 
-def test_servers_that_were_never_started(lonely: subprocess.Popen[str]) -> None:
-    """After a minute the worker names the server, its endpoint and what to do."""
-    _, err = lonely.communicate(timeout=150)
-    assert lonely.returncode == 1
+def test_servers_that_were_never_started(run: Run) -> None:
+    """When its patience is over the worker names server and endpoint, and says what to do."""
+    hasty = "from psfleet_worker.connection.server_client import Patience\n"
+    hasty += "Patience.of = classmethod(lambda kind, environment: kind(start=1.0))\n"
+    role = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "unix:/nonexistent/none"}
+    code, lines = run(hasty + IMPORTS + TABLE, **role)
+    assert code == 1
     said = (
-        r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/.*/none has not answered for \d+.*"
+        r"psfleet\.errors\.ServerUnavailable: server 0 at unix:/nonexistent/none has not answered for "
+        r".*; start the servers first, or correct PSFLEET_SERVERS"
     )
-    assert re.fullmatch(said, err.splitlines()[-1]), err
-    assert err.endswith("; start the servers first, or correct PSFLEET_SERVERS\n")
+    assert re.fullmatch(said, lines[-1]), lines
+    assert Patience().start == 60

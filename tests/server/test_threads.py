@@ -82,7 +82,7 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
         timeout=120,
         check=False,
     )
-    logs = "".join(path.read_text() for path in tmp_path.glob("*/*log.*"))
+    logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
     said = (
         rf"^psfleet: thread '{name}' has failed, and process \d+ ends: BrokenThread: a test wants"
     )
