@@ -6,15 +6,16 @@ SERVERS ?= 2
 WORKERS ?= 2
 ARGS ?=
 TIMES ?= 20
-JOBS ?= auto
+JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
 	@echo "make test           all tests (ARGS=... for pytest)"
+	@echo "make quick          the tests that start no process, in less than a minute"
 	@echo "make test-oldest    some of the tests with the oldest releases of what psfleet needs, in $(OLDEST)"
 	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
 	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
@@ -30,14 +31,18 @@ help:
 train: $(VENV)/.has-examples
 	$(VENV)/bin/psfleet-launch --servers $(SERVERS) --workers $(WORKERS) $(LAUNCH) examples/flights.py $(ARGS)
 
-test: $(VENV)/.has-test
-	$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+# Twice as many processes as cores, for many tests wait. Each takes tests from the others when it has none.
+test: $(VENV)/.has-test $(VENV)/.has-torch
+	$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+quick: $(VENV)/.has-test
+	$(VENV)/bin/python -m pytest -m quick --numprocesses auto --dist worksteal $(ARGS)
 
 OLDEST ?= .venv-oldest
 OLDEST_TESTS ?= tests/wire tests/rules tests/tables tests/cluster/test_runtime.py tests/checkpoint \
     tests/security/test_access.py tests/launch/test_job.py
 test-oldest: $(OLDEST)/.has-oldest
-	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile $(OLDEST_TESTS) $(ARGS)
+	$(OLDEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(OLDEST_TESTS) $(ARGS)
 
 $(OLDEST)/.has-oldest: pyproject.toml tools/install tools/oldest.txt
 	PIP_CONSTRAINT=tools/oldest.txt tools/install $(OLDEST) test
@@ -72,7 +77,7 @@ bench-peers: $(VENV)/.has-test
 SEEDS ?= 50
 torture: $(VENV)/.has-test
 	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
-	    tests/protocol tests/recovery tests/chaos $(ARGS)
+	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py $(ARGS)
 
 MINUTES ?= 20
 SEED ?= 1
@@ -109,6 +114,11 @@ docs: $(VENV)/.has-test
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache psfleet-logs
+
+# It is looked for again each time until there is one.
+$(VENV)/.has-torch: $(VENV)/.has-test
+	@tools/install_torch $(VENV)
+	@! $(VENV)/bin/python -c "import torch" 2>/dev/null || touch $@
 
 # What is installed is remembered by an empty file, so that the second time costs nothing.
 $(VENV)/.has-%: pyproject.toml tools/install

