@@ -38,7 +38,7 @@ from tests.fuzz.frames import Context, Details
 from tests.fuzz.mutations import mutated_bytes, mutated_message
 from tests.server.seating import register
 
-STREAMS = int(os.environ.get("FUZZ_FRAMES", "12000")) // 100
+STREAMS = int(os.environ.get("FUZZ_FRAMES", "6000")) // 100
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 IDS = np.array([3, -9, 2**63 - 1])
 

@@ -13,7 +13,7 @@ from psfleet.wire.v1 import shard_pb2
 from tests.fuzz.frames import Ground, Tally, attack, fuzz
 from tests.fuzz.mutations import Fed
 
-FRAMES = int(os.environ.get("FUZZ_FRAMES", "6000"))
+FRAMES = int(os.environ.get("FUZZ_FRAMES", "3000"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 
@@ -58,7 +58,7 @@ def test_no_request_brings_a_server_down(working_folder: Path) -> None:
     assert tally.methods == promised()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([1, 2]))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_hypothesis_finds_nothing_either(entropy: bytes, mode: int) -> None:

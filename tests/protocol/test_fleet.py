@@ -22,7 +22,7 @@ from tests.protocol.fleet.primary import Primary
 from tests.protocol.scheduler import Broken, run
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
-SEEDS = 20 + MORE
+SEEDS = 12 + MORE
 
 
 @pytest.mark.timeout(180 + 5 * MORE)
