@@ -1,6 +1,6 @@
 """Prove that the documents name only what is there: files, links, make targets, and Python that parses.
 
-All Markdown files of the repository are checked: relative links and the decision numbers in their texts,
+All Markdown files of the repository are checked: relative links, their headings and the decision numbers in their texts,
 words in backticks that look like a file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`),
 `make` commands, blocks of Python, and the width of lines outside tables.
 """
@@ -29,6 +29,7 @@ FOLDERS = (
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 WORD = re.compile(r"`([\w./-]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+ANCHOR = re.compile(r"\]\((?!\w+:)([^)#\s]*\.md)?#([\w-]+)\)")
 DECISION = re.compile(r"\[([^\]]*)\]\([^)\s]*?(\d{4})-[\w-]+\.md[^)]*\)")
 WIDEST = 140
 COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
@@ -53,6 +54,10 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
     for name in LINK.findall(prose):
         if not (document.parent / name).exists():
             yield f"links to {name!r}, which is not there"
+    for name, anchor in ANCHOR.findall(prose):
+        target = document.parent / name if name else document
+        if target.exists() and anchor not in anchors(target):
+            yield f"links to {name}#{anchor}, a heading that is not there"
     for label, number in DECISION.findall(prose):
         if any(int(said) != int(number) for said in re.findall(r"\d+", label)):
             yield f"calls decision {int(number)} {label!r}"
@@ -68,6 +73,12 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
         for target in COMMAND.findall(block):
             if target not in targets:
                 yield f"says 'make {target}', which the Makefile does not know"
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _syntax(block: str) -> Iterator[str]:
