@@ -1,6 +1,6 @@
 """Prove that the documents name only what is there: files, links, make targets, and Python that parses.
 
-All Markdown files of the repository are checked: relative links, their headings and the decision numbers in their texts,
+All Markdown files of the repository are checked: relative links with their headings and decision numbers,
 words in backticks that look like a file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`),
 `make` commands, blocks of Python, and the width of lines outside tables.
 """
