@@ -20,12 +20,13 @@ MODULES = sorted(
 
 
 def public(tree: ast.Module) -> list[str] | None:
-    """The module's `__all__`; None: it has none."""
+    """The module's `__all__`; None: it has none, or computes it."""
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             if isinstance(target, ast.Name) and target.id == "__all__":
-                return list(ast.literal_eval(node.value))
+                computed = not isinstance(node.value, ast.List)
+                return None if computed else list(ast.literal_eval(node.value))
     return None
 
 

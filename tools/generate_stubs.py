@@ -1,4 +1,4 @@
-"""Generate psfleet/wire/v1 from protos/, or prove with --check that it is fresh.
+"""Generate psfleet/wire/v1 from protos/ and the optimizers' stub, or prove with --check that they are fresh.
 
 The generator is pinned to grpcio-tools 1.62.3, run in a throwaway environment. Measured: what it
 generates loads without a warning under protobuf 5.27, 6.30 and 7.36. Later generators add a version
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
+
+import optimizer_stubs
 
 GENERATOR = "grpcio-tools==1.62.3"
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +44,7 @@ def stamp(source: Path) -> str:
 
 def generate() -> None:
     """Write the stubs anew."""
+    optimizer_stubs.PATH.write_text(optimizer_stubs.text())
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         made = compile_protos(make_generator(Path(temporary) / "venv"), Path(temporary) / "out")
@@ -84,6 +87,8 @@ def stale() -> list[str]:
         for path in generated(source, OUT)
         if not path.exists() or not path.read_text().startswith(stamp(source))
     ]
+    if optimizer_stubs.PATH.read_text() != optimizer_stubs.text():
+        found.append(f"{optimizer_stubs.PATH.name} is not from today's rules")
     return found or [
         f"{name}_pb2.py describes other messages than {name}.proto"
         for name in differing_descriptors()

@@ -1,4 +1,4 @@
-"""Adam and its relatives."""
+"""Adam and AdamW."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from psfleet.parameters.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.validation.annotations import NonNegativeInt
 
-__all__ = ["AMSGrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
+__all__ = ["Adam", "AdamW"]
 
 
 class Adam(Optimizer):
@@ -133,86 +133,3 @@ class AdamW(Optimizer):
         """What the rate is multiplied by for this parameter."""
         ratio = self._lr_ratio(parameter) if self._lr_ratio else 1.0
         return super().rate_factor(parameter) * ratio
-
-
-class AMSGrad(Optimizer):
-    """Adam with the largest v so far in place of v."""
-
-    @as_documented("regularization", "name", "lazy_mode")
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        parameters: Iterable[Any] | None = None,
-        weight_decay: WeightDecay | float | None = None,
-        grad_clip: ClipGradBase | None = None,
-        lazy_mode: bool = False,
-        name: str | None = None,
-        **older: Unpack[Older],
-    ) -> None:
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule = rules.AMSGrad(beta1, beta2, epsilon)
-        self.lazy = lazy_mode
-
-
-class Adamax(Optimizer):
-    """u = max(|g|, beta2 * u + epsilon); w -= learning_rate / (1 - beta1^t) * m / u."""
-
-    @as_documented("regularization", "name")
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        parameters: Iterable[Any] | None = None,
-        weight_decay: WeightDecay | float | None = None,
-        grad_clip: ClipGradBase | None = None,
-        name: str | None = None,
-        **older: Unpack[Older],
-    ) -> None:
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule = rules.Adamax(beta1, beta2, epsilon)
-
-
-class NAdam(Optimizer):
-    """Adam with Nesterov's momentum; see psfleet.rules.nadam for the formula."""
-
-    @as_documented("regularization", "name")
-    def __init__(
-        self,
-        learning_rate: Rate = 0.002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        momentum_decay: float = 0.004,
-        parameters: Iterable[Any] | None = None,
-        weight_decay: WeightDecay | float | None = None,
-        grad_clip: ClipGradBase | None = None,
-        name: str | None = None,
-        **older: Unpack[Older],
-    ) -> None:
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule = rules.NAdam(beta1, beta2, epsilon, momentum_decay)
-
-
-class RAdam(Optimizer):
-    """Adam whose rate is rectified while v is young; see psfleet.rules.radam for the formula."""
-
-    @as_documented("regularization", "name")
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        parameters: Iterable[Any] | None = None,
-        weight_decay: WeightDecay | float | None = None,
-        grad_clip: ClipGradBase | None = None,
-        name: str | None = None,
-        **older: Unpack[Older],
-    ) -> None:
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
-        self._rule = rules.RAdam(beta1, beta2, epsilon)

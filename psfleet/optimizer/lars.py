@@ -12,6 +12,7 @@ from psfleet.parameters.gradients import Grad, scaled
 from psfleet.parameters.parameter import Parameter
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["Lamb", "LarsMomentum"]
 
@@ -72,7 +73,7 @@ class Lamb(Optimizer):
     def __init__(
         self,
         learning_rate: Rate = 0.001,
-        lamb_weight_decay: float = 0.01,
+        lamb_weight_decay: NonNegative = 0.01,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-6,

@@ -1,101 +1,31 @@
 """The update rules: each a small file with hyperparameters, state slots and scalar functions."""
 
-from psfleet.errors import ConfigError
-from psfleet.rules.adadelta import Adadelta
-from psfleet.rules.adagrad import Adagrad
-from psfleet.rules.adam import Adam
-from psfleet.rules.adam_catch_up import AdamCatchUp
-from psfleet.rules.adamax import Adamax
-from psfleet.rules.adamw import AdamW
-from psfleet.rules.amsgrad import AMSGrad
-from psfleet.rules.asgd import ASGD
-from psfleet.rules.decayed_adagrad import DecayedAdagrad
-from psfleet.rules.dgc_momentum import DGCMomentum
-from psfleet.rules.ftrl import Ftrl
-from psfleet.rules.lamb import Lamb
-from psfleet.rules.lars_momentum import LarsMomentum
-from psfleet.rules.momentum import Momentum
-from psfleet.rules.nadam import NAdam
-from psfleet.rules.proximal_gd import ProximalGD
-from psfleet.rules.radam import RAdam
-from psfleet.rules.rmsprop import RMSProp
-from psfleet.rules.rowwise_adagrad import RowwiseAdagrad
-from psfleet.rules.rprop import Rprop
-from psfleet.rules.rule import Rule, Slot
-from psfleet.rules.sgd import SGD
-from psfleet.rules.torch_rmsprop import TorchRMSprop
-from psfleet.rules.torch_sparse_adam import TorchSparseAdam
-
-__all__ = [
-    "ASGD",
-    "RULES",
-    "SGD",
-    "AMSGrad",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamCatchUp",
-    "AdamW",
-    "Adamax",
-    "DGCMomentum",
-    "DecayedAdagrad",
-    "Ftrl",
-    "Lamb",
-    "LarsMomentum",
-    "Momentum",
-    "NAdam",
-    "ProximalGD",
-    "RAdam",
-    "RMSProp",
-    "RowwiseAdagrad",
-    "Rprop",
-    "Rule",
-    "Slot",
-    "TorchRMSprop",
-    "TorchSparseAdam",
-    "make_rule",
-    "rule_class",
-]
-
-_ALL: tuple[type[Rule], ...] = (
-    Adadelta,
-    Adagrad,
-    Adam,
-    AdamCatchUp,
-    Adamax,
-    AdamW,
-    AMSGrad,
-    ASGD,
-    DecayedAdagrad,
-    DGCMomentum,
-    Ftrl,
-    Lamb,
-    LarsMomentum,
-    Momentum,
-    NAdam,
-    ProximalGD,
-    RAdam,
-    RMSProp,
-    RowwiseAdagrad,
-    Rprop,
-    SGD,
-    TorchRMSprop,
-    TorchSparseAdam,
-)
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
-
-
-def rule_class(name: str) -> type[Rule]:
-    """The rule of this name.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if name not in RULES:
-        raise ConfigError(f"rule {name!r} is unknown; use one of {', '.join(sorted(RULES))}")
-    return RULES[name]
-
-
-def make_rule(name: str, hyperparameters: dict[str, float]) -> Rule:
-    """The rule of this name with these hyperparameters, the form in which rules travel."""
-    return rule_class(name).from_hyperparameters(hyperparameters)
+from psfleet.rules.adadelta import Adadelta as Adadelta
+from psfleet.rules.adagrad import Adagrad as Adagrad
+from psfleet.rules.adam import Adam as Adam
+from psfleet.rules.adam_catch_up import AdamCatchUp as AdamCatchUp
+from psfleet.rules.adamax import Adamax as Adamax
+from psfleet.rules.adamw import AdamW as AdamW
+from psfleet.rules.amsgrad import AMSGrad as AMSGrad
+from psfleet.rules.asgd import ASGD as ASGD
+from psfleet.rules.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
+from psfleet.rules.dgc_momentum import DGCMomentum as DGCMomentum
+from psfleet.rules.ftrl import Ftrl as Ftrl
+from psfleet.rules.lamb import Lamb as Lamb
+from psfleet.rules.lars_momentum import LarsMomentum as LarsMomentum
+from psfleet.rules.momentum import Momentum as Momentum
+from psfleet.rules.nadam import NAdam as NAdam
+from psfleet.rules.proximal_gd import ProximalGD as ProximalGD
+from psfleet.rules.radam import RAdam as RAdam
+from psfleet.rules.registry import RULES as RULES
+from psfleet.rules.registry import import_rules as import_rules
+from psfleet.rules.registry import make_rule as make_rule
+from psfleet.rules.registry import rule_class as rule_class
+from psfleet.rules.rmsprop import RMSProp as RMSProp
+from psfleet.rules.row_wise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from psfleet.rules.rprop import Rprop as Rprop
+from psfleet.rules.rule import Rule as Rule
+from psfleet.rules.rule import Slot as Slot
+from psfleet.rules.sgd import SGD as SGD
+from psfleet.rules.torch_rmsprop import TorchRMSprop as TorchRMSprop
+from psfleet.rules.torch_sparse_adam import TorchSparseAdam as TorchSparseAdam

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["Adadelta"]
 
@@ -21,13 +22,11 @@ def adadelta(w, g, squared_grad, squared_update, h):  # type: ignore[no-untyped-
 class Adadelta(Rule):
     """u = g * sqrt((U + epsilon) / (G + epsilon)); w -= lr * u; G, U: means of g^2, u^2."""
 
-    rho: float = 0.95
-    epsilon: float = 1e-6
-    name: ClassVar[str] = "adadelta"
-
-    def __post_init__(self) -> None:
-        check_range("Adadelta", "rho", self.rho, 0, 1, high_open=True)
-        check_range("Adadelta", "epsilon", self.epsilon, 0, math.inf)
+    rho: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    name = "adadelta"
+    optimizer = OptimizerSpec(arguments="epsilon rho parameters weight_decay grad_clip name")
+    torch = (TorchSpec("Adadelta", "rho eps", "square_avg acc_delta"),)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["Adagrad"]
 
@@ -19,15 +20,24 @@ def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into ke
 class Adagrad(Rule):
     """s += g^2; w -= lr * g / (sqrt(s) + epsilon)."""
 
-    epsilon: float = 1e-6
-    initial_accumulator_value: float = 0.0
-    name: ClassVar[str] = "adagrad"
-
-    def __post_init__(self) -> None:
-        check_range("Adagrad", "epsilon", self.epsilon, 0, math.inf)
-        check_range(
-            "Adagrad", "initial_accumulator_value", self.initial_accumulator_value, 0, math.inf
-        )
+    epsilon: NonNegative = 1e-6
+    initial_accumulator_value: NonNegative = 0.0
+    name = "adagrad"
+    optimizer = OptimizerSpec(
+        learning_rate=None,
+        arguments="epsilon parameters weight_decay grad_clip name initial_accumulator_value",
+        older="regularization name initial_accumulator_value",
+    )
+    torch = (
+        TorchSpec(
+            "Adagrad",
+            "eps initial_accumulator_value",
+            "sum",
+            required={"lr_decay": 0},
+            hint={"lr_decay": "use a scheduler of torch.optim.lr_scheduler"},
+            rows=True,
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

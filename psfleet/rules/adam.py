@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative, Range
 
 __all__ = ["Adam"]
 
@@ -32,18 +34,13 @@ class Adam(Rule):
     reaches the same moments, and another update where e is not small beside sqrt(v).
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    bias_correction_step: int = 0
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    bias_correction_step: Annotated[int, Range(0, 1)] = 0
     unscaled_rest: bool = False
-    name: ClassVar[str] = "adam"
-
-    def __post_init__(self) -> None:
-        check_range("Adam", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("Adam", "epsilon", self.epsilon, 0, math.inf)
-        check_range("Adam", "bias_correction_step", self.bias_correction_step, 0, 1)
+    name = "adam"
+    torch = (TorchSpec("Adam", "betas.0 betas.1 eps", "exp_avg exp_avg_sq"),)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from psfleet.errors import ConfigError
 from psfleet.rules.adam import Adam
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["AdamCatchUp"]
 
@@ -59,19 +59,17 @@ class AdamCatchUp(Rule):
     regularization. Step counters have 64 bits.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    name: ClassVar[str] = "adam_catch_up"
-    unit: ClassVar[str] = "row"
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    name = "adam_catch_up"
+    unit = "row"
 
     def __post_init__(self) -> None:
-        check_range("Adam", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("Adam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("Adam", "epsilon", self.epsilon, 0, math.inf)
+        super().__post_init__()
         if self.beta1**2 >= self.beta2:
             raise ConfigError(
-                f"Adam: catch-up needs beta1^2 < beta2, else the drift of a row has no "
+                f"AdamCatchUp needs beta1^2 < beta2, else the drift of a row has no "
                 f"bound; beta1 is {self.beta1!r} and beta2 is {self.beta2!r}"
             )
 

@@ -1,11 +1,11 @@
 """Adamax (Kingma and Ba, 2015, algorithm 2), epsilon inside the maximum as in the reference."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["Adamax"]
 
@@ -20,15 +20,11 @@ def adamax(w, g, m, norm, h):  # type: ignore[no-untyped-def]  # inlined into ke
 class Adamax(Rule):
     """u = max(|g|, beta2 * u + epsilon); w -= lr / (1 - beta1^t) * m / u."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    name: ClassVar[str] = "adamax"
-
-    def __post_init__(self) -> None:
-        check_range("Adamax", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("Adamax", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("Adamax", "epsilon", self.epsilon, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    name = "adamax"
+    optimizer = OptimizerSpec()
 
     @property
     def slots(self) -> tuple[Slot, ...]:

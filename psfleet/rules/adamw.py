@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from psfleet.rules.adam import Adam
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["AdamW"]
 
@@ -21,17 +22,26 @@ def adamw(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 class AdamW(Rule):
     """w *= 1 - lr * weight_decay, then Adam's update."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    name: ClassVar[str] = "adamw"
-
-    def __post_init__(self) -> None:
-        check_range("AdamW", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("AdamW", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("AdamW", "epsilon", self.epsilon, 0, math.inf)
-        check_range("AdamW", "weight_decay", self.weight_decay, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.01
+    name = "adamw"
+    torch = (
+        TorchSpec(
+            "AdamW",
+            "betas.0 betas.1 eps weight_decay",
+            "exp_avg exp_avg_sq",
+            required={"amsgrad": False},
+        ),
+        TorchSpec(
+            "Adam",
+            "betas.0 betas.1 eps weight_decay",
+            "exp_avg exp_avg_sq",
+            {"decoupled_weight_decay": True},
+            required={"amsgrad": False},
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from psfleet.rules.adam import Adam
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["AMSGrad"]
 
@@ -22,15 +23,22 @@ def amsgrad(w, g, m, v, highest, h):  # type: ignore[no-untyped-def]  # inlined 
 class AMSGrad(Rule):
     """Adam with the largest v so far in place of v; the bias of both moments is corrected."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    name: ClassVar[str] = "amsgrad"
-
-    def __post_init__(self) -> None:
-        check_range("AMSGrad", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("AMSGrad", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("AMSGrad", "epsilon", self.epsilon, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    name = "amsgrad"
+    optimizer = OptimizerSpec(
+        arguments="beta1 beta2 epsilon parameters weight_decay grad_clip lazy_mode name",
+        older="regularization name lazy_mode",
+    )
+    torch = (
+        TorchSpec(
+            "Adam",
+            "betas.0 betas.1 eps",
+            "exp_avg exp_avg_sq max_exp_avg_sq",
+            when={"amsgrad": True},
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-
-from psfleet.errors import ConfigError
+from psfleet.rules.declaration import OptimizerSpec
 from psfleet.rules.rule import Rule, Slot
+from psfleet.validation.annotations import PositiveInt
 
 __all__ = ["ASGD"]
 
@@ -22,17 +20,19 @@ class ASGD(Rule):
     """d += g - y_i; y_i = g; w -= lr / n * d, where i = (t - 1) % batch_num, n = min(t, batch_num).
 
     d is the sum of the last gradient of each of `batch_num` batches, which take turns. In a sparse
-    table a row that a batch does not name keeps its y_i, and d stays the sum of the row's y.
+    table a row that a batch does not name keeps its y_i, and d stays the sum of the row's y. In the state
+    the gradients are `name.y_0` and so on.
+
+    Weight decay follows the reference's code and not its printed formula. The code adds the decay to each
+    batch's gradient, g + weight_decay * w, before the gradient enters the sum d: what d keeps of a batch
+    holds the decay at the weights of that time, and d is divided by n with it. The printed formula leaves
+    the decay out of d and adds it to the quotient at the current weights: w -= learning_rate * (d / n +
+    weight_decay * w). For `batch_num` 1 the two are the same.
     """
 
-    batch_num: int = 1
-    name: ClassVar[str] = "asgd"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.batch_num, int | np.integer) or self.batch_num < 1:
-            raise ConfigError(
-                f"ASGD: batch_num is {self.batch_num!r}, it must be a whole number of at least 1"
-            )
+    batch_num: PositiveInt = 1
+    name = "asgd"
+    optimizer = OptimizerSpec(older="parameters weight_decay grad_clip multi_precision name")
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["DecayedAdagrad"]
 
@@ -19,13 +20,10 @@ def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
 class DecayedAdagrad(Rule):
     """s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon)."""
 
-    decay: float = 0.95
-    epsilon: float = 1e-6
-    name: ClassVar[str] = "decayed_adagrad"
-
-    def __post_init__(self) -> None:
-        check_range("DecayedAdagrad", "decay", self.decay, 0, 1, high_open=True)
-        check_range("DecayedAdagrad", "epsilon", self.epsilon, 0, math.inf)
+    decay: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    name = "decayed_adagrad"
+    optimizer = OptimizerSpec(learning_rate=None)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

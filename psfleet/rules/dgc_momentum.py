@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.rule import Rule, Slot, UnitInterval
 
 __all__ = ["DGCMomentum"]
 
@@ -21,13 +20,10 @@ class DGCMomentum(Rule):
     From then on the momentum is in the workers' compressed gradients, and the velocity here rests.
     """
 
-    momentum: float = 0.9
+    momentum: UnitInterval = 0.9
     rampup_begin_step: int = 0
     use_nesterov: bool = False
-    name: ClassVar[str] = "dgc_momentum"
-
-    def __post_init__(self) -> None:
-        check_range("DGCMomentum", "momentum", self.momentum, 0, 1)
+    name = "dgc_momentum"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from psfleet.errors import ConfigError
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import Rule, Slot
+from psfleet.validation.annotations import NonNegative, Range
 
 __all__ = ["Ftrl"]
 
@@ -35,17 +37,16 @@ class Ftrl(Rule):
 
     m is the next n, p is `lr_power`; n is the slot `squared`, z the slot `linear`. w is 0 where
     |z| <= l1. Computed as lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr): one division, not three.
+
+    Rows of a sparse parameter without a gradient rest. (The dense rule sets a weight that has never
+    had a gradient to zero.)
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
-    lr_power: float = -0.5
-    name: ClassVar[str] = "ftrl"
-
-    def __post_init__(self) -> None:
-        check_range("Ftrl", "l1", self.l1, 0, math.inf)
-        check_range("Ftrl", "l2", self.l2, 0, math.inf)
-        check_range("Ftrl", "lr_power", self.lr_power, -math.inf, 0)
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    lr_power: Annotated[float, Range(high=0)] = -0.5
+    name = "ftrl"
+    optimizer = OptimizerSpec(learning_rate=None, lazy=True)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["Lamb"]
 
@@ -38,18 +38,12 @@ class Lamb(Rule):
     The trust ratio |w| / |u| is 1 where a norm is 0, and without weight decay.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    name: ClassVar[str] = "lamb"
-    unit: ClassVar[str] = "parameter"
-
-    def __post_init__(self) -> None:
-        check_range("Lamb", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("Lamb", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("Lamb", "epsilon", self.epsilon, 0, math.inf)
-        check_range("Lamb", "lamb_weight_decay", self.weight_decay, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-6
+    weight_decay: NonNegative = 0.01
+    name = "lamb"
+    unit = "parameter"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.rule import Rule, Slot, UnitInterval
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["LarsMomentum"]
 
@@ -32,18 +32,12 @@ class LarsMomentum(Rule):
     The local rate is lr itself where a norm is 0, and without weight decay.
     """
 
-    momentum: float = 0.9
-    lars_coeff: float = 0.001
-    lars_weight_decay: float = 0.0005
-    epsilon: float = 0.0
-    name: ClassVar[str] = "lars_momentum"
-    unit: ClassVar[str] = "parameter"
-
-    def __post_init__(self) -> None:
-        check_range("LarsMomentum", "momentum", self.momentum, 0, 1)
-        check_range("LarsMomentum", "lars_coeff", self.lars_coeff, 0, math.inf)
-        check_range("LarsMomentum", "lars_weight_decay", self.lars_weight_decay, 0, math.inf)
-        check_range("LarsMomentum", "epsilon", self.epsilon, 0, math.inf)
+    momentum: UnitInterval = 0.9
+    lars_coeff: NonNegative = 0.001
+    lars_weight_decay: NonNegative = 0.0005
+    epsilon: NonNegative = 0.0
+    name = "lars_momentum"
+    unit = "parameter"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

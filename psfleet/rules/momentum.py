@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import Rule, Slot, UnitInterval
 
 __all__ = ["Momentum"]
 
@@ -21,14 +21,29 @@ def nesterov(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into
 
 @dataclass(frozen=True)
 class Momentum(Rule):
-    """v = mu * v + g; w -= lr * v. Nesterov: w -= lr * (g + mu * v). The rate is not in v."""
+    """v = mu * v + g; w -= lr * v. Nesterov: w -= lr * (g + mu * v). The rate is not in v.
 
-    momentum: float = 0.9
+    The optimizer's `rescale_grad` has no effect, as in the reference's CPU operator.
+    """
+
+    momentum: UnitInterval = 0.9
     use_nesterov: bool = False
-    name: ClassVar[str] = "momentum"
-
-    def __post_init__(self) -> None:
-        check_range("Momentum", "momentum", self.momentum, 0, 1)
+    name = "momentum"
+    optimizer = OptimizerSpec(
+        arguments="momentum parameters use_nesterov weight_decay grad_clip name rescale_grad",
+        older="use_nesterov regularization name",
+        ignored={"rescale_grad": 1.0},
+    )
+    torch = (
+        TorchSpec(
+            "SGD",
+            "momentum nesterov",
+            "momentum_buffer",
+            required={"dampening": 0},
+            rows=True,
+            every_row=True,  # torch's velocity keeps moving the rows that it has ever touched
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

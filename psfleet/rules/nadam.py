@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["NAdam"]
 
@@ -24,17 +25,20 @@ class NAdam(Rule):
     m' = mu_(t+1) * m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) * g / (1 - mu_1 ... mu_t).
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    momentum_decay: float = 0.004
-    name: ClassVar[str] = "nadam"
-
-    def __post_init__(self) -> None:
-        check_range("NAdam", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("NAdam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("NAdam", "epsilon", self.epsilon, 0, math.inf)
-        check_range("NAdam", "momentum_decay", self.momentum_decay, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    momentum_decay: NonNegative = 0.004
+    name = "nadam"
+    optimizer = OptimizerSpec(learning_rate=0.002)
+    torch = (
+        TorchSpec(
+            "NAdam",
+            "betas.0 betas.1 eps momentum_decay",
+            "exp_avg exp_avg_sq",
+            required={"decoupled_weight_decay": False},
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import Rule
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["ProximalGD"]
 
@@ -19,13 +20,10 @@ def proximal_gd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 class ProximalGD(Rule):
     """q = w - lr * g; w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2)."""
 
-    l1: float = 0.0
-    l2: float = 0.0
-    name: ClassVar[str] = "proximal_gd"
-
-    def __post_init__(self) -> None:
-        check_range("ProximalGD", "l1", self.l1, 0, math.inf)
-        check_range("ProximalGD", "l2", self.l2, 0, math.inf)
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    name = "proximal_gd"
+    optimizer = OptimizerSpec(learning_rate=None)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return proximal_gd

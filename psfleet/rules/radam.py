@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["RAdam"]
 
@@ -24,15 +25,19 @@ class RAdam(Rule):
     r_t^2 = (rho_t - 4)(rho_t - 2) rho / ((rho - 4)(rho - 2) rho_t).
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    name: ClassVar[str] = "radam"
-
-    def __post_init__(self) -> None:
-        check_range("RAdam", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("RAdam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("RAdam", "epsilon", self.epsilon, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    name = "radam"
+    optimizer = OptimizerSpec()
+    torch = (
+        TorchSpec(
+            "RAdam",
+            "betas.0 betas.1 eps",
+            "exp_avg exp_avg_sq",
+            required={"decoupled_weight_decay": False},
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot, UnitInterval
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["RMSProp"]
 
@@ -32,16 +33,12 @@ class RMSProp(Rule):
     square of the running mean of g.
     """
 
-    rho: float = 0.95
-    epsilon: float = 1e-6
-    momentum: float = 0.0
+    rho: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    momentum: UnitInterval = 0.0
     centered: bool = False
-    name: ClassVar[str] = "rmsprop"
-
-    def __post_init__(self) -> None:
-        check_range("RMSProp", "rho", self.rho, 0, 1, high_open=True)
-        check_range("RMSProp", "epsilon", self.epsilon, 0, math.inf)
-        check_range("RMSProp", "momentum", self.momentum, 0, 1)
+    name = "rmsprop"
+    optimizer = OptimizerSpec(learning_rate=None)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -1,11 +1,12 @@
 """Rprop (Riedmiller and Braun, 1993): a rate per weight that follows the gradient's sign."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.errors import ConfigError
+from psfleet.rules.rule import Rule, Slot
+from psfleet.validation.annotations import NonNegative, Positive, Range
 
 __all__ = ["Rprop"]
 
@@ -29,19 +30,20 @@ class Rprop(Rule):
     in the reference); the rate of a push is not used.
     """
 
-    first_rate: float = 0.001
-    smallest: float = 1e-5
-    largest: float = 50.0
-    eta_minus: float = 0.5
-    eta_plus: float = 1.2
-    name: ClassVar[str] = "rprop"
+    first_rate: Positive = 0.001
+    smallest: NonNegative = 1e-5
+    largest: NonNegative = 50.0
+    eta_minus: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.5
+    eta_plus: Annotated[float, Range(1, low_open=True)] = 1.2
+    name = "rprop"
 
     def __post_init__(self) -> None:
-        check_range("Rprop", "first_rate", self.first_rate, 0, math.inf, low_open=True)
-        check_range("Rprop", "smallest", self.smallest, 0, self.first_rate)
-        check_range("Rprop", "largest", self.largest, self.first_rate, math.inf)
-        check_range("Rprop", "eta_minus", self.eta_minus, 0, 1, low_open=True, high_open=True)
-        check_range("Rprop", "eta_plus", self.eta_plus, 1, math.inf, low_open=True)
+        super().__post_init__()
+        if not self.smallest <= self.first_rate <= self.largest:
+            raise ConfigError(
+                f"Rprop: the first rate is {self.first_rate!r}; it must be in the range of rates, "
+                f"[{self.smallest!r}, {self.largest!r}]"
+            )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

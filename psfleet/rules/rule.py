@@ -8,13 +8,18 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Annotated, Any, ClassVar
 
 from psfleet.errors import ConfigError
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.registry import register
+from psfleet.validation.annotations import Range, check_fields
 
-__all__ = ["Rule", "Slot", "check_range"]
+__all__ = ["DecayRate", "Rule", "Slot", "UnitInterval"]
+
+DecayRate = Annotated[float, Range(0, 1, high_open=True)]
+"""The decay rate of a running mean."""
+UnitInterval = Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,9 @@ class Slot:
 class Rule:
     """An optimizer's arithmetic for one weight. Knows nothing of tables, threads or the wire.
 
-    A subclass is a frozen dataclass whose fields are the hyperparameters, all numbers or bools so
-    that a rule travels as a name and a list of numbers. The learning rate is not one of them: it
-    comes with each push.
+    A subclass is a frozen dataclass whose fields are the hyperparameters. Each has a default and is a
+    number or a bool, so that a rule travels as a name and a list of numbers. Annotations state the
+    range; the constructor checks them. The learning rate is not a field: it comes with each push.
 
     The scalar function returned by `scalar()` is a module-level function
     `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
@@ -55,14 +60,28 @@ class Rule:
     have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
-        name: The rule's name on the wire.
+        name: The rule's name: lower-case letters, digits and `_`. Tables refer to the rule by it.
         unit: What one update spans. "element": every weight for itself. "row": a row of a sparse
             table, or what one index of a dense array's first axis names. "parameter": the whole
             dense array; in a sparse table, whose rows are on many servers, still the row.
+        optimizer: How scripts construct the rule's optimizer; None: only other code makes it.
+        torch: The optimizers of torch that compute the same.
+        version: States that two definitions of the rule with equal versions compute the same. Empty:
+            a digest of the source text takes its place, see psfleet.rules.definition.
     """
 
     name: ClassVar[str]
     unit: ClassVar[str] = "element"
+    optimizer: ClassVar[OptimizerSpec | None] = None
+    torch: ClassVar[tuple[TorchSpec, ...]] = ()
+    version: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            register(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -129,29 +148,3 @@ class Rule:
             if kinds[name] is not float and not math.isfinite(value):
                 raise ConfigError(f"rule {cls.name!r}: {name} is {value!r}, it must be finite")
         return cls(**{name: kinds[name](value) for name, value in values.items()})
-
-
-def check_range(
-    owner: str,
-    name: str,
-    value: float,
-    low: float,
-    high: float,
-    *,
-    low_open: bool = False,
-    high_open: bool = False,
-) -> None:
-    """Refuse a hyperparameter outside [low, high]; open ends exclude the bound itself.
-
-    Infinity is no number here, so an end without a bound is open.
-    """
-    if not isinstance(value, int | float | np.number):
-        raise ConfigError(f"{owner}: {name} is {value!r}, it must be a number")
-    inside = math.isfinite(value) and low <= value <= high
-    inside = inside and not (low_open and value == low) and not (high_open and value == high)
-    if not inside:
-        left = "(" if low_open or low == -math.inf else "["
-        right = ")" if high_open or high == math.inf else "]"
-        raise ConfigError(
-            f"{owner}: {name} is {value!r}, it must be in {left}{low:g}, {high:g}{right}"
-        )

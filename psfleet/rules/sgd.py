@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
+from psfleet.rules.declaration import OptimizerSpec, TorchSpec
 from psfleet.rules.rule import Rule
 
 __all__ = ["SGD"]
@@ -17,7 +17,9 @@ def sgd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as tex
 class SGD(Rule):
     """w -= learning_rate * g."""
 
-    name: ClassVar[str] = "sgd"
+    name = "sgd"
+    optimizer = OptimizerSpec()
+    torch = (TorchSpec("SGD", when={"momentum": 0}, rows=True),)
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
         return sgd

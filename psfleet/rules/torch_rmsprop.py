@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["TorchRMSprop"]
 
@@ -31,16 +32,14 @@ class TorchRMSprop(Rule):
     Centered: s less the square of the running mean of g.
     """
 
-    alpha: float = 0.99
-    epsilon: float = 1e-8
-    momentum: float = 0.0
+    alpha: DecayRate = 0.99
+    epsilon: NonNegative = 1e-8
+    momentum: NonNegative = 0.0
     centered: bool = False
-    name: ClassVar[str] = "torch_rmsprop"
-
-    def __post_init__(self) -> None:
-        check_range("RMSprop", "alpha", self.alpha, 0, 1, high_open=True)
-        check_range("RMSprop", "epsilon", self.epsilon, 0, math.inf)
-        check_range("RMSprop", "momentum", self.momentum, 0, math.inf)
+    name = "torch_rmsprop"
+    torch = (
+        TorchSpec("RMSprop", "alpha eps momentum centered", "square_avg momentum_buffer grad_avg"),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

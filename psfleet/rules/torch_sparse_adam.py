@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from psfleet.rules.adam import adam
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.rule import DecayRate, Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
 __all__ = ["TorchSparseAdam"]
 
@@ -15,15 +16,15 @@ __all__ = ["TorchSparseAdam"]
 class TorchSparseAdam(Rule):
     """w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    name: ClassVar[str] = "torch_sparse_adam"
-
-    def __post_init__(self) -> None:
-        check_range("SparseAdam", "beta1", self.beta1, 0, 1, high_open=True)
-        check_range("SparseAdam", "beta2", self.beta2, 0, 1, high_open=True)
-        check_range("SparseAdam", "epsilon", self.epsilon, 0, math.inf)
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegative = 1e-8
+    name = "torch_sparse_adam"
+    torch = (
+        TorchSpec(
+            "SparseAdam", "betas.0 betas.1 eps", "exp_avg exp_avg_sq", dense=False, rows=True
+        ),
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -1,24 +1,15 @@
 """Which rule of psfleet is the arithmetic of a torch optimizer, option by option."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from psfleet.errors import ConfigError
-from psfleet.rules.adadelta import Adadelta
-from psfleet.rules.adagrad import Adagrad
-from psfleet.rules.adam import Adam
-from psfleet.rules.adamw import AdamW
-from psfleet.rules.amsgrad import AMSGrad
-from psfleet.rules.momentum import Momentum
-from psfleet.rules.nadam import NAdam
-from psfleet.rules.radam import RAdam
+from psfleet.rules import RULES
+from psfleet.rules.declaration import TorchSpec
 from psfleet.rules.rule import Rule
-from psfleet.rules.sgd import SGD
-from psfleet.rules.torch_rmsprop import TorchRMSprop
-from psfleet.rules.torch_sparse_adam import TorchSparseAdam
 from psfleet.schema.table import Decay
 
 __all__ = ["Formula", "Group", "formula_of"]
@@ -46,18 +37,49 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     Raises:
         ConfigError: psfleet has no rule that computes the same.
     """
-    known = _FOR_ROWS if rows else _FOR_DENSE
-    what = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
-    if kind not in known:
+    known = [(rule, spec) for rule, spec in _declared() if (spec.rows if rows else spec.dense)]
+    own = [
+        (rule, spec) for rule, spec in known if getattr(torch.optim, spec.optimizer, None) is kind
+    ]
+    if not own:
+        what = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
         raise ConfigError(
             f"torch.optim.{kind.__name__} has no exact rule for {what}; "
-            f"use {', '.join(sorted(k.__name__ for k in known))}"
+            f"use {', '.join(sorted({spec.optimizer for _, spec in known}))}"
         )
     for option in ("maximize", "differentiable"):
         _require(kind, group, option, False)
     if rows:
         _require(kind, group, "weight_decay", 0, "torch refuses it for sparse gradients too")
-    return known[kind](kind, group)
+    own.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
+    rule, spec = next(pair for pair in own if _chosen(pair[1], group))
+    for option, wanted in spec.required.items():
+        _require(kind, group, option, wanted, spec.hint.get(option, ""))
+    return _formula(rule, spec, group)
+
+
+def _declared() -> Iterator[tuple[type[Rule], TorchSpec]]:
+    for rule in RULES.values():
+        for spec in rule.torch:
+            yield rule, spec
+
+
+def _chosen(spec: TorchSpec, group: Group) -> bool:
+    return all(group.get(option) == wanted for option, wanted in spec.when.items())
+
+
+def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> Formula:
+    options = spec.options.split()
+    names = (item.name for item in fields(rule))
+    values = {name: float(_option(group, path)) for name, path in zip(names, options, strict=False)}
+    decay = 0.0 if "weight_decay" in options else float(group.get("weight_decay", 0))
+    return Formula(rule.from_hyperparameters(values), Decay(l2=decay), spec.every_row)
+
+
+def _option(group: Group, path: str) -> Any:
+    """An option, or `betas.0`: one of the numbers that an option holds."""
+    name, _, place = path.partition(".")
+    return group[name][int(place)] if place else group[name]
 
 
 def _require(
@@ -69,83 +91,3 @@ def _require(
             f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
             f"no exact rule; it must be {wanted!r}" + (f" ({hint})" if hint else "")
         )
-
-
-def _decay(group: Group) -> Decay:
-    return Decay(l2=float(group["weight_decay"]))
-
-
-def _sgd(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    momentum = float(group["momentum"])
-    if not momentum:
-        return Formula(SGD(), _decay(group))
-    _require(kind, group, "dampening", 0)
-    # torch's velocity of a sparse gradient keeps moving the rows that it has ever touched.
-    return Formula(Momentum(momentum, bool(group["nesterov"])), _decay(group), every_row=True)
-
-
-def _adagrad(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    _require(kind, group, "lr_decay", 0, "use a scheduler of torch.optim.lr_scheduler")
-    return Formula(
-        Adagrad(float(group["eps"]), float(group["initial_accumulator_value"])), _decay(group)
-    )
-
-
-def _betas(group: Group) -> tuple[float, float, float]:
-    first, second = group["betas"]
-    return float(first), float(second), float(group["eps"])
-
-
-def _adam(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    if group.get("decoupled_weight_decay", kind is torch.optim.AdamW):
-        _require(kind, group, "amsgrad", False)
-        return Formula(AdamW(*_betas(group), float(group["weight_decay"])))
-    rule = AMSGrad if group["amsgrad"] else Adam
-    return Formula(rule(*_betas(group)), _decay(group))
-
-
-def _sparse_adam(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    return Formula(TorchSparseAdam(*_betas(group)))
-
-
-def _nadam(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    _require(kind, group, "decoupled_weight_decay", False)
-    return Formula(NAdam(*_betas(group), float(group["momentum_decay"])), _decay(group))
-
-
-def _radam(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    _require(kind, group, "decoupled_weight_decay", False)
-    return Formula(RAdam(*_betas(group)), _decay(group))
-
-
-def _rmsprop(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    rule = TorchRMSprop(
-        float(group["alpha"]),
-        float(group["eps"]),
-        float(group["momentum"]),
-        bool(group["centered"]),
-    )
-    return Formula(rule, _decay(group))
-
-
-def _adadelta(kind: type[torch.optim.Optimizer], group: Group) -> Formula:
-    return Formula(Adadelta(float(group["rho"]), float(group["eps"])), _decay(group))
-
-
-_Make = Callable[[type[torch.optim.Optimizer], Group], Formula]
-
-_FOR_DENSE: dict[type[torch.optim.Optimizer], _Make] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-    torch.optim.NAdam: _nadam,
-    torch.optim.RAdam: _radam,
-    torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adadelta: _adadelta,
-}
-_FOR_ROWS: dict[type[torch.optim.Optimizer], _Make] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.SparseAdam: _sparse_adam,
-}

@@ -10,14 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.rules.adadelta import Adadelta
-from psfleet.rules.adagrad import Adagrad
-from psfleet.rules.adam import Adam
-from psfleet.rules.adamw import AdamW
-from psfleet.rules.amsgrad import AMSGrad
 from psfleet.rules.momentum import Momentum
 from psfleet.rules.nadam import NAdam
-from psfleet.rules.radam import RAdam
 from psfleet.rules.rule import Rule
 from psfleet.rules.torch_rmsprop import TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam
@@ -26,20 +20,6 @@ __all__ = ["Slots", "entry_of", "slots_of"]
 
 Floats = NDArray[np.float32]
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-# How torch calls the slots of a rule, in their order.
-_NAMES: dict[type[Rule], tuple[str, ...]] = {
-    Adadelta: ("square_avg", "acc_delta"),
-    Adagrad: ("sum",),
-    Adam: _MOMENTS,
-    AdamW: _MOMENTS,
-    AMSGrad: (*_MOMENTS, "max_exp_avg_sq"),
-    Momentum: ("momentum_buffer",),
-    NAdam: _MOMENTS,
-    RAdam: _MOMENTS,
-    TorchRMSprop: ("square_avg", "momentum_buffer", "grad_avg"),
-    TorchSparseAdam: _MOMENTS,
-}
 _DERIVED = ("step", "mu_product")  # beside the slots
 
 
@@ -70,8 +50,9 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
         entry["step"] = counted
     if isinstance(rule, NAdam):
         entry["mu_product"] = torch.tensor(rule.product(step))
-    names = _NAMES[type(rule)] if values else ()
-    entry |= {name: torch.from_numpy(array) for name, array in zip(names, values, strict=False)}
+    entry |= {
+        name: torch.from_numpy(array) for name, array in zip(_names(rule), values, strict=False)
+    }
     return entry
 
 
@@ -89,7 +70,7 @@ def slots_of(
     Raises:
         UsageError: The entry is of another optimizer. ShapeError: It is of another parameter.
     """
-    names = _NAMES[type(rule)][: len(rule.slots)] if rule.slots else ()
+    names = _names(rule)
     if entry is None:
         return Slots(0, [np.full(shape, slot.initial, np.float32) for slot in rule.slots])
     said = {key for key, value in entry.items() if value is not None}
@@ -112,6 +93,11 @@ def slots_of(
                 f"{shape}"
             )
     return Slots(int(entry["step"]) if "step" in said else None, values)
+
+
+def _names(rule: Rule) -> list[str]:
+    """How torch calls the rule's slots, in their order."""
+    return rule.torch[0].state.split()[: len(rule.slots)] if rule.slots else []
 
 
 def _needless(rule: Rule) -> set[str]:

@@ -102,7 +102,7 @@ def test_lazy_rows_rest(name: str, fleet: EmbeddedRuntime) -> None:
 
 def test_reach() -> None:
     """What a zero gradient does to rows is found out from the rule itself."""
-    assert {reach(rule) for rule in (rules.SGD(), rules.Adagrad(), rules.RowwiseAdagrad())} == {
+    assert {reach(rule) for rule in (rules.SGD(), rules.Adagrad(), rules.RowWiseAdagrad())} == {
         "touched"
     }
     assert {reach(rule) for rule in (rules.Adam(), rules.Momentum(), rules.RMSProp())} == {"stored"}

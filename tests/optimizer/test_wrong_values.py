@@ -132,7 +132,7 @@ MADE: dict[str, Callable[..., Any]] = {
     **{
         f"optimizer.{name}": getattr(optimizer, name)
         for name in optimizer.__all__
-        if name not in ("lr", "DistributedOptimizer")
+        if name not in ("lr", "DistributedOptimizer", "optimizer_of")
     },
     **{f"lr.{name}": getattr(lr, name) for name in lr.__all__ if name != "LRScheduler"},
     **{

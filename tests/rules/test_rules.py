@@ -43,8 +43,8 @@ def test_types_survive_the_journey() -> None:
         ("adam", {"beta2": -0.1}, r"beta2 is -0\.1"),
         ("adam", {"epsilon": -1e-8}, "epsilon is -1e-08"),
         ("adam", {"beta1": math.nan}, "beta1 is nan"),
-        ("ftrl", {"lr_power": 0.5}, r"lr_power is 0\.5, it must be in \(-inf, 0\]"),
-        ("adam", {"epsilon": math.inf}, r"epsilon is inf, it must be in \[0, inf\)"),
+        ("ftrl", {"lr_power": 0.5}, r"lr_power is 0\.5, it must be .* of at most 0"),
+        ("adam", {"epsilon": math.inf}, "epsilon is inf, it must be a finite number of at least 0"),
         ("ftrl", {"l1": -1.0}, r"l1 is -1\.0"),
         ("momentum", {"momentum": 1.5}, r"momentum is 1\.5"),
         ("asgd", {"batch_num": 0.0}, "batch_num is 0"),
@@ -65,7 +65,7 @@ def test_what_is_no_number_is_refused() -> None:
     """So is a value that is no number, and a count that is not whole."""
     values: list[Any] = ["0.9", None, [0.9]]
     for value in values:
-        with pytest.raises(ConfigError, match=r"Adam: beta1 is .*, it must be a number"):
+        with pytest.raises(ConfigError, match=r"Adam: beta1 is .*, it must be a finite number"):
             Adam(value)
     counts: list[Any] = [1.5, None]
     for count in counts:

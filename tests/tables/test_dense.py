@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ShapeError
-from psfleet.rules import ASGD, SGD, Adam, RowwiseAdagrad, Rule
+from psfleet.rules import ASGD, SGD, Adam, RowWiseAdagrad, Rule
 from psfleet.schema.table import TableSpec
 from psfleet.tables.dense import DenseTable
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adam(), ASGD(2), RowwiseAdagrad()])
+@pytest.mark.parametrize("rule", [SGD(), Adam(), ASGD(2), RowWiseAdagrad()])
 def test_state_restores_the_table(rule: Rule) -> None:
     """A table made from another's state goes on with the same bits."""
     random = np.random.default_rng(0)
@@ -38,7 +38,7 @@ def test_the_table_owns_its_memory() -> None:
     np.testing.assert_array_equal(out, 1)
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adam(), RowwiseAdagrad()])
+@pytest.mark.parametrize("rule", [SGD(), Adam(), RowWiseAdagrad()])
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
 def test_an_empty_slice(rule: Rule, shape: tuple[int, ...]) -> None:
     """A server that holds nothing of an array still makes the steps."""

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from psfleet.rules.rule import Rule, Slot, check_range
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import Rule, Slot
+from psfleet.validation.annotations import NonNegative
 
-__all__ = ["RowwiseAdagrad"]
+__all__ = ["RowWiseAdagrad"]
 
 
 def rowwise_measure(w, g, moment, h):  # type: ignore[no-untyped-def]
@@ -24,26 +25,22 @@ def rowwise_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class RowwiseAdagrad(Rule):
-    """s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
+class RowWiseAdagrad(Rule):
+    """Adagrad with one s for each row: s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
 
-    A dense array's rows are the slices that its first axis names; a vector's are its elements.
+    It halves the memory of large tables. A dense array's rows are the slices that its first axis names;
+    a vector's are its elements.
     """
 
-    epsilon: float = 1e-6
-    initial_accumulator_value: float = 0.0
-    name: ClassVar[str] = "rowwise_adagrad"
-    unit: ClassVar[str] = "row"
-
-    def __post_init__(self) -> None:
-        check_range("RowwiseAdagrad", "epsilon", self.epsilon, 0, math.inf)
-        check_range(
-            "RowwiseAdagrad",
-            "initial_accumulator_value",
-            self.initial_accumulator_value,
-            0,
-            math.inf,
-        )
+    epsilon: NonNegative = 1e-6
+    initial_accumulator_value: NonNegative = 0.0
+    name = "rowwise_adagrad"
+    unit = "row"
+    optimizer = OptimizerSpec(
+        learning_rate=None,
+        arguments="epsilon parameters weight_decay grad_clip name initial_accumulator_value",
+        older="regularization name initial_accumulator_value",
+    )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -1,0 +1,77 @@
+"""Optimizer classes made from what rules declare."""
+
+import dataclasses
+import inspect
+import typing
+from inspect import Parameter
+from typing import Any, Unpack
+
+from psfleet.errors import UsageError
+from psfleet.optimizer.arguments import as_documented
+from psfleet.optimizer.optimizer import Older, Optimizer
+from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.rule import Rule
+
+__all__ = ["optimizer_of"]
+
+
+def optimizer_of(rule: type[Rule]) -> type[Any]:
+    """The optimizer class of a rule that declares one (`Rule.optimizer`), with the rule's name.
+
+    Raises:
+        UsageError: The rule declares none.
+    """
+    spec = rule.optimizer
+    if spec is None:
+        raise UsageError(f"the rule {rule.__name__} declares no optimizer; set its `optimizer`")
+    fields = {field.name for field in dataclasses.fields(rule)}
+    ranges = typing.get_type_hints(rule, include_extras=True)
+    signature = _signature(rule, spec)
+    defaults = {
+        name: p.default for name, p in signature.parameters.items() if p.default is not p.empty
+    }
+
+    def __init__(self: Optimizer, /, **given: Any) -> None:
+        given = defaults | given
+        own = {name: given.pop(name) for name in fields & given.keys()}
+        self.lazy = given.pop("lazy_mode", spec.lazy)
+        for name in spec.ignored:
+            given.pop(name)
+        Optimizer.__init__(self, **given)
+        self._rule = rule(**own)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    __init__.__annotations__ = {
+        name: ranges[name] if name in fields else argument.annotation
+        for name, argument in signature.parameters.items()
+    }
+    __init__.__qualname__ = f"{rule.__name__}.__init__"
+    construct = as_documented(*spec.older.split())(__init__)
+    body = {"__doc__": rule.__doc__, "__module__": rule.__module__, "__init__": construct}
+    return type(rule.__name__, (Optimizer,), body)
+
+
+def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
+    """The constructor's arguments: those of every optimizer among the rule's own."""
+    shared = inspect.signature(Optimizer.__init__).parameters
+    types = typing.get_type_hints(Optimizer.__init__, include_extras=True)
+    fields = {field.name: field.default for field in dataclasses.fields(rule)}
+    names = spec.arguments.split() or [*fields, "parameters", "weight_decay", "grad_clip", "name"]
+    found = [shared["self"], _argument("learning_rate", types["learning_rate"], spec.learning_rate)]
+    if spec.learning_rate is None:
+        found[1] = found[1].replace(default=Parameter.empty)
+    for name in names:
+        if name in fields:
+            found.append(_argument(name, type(fields[name]), fields[name]))
+        elif name in spec.ignored:
+            found.append(_argument(name, float, spec.ignored[name]))
+        elif name == "lazy_mode":
+            found.append(_argument(name, bool, False))
+        else:
+            found.append(shared[name].replace(annotation=types[name]))
+    older = Parameter("older", Parameter.VAR_KEYWORD, annotation=Unpack[Older])
+    return inspect.Signature([*found, older], return_annotation=None)
+
+
+def _argument(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
