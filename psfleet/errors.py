@@ -7,6 +7,7 @@ PsfleetError
 │   ├── UnknownTable                           no table of that name or key
 │   ├── TableConflict                          the table exists with another definition
 │   ├── ConfigError                            a setting is unknown, missing or contradictory
+│   │   ├── RuleError                          an update rule is unknown, differs or cannot run
 │   │   └── WrongType      (also TypeError)    an argument is of another type than its annotation
 │   └── LimitExceeded                          more than a server takes
 ├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
@@ -41,6 +42,7 @@ __all__ = [
     "NotReady",
     "ProtocolError",
     "PsfleetError",
+    "RuleError",
     "ServerUnavailable",
     "ShapeError",
     "TableConflict",
@@ -76,6 +78,10 @@ class TableConflict(UsageError):
 
 class ConfigError(UsageError):
     """A setting is unknown, missing or contradicts another."""
+
+
+class RuleError(ConfigError):
+    """An update rule is unknown here, is defined differently elsewhere, or cannot become kernels."""
 
 
 class WrongType(ConfigError, TypeError):

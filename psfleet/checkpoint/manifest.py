@@ -14,7 +14,7 @@ from psfleet.checkpoint.worker_state import read_states
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
-from psfleet.rules import make_rule
+from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import Decay, Initializer, TableSpec
 
@@ -312,7 +312,7 @@ def _table_to_json(spec: TableSpec) -> dict[str, Any]:
         "name": spec.name,
         "kind": spec.kind,
         "shape": spec.shape,
-        "rule": spec.rule.name,
+        "rule": reference_of(spec.rule),
         "hyperparameters": spec.rule.hyperparameters(),
         "decay": {"l1": spec.decay.l1, "l2": spec.decay.l2},
         "initializer": {"kind": start.kind, "low": start.low, "high": start.high},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import CheckpointError, FrameError, PsfleetError
+from psfleet.errors import CheckpointError, FrameError, PsfleetError, RuleError
 from psfleet.platform.atomic_files import read_small, reason
 
 __all__ = ["Format", "Misfit", "exact", "reading"]
@@ -127,6 +127,8 @@ def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> It
         raise kind(f"{str(where)!r} {error}") from None
     except CheckpointError:
         raise
+    except RuleError as error:  # of a user, which this process does not have as the writer had it
+        raise kind(f"{str(where)!r} cannot be loaded here: {error}") from None
     except OSError as error:
         if kind is not CheckpointError and isinstance(error, FileNotFoundError):
             raise

@@ -9,6 +9,7 @@ import inspect
 from textwrap import indent
 
 from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
+from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 
 __all__ = ["CudaText"]
@@ -53,19 +54,11 @@ class CudaText:
     def module(self) -> str:
         """The whole module."""
         rule = self._rule
-        functions = [
-            rule.scalar(),
-            rule.advance(),
-            rule.direction(),
-            rule.measure(),
-            rule.combine(),
-        ]
         parts = [
             _HEAD,
             *(
                 "\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
-                for f in functions
-                if f is not None
+                for f in functions_of(rule)
             ),
             self._update(),
         ]

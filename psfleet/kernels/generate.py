@@ -6,6 +6,9 @@ from pathlib import Path
 from string import Template
 from types import ModuleType
 
+import numba
+
+from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.rule_text import RuleText
 from psfleet.rules.rule import Rule
@@ -37,7 +40,8 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
         width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
     """
     text = RuleText(rule, l1, l2, width=width)
-    return load_text(
+    return _compiled(
+        rule,
         f"dense_{rule.name}",
         Template(_source("dense.txt")).substitute(
             core=text.core(),
@@ -60,7 +64,8 @@ def sparse_kernels(
     """
     text = RuleText(rule, l1, l2, dim)
     template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
-    return load_text(
+    return _compiled(
+        rule,
         f"sparse_{rule.name}_{dim}",
         Template(template).substitute(
             core=text.core(),
@@ -71,6 +76,19 @@ def sparse_kernels(
             load_scalars=text.load_scalars(),
         ),
     )
+
+
+def _compiled(rule: Rule, stem: str, text: str) -> ModuleType:
+    """The module of a rule's kernels.
+
+    Raises:
+        RuleError: The compiler does not take them.
+    """
+    try:
+        return load_text(stem, text)
+    except (numba.core.errors.NumbaError, TypeError, NameError) as error:
+        why = " ".join(str(error).split())
+        raise RuleError(f"the kernels of {rule} do not compile: {why[:300]}") from error
 
 
 def _source(name: str) -> str:

@@ -28,8 +28,8 @@ _NAMES: dict[str, Any] = {
     "math": SimpleNamespace(
         sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
     ),
-    "max": np.maximum,
-    "min": np.minimum,
+    "max": max,  # Python's own, as compiled: of a number and NaN the first one
+    "min": min,
     "abs": np.abs,
 }
 

@@ -8,6 +8,7 @@ from textwrap import indent
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import Decay
 
@@ -120,14 +121,7 @@ class RuleText:
     def core(self) -> str:
         """The rule's functions and `apply`, which updates the weights of one unit."""
         rule, parts = self._rule, [_HEAD]
-        functions = [
-            rule.scalar(),
-            rule.advance(),
-            rule.direction(),
-            rule.measure(),
-            rule.combine(),
-        ]
-        parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions if f is not None]
+        parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions_of(rule)]
         if rule.measure() is not None:
             parts.append(self._combined())
         parts.append(self._apply())

@@ -9,6 +9,8 @@ from psfleet.rules.adamw import AdamW as AdamW
 from psfleet.rules.amsgrad import AMSGrad as AMSGrad
 from psfleet.rules.asgd import ASGD as ASGD
 from psfleet.rules.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
+from psfleet.rules.declaration import OptimizerSpec as OptimizerSpec
+from psfleet.rules.declaration import TorchSpec as TorchSpec
 from psfleet.rules.dgc_momentum import DGCMomentum as DGCMomentum
 from psfleet.rules.ftrl import Ftrl as Ftrl
 from psfleet.rules.lamb import Lamb as Lamb
@@ -20,12 +22,15 @@ from psfleet.rules.radam import RAdam as RAdam
 from psfleet.rules.registry import RULES as RULES
 from psfleet.rules.registry import import_rules as import_rules
 from psfleet.rules.registry import make_rule as make_rule
+from psfleet.rules.registry import reference_of as reference_of
 from psfleet.rules.registry import rule_class as rule_class
 from psfleet.rules.rmsprop import RMSProp as RMSProp
 from psfleet.rules.row_wise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 from psfleet.rules.rprop import Rprop as Rprop
+from psfleet.rules.rule import DecayRate as DecayRate
 from psfleet.rules.rule import Rule as Rule
 from psfleet.rules.rule import Slot as Slot
+from psfleet.rules.rule import UnitInterval as UnitInterval
 from psfleet.rules.sgd import SGD as SGD
 from psfleet.rules.torch_rmsprop import TorchRMSprop as TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam as TorchSparseAdam

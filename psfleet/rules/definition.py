@@ -10,7 +10,7 @@ from textwrap import dedent
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import ConfigError
+from psfleet.errors import RuleError
 
 if TYPE_CHECKING:
     from psfleet.rules.rule import Rule
@@ -26,7 +26,7 @@ def definition_of(rule: type["Rule"]) -> str:
     (What psfleet's own rules compute is fixed by its recorded trajectories.)
 
     Raises:
-        ConfigError: The source cannot be read.
+        RuleError: The source cannot be read.
     """
     if rule.version or rule.__module__.startswith("psfleet.rules."):
         return rule.version
@@ -59,7 +59,7 @@ def _tree(rule: type["Rule"], item: Any) -> ast.AST:
     try:
         tree = ast.parse(dedent(inspect.getsource(item)))
     except (OSError, TypeError, SyntaxError) as error:
-        raise ConfigError(
+        raise RuleError(
             f"the source of {item.__qualname__}, which rule {rule.name!r} uses, cannot be read "
             f"({error}); define the rule in a module that is a file"
         ) from error

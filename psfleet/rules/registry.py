@@ -2,10 +2,11 @@
 
 import importlib
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from psfleet.errors import ConfigError
+from psfleet.errors import RuleError
 from psfleet.rules.definition import definition_of
 
 if TYPE_CHECKING:
@@ -23,16 +24,16 @@ def register(rule: type["Rule"]) -> None:
     """Make a rule known by its name. A class that is defined again replaces the earlier one.
 
     Raises:
-        ConfigError: The name is not one, or another rule has it.
+        RuleError: The name is not one, or another rule has it.
     """
     known = RULES.get(rule.name)
     if not _NAME.fullmatch(rule.name):
-        raise ConfigError(
+        raise RuleError(
             f"the rule {rule.__name__} has the name {rule.name!r}; a name has lower-case letters, "
             "digits and _, and begins with a letter"
         )
     if known is not None and _place(known) != _place(rule):
-        raise ConfigError(
+        raise RuleError(
             f"the rule {_place(rule)} has the name {rule.name!r}, which is that of {_place(known)}; "
             "give it another"
         )
@@ -43,19 +44,19 @@ def rule_class(name: str) -> type["Rule"]:
     """The rule of this name.
 
     Raises:
-        ConfigError: There is none.
+        RuleError: There is none.
     """
     if name not in RULES:
-        raise ConfigError(
+        raise RuleError(
             f"rule {name!r} is unknown; use one of {', '.join(sorted(RULES))}, or name the module "
             "that defines it: psfleet-launch --rules MODULE, or PSFLEET_RULES"
         )
     return RULES[name]
 
 
-def reference_of(rule: type["Rule"]) -> str:
+def reference_of(rule: "Rule") -> str:
     """How messages and files refer to a rule: its name, then for a user's rule @ and its definition."""
-    definition = definition_of(rule)
+    definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
 
@@ -67,33 +68,39 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
         hyperparameters: As from Rule.hyperparameters.
 
     Raises:
-        ConfigError: There is no such rule, it has another definition here, or a value is wrong.
+        RuleError: There is no such rule, it has another definition here, or a value is wrong.
     """
     name, _, definition = reference.partition("@")
     rule = rule_class(name)
     own = definition_of(rule)
     if definition != own:
-        raise ConfigError(
-            f"rule {name!r} has the definition {own or 'of psfleet'!r} in this process ({_place(rule)}) and "
-            f"{definition or 'of psfleet'!r} in the one that made the table; servers, workers and the "
-            "snapshot from which they start need the same version of its module"
+        raise RuleError(
+            f"rule {name!r} is defined differently here ({_place(rule)}, {own or 'built in'}) and where its "
+            f"table comes from ({definition or 'built in'}); servers, workers and the snapshot that a job "
+            "goes on from need the same definition"
         )
     return rule.from_hyperparameters(hyperparameters)
 
 
-def import_rules(modules: Iterable[str]) -> None:
+def import_rules(modules: Sequence[str], folder: str = "") -> None:
     """Import the modules that define a user's rules.
 
+    Args:
+        modules: Their names, as for `import`.
+        folder: Where they may be besides the Python path; empty: nowhere.
+
     Raises:
-        ConfigError: A module is not there or cannot be imported.
+        RuleError: A module is not there or cannot be imported.
     """
+    if modules and folder and folder not in sys.path:
+        sys.path.append(folder)  # the end: a file of the user must not stand for a library
     for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise ConfigError(
-                f"the module of rules {module!r} cannot be imported: {type(error).__name__}: {error}; "
-                "it must be on the Python path of every server and worker"
+            raise RuleError(
+                f"the module of rules {module!r} cannot be imported ({type(error).__name__}: {error}); "
+                "put it on the Python path of every server and worker, or beside the script"
             ) from error
 
 

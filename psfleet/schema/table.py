@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from psfleet.errors import ConfigError, ShapeError
+from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
 
@@ -138,6 +139,7 @@ class TableSpec:
             raise ShapeError(f"table {self.name!r}: dim is {self.shape}, it must be 1 to {MAX_DIM}")
         if self.entry is not None and self.kind != "sparse":
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
+        check_functions(self.rule)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
 

@@ -127,7 +127,10 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     role = from_variable(FleetSettings, "role", variables)
     if role is None:
         _check_no_servers(variables)
-        return Environment(strategy=from_variable(UserSettings, "strategy", variables))
+        return Environment(
+            strategy=from_variable(UserSettings, "strategy", variables),
+            rules=from_variable(JobSettings, "rules", variables),
+        )
     other = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
     said = from_variables(Environment, {**variables, other: ""})
     for endpoint in said.get("servers", ()):

@@ -131,6 +131,15 @@ class JobSettings:
         names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
     )
+    rules: tuple[str, ...] = setting(
+        (),
+        "Modules with update rules of your own, which servers and workers import; they are on the Python "
+        "path or beside the script",
+        flag="--rules",
+        env="PSFLEET_RULES",
+        key="job.rules",
+        metavar="MODULE,...",
+    )
     insecure: bool = setting(
         False,
         "TCP in the clear: without certificates and token",
@@ -162,6 +171,11 @@ class ProcessSettings:
         "",
         "Folder of this process's credentials; TCP is encrypted and both ends prove themselves",
         names="PSFLEET_TLS",
+    )
+    rules_folder: str = setting(
+        "",
+        "Folder where a server looks for modules with rules after the Python path",
+        env="PSFLEET_RULES_FOLDER",
     )
     pulse: int = setting(
         0,

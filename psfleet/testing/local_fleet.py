@@ -52,6 +52,7 @@ class LocalFleet:
         snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.
         resume: A snapshot that the servers start from.
         replicas: Servers are made for standbys, which a test starts with `spawn`.
+        rules: Modules of rules that the servers import.
 
     Attributes:
         endpoints: Of the servers, once entered.
@@ -74,6 +75,7 @@ class LocalFleet:
         snapshot_every: str = "",
         resume: str = "",
         replicas: int = 0,
+        rules: Sequence[str] = (),
     ) -> None:
         self.servers = servers
         self.workers = workers
@@ -88,6 +90,7 @@ class LocalFleet:
         self.snapshot_every = snapshot_every
         self.resume = resume
         self.replicas = replicas
+        self.rules = rules
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
         self._deadly: dict[int, str] = {}  # where the present process of a server is to die
         self.endpoints: tuple[str, ...] = ()
@@ -250,6 +253,7 @@ class LocalFleet:
             "PSFLEET_LIMITS": self.limits,
             "PSFLEET_SNAPSHOT_EVERY": self.snapshot_every,
             "PSFLEET_RESUME": self.resume,
+            "PSFLEET_RULES": ",".join(self.rules),
         }
         if crashes := self._crashes.get(index):
             settled["PSFLEET_CRASH"] = self._deadly[index] = crashes.pop(0)

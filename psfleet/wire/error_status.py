@@ -32,6 +32,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
     errors.UnknownTable: _Code.NOT_FOUND,
     errors.TableConflict: _Code.ALREADY_EXISTS,
     errors.ConfigError: _Code.INVALID_ARGUMENT,
+    errors.RuleError: _Code.INVALID_ARGUMENT,
     errors.WrongType: _Code.INVALID_ARGUMENT,
     errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
     errors.FrameError: _Code.INVALID_ARGUMENT,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from psfleet.errors import ConfigError, FrameError
-from psfleet.rules import make_rule
+from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import Decay, Initializer, TableSpec
 from psfleet.settings.mode import Mode
@@ -47,7 +47,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         name=spec.name,
         kind=spec.kind,
         shape=spec.shape,
-        rule=spec.rule.name,
+        rule=reference_of(spec.rule),
         hyperparameters=spec.rule.hyperparameters(),
         l1=spec.decay.l1,
         l2=spec.decay.l2,

@@ -15,6 +15,7 @@ from psfleet.errors import ConfigError
 from psfleet.faults.crash_points import Crashes
 from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.dedup import merge_pushes
+from psfleet.rules import import_rules
 from psfleet.settings.durations import Interval
 from psfleet.settings.environment import Environment
 from psfleet.shard.shard import Shard
@@ -292,9 +293,11 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     """Run a server until every worker has left or the process is asked to end.
 
     Raises:
-        ConfigError: The environment is not a server's, or its endpoint cannot be had.
+        ConfigError: The environment is not a server's, its endpoint cannot be had, or a module of rules
+            cannot be imported.
         CheckpointError: `load_path` is not a checkpoint.
     """
+    import_rules(environment.rules, environment.rules_folder)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor
     with Pulse(environment.pulse) as pulse:

@@ -147,9 +147,9 @@ import importlib.util, pathlib, sys
 import numpy as np
 from psfleet.rules import sgd
 source = pathlib.Path(sgd.__file__).read_text()
-for sign in "-+":
+for sign, name in (("-", "minus"), ("+", "plus")):
     file = pathlib.Path(sys.argv[1]) / "edited.py"
-    file.write_text(source.replace("w - h[0] * g", f"w {sign} h[0] * g "))
+    file.write_text(source.replace("w - h[0] * g", f"w {sign} h[0] * g ").replace('"sgd"', f'"{name}"'))
     spec = importlib.util.spec_from_file_location("edited" + sign, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -10,6 +10,7 @@ from psfleet.chaos.injection import Audit, Meddler
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet.progress import Progress
+from psfleet.rules import import_rules
 from psfleet.runtime.finiteness import Watch
 from psfleet.runtime.interface import Awaited, Done, Gradient, Read, TableState, Ticket
 from psfleet.schema.table import TableSpec
@@ -69,6 +70,7 @@ class ClusterRuntime:
                 f"the role is {environment.role!r}; a cluster's runtime is for "
                 "workers (PSFLEET_ROLE=worker)"
             )
+        import_rules(environment.rules, environment.rules_folder)
         meddle = meddle or Meddler.wanted(environment.rank)
         self._fleet = Connection(
             environment, mode, patience or Patience.of(environment), meddle, staleness

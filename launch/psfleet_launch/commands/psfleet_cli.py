@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from psfleet.errors import ConfigError, PsfleetError
+from psfleet.rules import import_rules
+from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
@@ -26,6 +28,7 @@ _USAGE_EXIT = 2
 @click.version_option(package_name="psfleet", prog_name="psfleet")
 def psfleet() -> None:
     """Tools around psfleet-launch."""
+    import_rules(read_environment().rules)  # snapshots and logs refer to them
 
 
 psfleet.add_command(certs)

@@ -231,6 +231,7 @@ def _environment(
         ready_file=str(job.ready_file(member)) if is_server else "",
         joined_file="" if is_server else str(job.joined_file(member)),
         left_file="" if is_server else str(job.left_file(member)),
+        rules_folder=str(request.script_folder) if is_server else "",
         tls=str(job.credentials.get(member.role, "")),
         **settings,
     )

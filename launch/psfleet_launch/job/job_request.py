@@ -1,8 +1,10 @@
 """What the user asks of psfleet-launch: settings of the job, and of this launch of it."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,11 @@ class Request(JobSettings, _Size):
     )
 
     @property
+    def script_folder(self) -> Path:
+        """Where servers look for the modules of rules."""
+        return Path(self.script).absolute().parent
+
+    @property
     def keeps_log(self) -> bool:
         """Whether servers can be started again, each by itself."""
         return self.durability in ("log", "log+fsync")
@@ -96,11 +103,23 @@ class Request(JobSettings, _Size):
         if not Path(self.script).is_file():
             what = "is a folder" if Path(self.script).is_dir() else "does not exist"
             raise ConfigError(f"script {self.script!r} {what}; name a Python file")
+        self._check_rules()
         if self.port is not None and self.port + self.servers > 65536:
             raise ConfigError(
                 f"--port is {self.port}, but {self.servers} servers from there on "
                 "end above 65535; choose a lower one"
             )
+
+    def _check_rules(self) -> None:
+        for module in self.rules:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ConfigError(f"--rules is {module!r}; name a module, as in my_rules")
+            places = [str(self.script_folder), *sys.path]
+            if PathFinder.find_spec(module.partition(".")[0], places) is None:
+                raise ConfigError(
+                    f"--rules is {module!r}, a module that is neither beside the script (in "
+                    f"{str(self.script_folder)!r}) nor on the Python path; put it there"
+                )
 
     def _check_deaths(self) -> None:
         if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:

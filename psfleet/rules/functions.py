@@ -1,0 +1,86 @@
+"""The scalar functions of a rule, and what they may contain so that they can become kernels."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from psfleet.errors import RuleError
+
+if TYPE_CHECKING:
+    from psfleet.rules.rule import Rule
+
+__all__ = ["check_functions", "functions_of"]
+
+_MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
+_BUILT_IN = ("abs", "max", "min")
+_KERNELS_OWN = re.compile(
+    r"[a-z]\d*|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
+    r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?"
+)
+
+
+def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
+    """The functions that go into the rule's kernels."""
+    found = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
+    yield from (function for function in found if function is not None)
+
+
+def check_functions(rule: "Rule") -> None:
+    """Refuse functions that kernels cannot take as they stand.
+
+    Raises:
+        RuleError: One uses a name, a number or a form that kernels do not know.
+    """
+    for function in functions_of(rule):
+        why = _fault(function)
+        if why:
+            raise RuleError(f"rule {rule.name!r}: the function {function.__name__} {why}")
+
+
+@cache
+def _fault(function: Callable[..., Any]) -> str:
+    """What is wrong with a function; empty: nothing."""
+    name = function.__name__
+    if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
+        return "must be defined by def at the top of its module"
+    if _KERNELS_OWN.fullmatch(name):
+        return "has a name that the kernels use themselves; give it another"
+    try:
+        (tree,) = ast.parse(inspect.getsource(function)).body
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"has no source that can be read ({error}); put it into a module that is a file"
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
+        return "must be defined by a plain def, without decorators"
+    known = {argument.arg for argument in tree.args.args} | {"math", *_BUILT_IN}
+    known |= {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    for node in _body(tree):
+        if isinstance(node, ast.Name) and node.id not in known:
+            return f"uses {node.id!r}; it may use its arguments, {', '.join(_BUILT_IN)} and math"
+        if isinstance(node, ast.Attribute) and not (_is_math(node) and node.attr in _MATH):
+            wanted = ", ".join(f"math.{name}" for name in _MATH)
+            return f"uses {ast.unparse(node)!r}; of math it may use {wanted}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return (
+                f"has the number {node.value!r}, which would widen its arithmetic to 64 bits; return "
+                "it from `scalars` and take it from h"
+            )
+    return ""
+
+
+def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The syntax below the function's arguments, without the places in h."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        inner = [node.value] if isinstance(node, ast.Subscript) else ast.iter_child_nodes(node)
+        pending.extend(inner)
+
+
+def _is_math(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "math"
