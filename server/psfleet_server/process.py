@@ -47,7 +47,7 @@ from psfleet_server.signals import stops_on_signals
 from psfleet_server.snapshots.restored_states import RestoredStates
 from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
-from psfleet_server.snapshots.timetable import Timetable
+from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 
 __all__ = ["Server", "serve"]
 
@@ -93,7 +93,7 @@ class Server:
         if environment.snapshot_folder:
             self.host.wishes = Wishes(Path(environment.snapshot_folder).parent)
         self._snapshots = None if coordinator is None else self._make_runner()
-        self._timetable: Timetable | None = None
+        self._schedule: SnapshotSchedule | None = None
         self._ticker = Ticker(self.host)
         self.beats = Beats(self._beat, environment.beat, self._access)
         self.views = Views(self.host, self._access, environment.beat)
@@ -165,14 +165,14 @@ class Server:
         if self._snapshots is not None and self.environment.snapshot_every:
             every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
             shard = self._shard
-            self._timetable = Timetable(
+            self._schedule = SnapshotSchedule(
                 self._snapshots,
                 every,
                 shard.progress,
                 lambda: shard.mode == "sync",
                 tell=self._tell,
             )
-            self._timetable.start()
+            self._schedule.start()
         server.start()
         self._server = server
         self._join_fleet()  # not before: see above
@@ -267,8 +267,8 @@ class Server:
         self.host.parts.end()  # server 0 may be waiting for a cut, its own too
         if self._snapshots is not None:
             self._snapshots.stop()
-        if self._timetable is not None:
-            self._timetable.stop()
+        if self._schedule is not None:
+            self._schedule.stop()
         self._ticker.stop()
         self.views.stop()
         self.host.feed.close()

@@ -30,10 +30,10 @@ THREADS: dict[str, tuple[str, ...]] = {
     "signals": (),
     "snapshot": LOG,
     "snapshot calls": (),
+    "snapshot schedule": LOG,
     "snapshots": (),
     "standby": PAIR,
     "ticks": (),
-    "timetable": LOG,
     "trail": LOG,
     "views": (),
     # of a worker

@@ -42,7 +42,7 @@ def snapshot_handlers(
         )
     ]
     if runner is not None:
-        led = _SnapshotLead(host, runner)
+        led = _SnapshotCoordination(host, runner)
         found.append(
             grpc.method_handlers_generic_handler(
                 "psfleet.v1.SnapshotLead",
@@ -117,7 +117,7 @@ class _Snapshots:
         return _bytes(snapshot_pb2.SettleReply())
 
 
-class _SnapshotLead:
+class _SnapshotCoordination:
     """Methods of the service SnapshotLead."""
 
     def __init__(self, host: Host, runner: SnapshotRunner) -> None:

@@ -10,13 +10,13 @@ from psfleet.settings.durations import Interval
 from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
-__all__ = ["Timetable"]
+__all__ = ["SnapshotSchedule"]
 
 _LOOK = 0.05  # seconds between looks how far the training is
 _PAUSE = 1.0  # after one that failed
 
 
-class Timetable:
+class SnapshotSchedule:
     """A thread that asks for a snapshot whenever it is time, and says when it cannot be had.
 
     Args:
@@ -46,7 +46,7 @@ class Timetable:
         self._clock = clock
         self._tell = tell
         self._over = threading.Event()
-        self._thread = ServiceThread(self._run, "timetable")
+        self._thread = ServiceThread(self._run, "snapshot schedule")
 
     def start(self) -> None:
         """Begin to look at the clock."""
