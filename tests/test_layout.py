@@ -21,8 +21,9 @@ LAYERS = {
     "psfleet": [
         "errors",
         "settings",
-        "faults metrics rules stages validation",
-        "platform schema",
+        "faults metrics stages validation",
+        "platform rules",
+        "schema",
         "formats kernels runtime",
         "data parameters strategy tables",
         "program shard",

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from psfleet.errors import UsageError
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.optimizer import Older, Optimizer
-from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import Rule
 
 __all__ = ["optimizer_of"]

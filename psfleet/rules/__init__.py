@@ -9,14 +9,14 @@ from psfleet.rules.adamw import AdamW as AdamW
 from psfleet.rules.amsgrad import AMSGrad as AMSGrad
 from psfleet.rules.asgd import ASGD as ASGD
 from psfleet.rules.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
-from psfleet.rules.declaration import OptimizerSpec as OptimizerSpec
-from psfleet.rules.declaration import TorchSpec as TorchSpec
 from psfleet.rules.dgc_momentum import DGCMomentum as DGCMomentum
 from psfleet.rules.ftrl import Ftrl as Ftrl
 from psfleet.rules.lamb import Lamb as Lamb
 from psfleet.rules.lars_momentum import LarsMomentum as LarsMomentum
 from psfleet.rules.momentum import Momentum as Momentum
 from psfleet.rules.nadam import NAdam as NAdam
+from psfleet.rules.optimizer_spec import OptimizerSpec as OptimizerSpec
+from psfleet.rules.optimizer_spec import TorchSpec as TorchSpec
 from psfleet.rules.proximal_gd import ProximalGD as ProximalGD
 from psfleet.rules.radam import RAdam as RAdam
 from psfleet.rules.registry import RULES as RULES

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
 from psfleet.rules.rule import Rule, Slot
 from psfleet.validation.annotations import NonNegative
 

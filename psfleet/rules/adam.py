@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.optimizer_spec import TorchSpec
 from psfleet.rules.rule import DecayRate, Rule, Slot
 from psfleet.validation.annotations import NonNegative, Range
 

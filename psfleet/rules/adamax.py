@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import DecayRate, Rule, Slot
 from psfleet.validation.annotations import NonNegative
 

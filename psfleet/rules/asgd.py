@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import Rule, Slot
 from psfleet.validation.annotations import PositiveInt
 

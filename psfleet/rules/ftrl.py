@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from psfleet.errors import ConfigError
-from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import Rule, Slot
 from psfleet.validation.annotations import NonNegative, Range
 

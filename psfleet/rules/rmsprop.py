@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.declaration import OptimizerSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import DecayRate, Rule, Slot, UnitInterval
 from psfleet.validation.annotations import NonNegative
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from psfleet.errors import ConfigError
-from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
 from psfleet.rules.registry import register
 from psfleet.validation.annotations import Range, check_fields
 

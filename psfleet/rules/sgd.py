@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.declaration import OptimizerSpec, TorchSpec
+from psfleet.rules.optimizer_spec import OptimizerSpec, TorchSpec
 from psfleet.rules.rule import Rule
 
 __all__ = ["SGD"]

@@ -8,7 +8,7 @@ import torch
 
 from psfleet.errors import ConfigError
 from psfleet.rules import RULES
-from psfleet.rules.declaration import TorchSpec
+from psfleet.rules.optimizer_spec import TorchSpec
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import Decay
 

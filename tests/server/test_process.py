@@ -123,7 +123,10 @@ def test_a_port_in_use_is_refused() -> None:
             ["--servers", "here", "--workers", "1"],
             "endpoint 'here' is neither unix:/path nor host:port",
         ),
-        (["--servers", "unix:/tmp/x", "--workers", "0"], "PSFLEET_WORKERS is 0; it must be at least 1"),
+        (
+            ["--servers", "unix:/tmp/x", "--workers", "0"],
+            "PSFLEET_WORKERS is 0; it must be at least 1",
+        ),
         (["--servers", "unix:/tmp/x", "--workers", "two"], "PSFLEET_WORKERS is 'two'"),
         (["--servers", "unix:/tmp/x", "--workers", "1", "--index", "1"], "PSFLEET_RANK is 1"),
         (["--servers", "unix:/nowhere/x", "--workers", "1"], "its folder does not exist"),

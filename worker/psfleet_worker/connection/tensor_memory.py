@@ -86,7 +86,7 @@ class Held:
         taken = self.take((count,), np.float32)
         if taken is None:
             return None
-        base = _Base(self, taken[0])
+        base = _LentValues(self, taken[0])
         self._lent[_Loan(base, self._returned, taken[1])] = size
         return Lent(self, base, taken[1])
 
@@ -114,14 +114,14 @@ class Lent:
         array: float32 [count].
     """
 
-    def __init__(self, held: Held, base: "_Base", offset: int) -> None:
+    def __init__(self, held: Held, base: "_LentValues", offset: int) -> None:
         self.held = held
         self.offset = offset
         self.array: Floats = np.asarray(base)
         self.address = address_of(self.array)
 
 
-class _Base:
+class _LentValues:
     """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
 
     def __init__(self, held: Held, array: Floats) -> None:
@@ -130,7 +130,7 @@ class _Base:
         self._array = array
 
 
-class _Loan(weakref.ref[_Base]):
+class _Loan(weakref.ref[_LentValues]):
     """Appends itself to `returned` when the array is gone.
 
     That runs no Python code: an interrupt that arrived in a `__del__` would be lost, since Python
@@ -139,10 +139,14 @@ class _Loan(weakref.ref[_Base]):
 
     __slots__ = ("offset",)
 
-    def __new__(cls, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> "_Loan":
+    def __new__(
+        cls, base: _LentValues, returned: "collections.deque[_Loan]", offset: int
+    ) -> "_Loan":
         return super().__new__(cls, base, returned.append)
 
-    def __init__(self, base: _Base, returned: "collections.deque[_Loan]", offset: int) -> None:
+    def __init__(
+        self, base: _LentValues, returned: "collections.deque[_Loan]", offset: int
+    ) -> None:
         self.offset = offset
 
 
