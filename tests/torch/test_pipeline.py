@@ -41,7 +41,7 @@ def bits(path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def alone(tmp_path_factory: pytest.TempPathFactory, torch_zygote: None) -> dict[str, bytes]:
     """What the script trains by itself: one process, no cluster, 4 micro-batches."""
     out = tmp_path_factory.mktemp("alone") / "out.npz"
     strategy = {"PSFLEET_STRATEGY": '{"pipeline": {"micro_batches": 4}}', "PYTHONPATH": str(ROOT)}
