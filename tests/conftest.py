@@ -23,10 +23,15 @@ _QUICK = {
 }
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
 _SLOW = {
-    *("checkpoint/test_names.py", "checkpoint/test_replacing.py"),
+    *("checkpoint/test_names.py", "checkpoint/test_replacing.py", "checkpoint/test_tools.py"),
+    "fluid/test_data.py",
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
-    *("optimizer/test_cluster.py", "optimizer/test_localsgd.py", "optimizer/test_sparse_adam.py"),
-    *("pipeline/test_links.py", "pipeline/test_processes.py", "program/test_reading_ahead.py"),
+    *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
+    "optimizer/test_sparse_adam.py",
+    *("pipeline/test_composed.py", "pipeline/test_cores.py", "pipeline/test_dealing.py"),
+    *("pipeline/test_example.py", "pipeline/test_links.py", "pipeline/test_plan.py"),
+    "pipeline/test_processes.py",
+    *("program/test_batch_norm.py", "program/test_reading_ahead.py", "program/test_starts.py"),
     *("tables/test_bounds_on_servers.py", "tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
     "wire/test_stubs.py",
