@@ -25,7 +25,7 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
-	@echo "make docs           draw the diagrams; check what the documents name and link to"
+	@echo "make docs           draw the diagrams, list the settings; check what the documents name and link to"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
 train: $(VENV)/.has-examples
@@ -110,6 +110,7 @@ test-engines: $(VENV)/.has-test
 
 docs: $(VENV)/.has-test
 	$(VENV)/bin/python tools/draw_diagrams.py
+	$(VENV)/bin/python tools/generate_settings.py
 	$(VENV)/bin/python tools/check_docs.py
 
 clean:

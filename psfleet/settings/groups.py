@@ -135,9 +135,7 @@ class JobSettings:
         (),
         "Modules with update rules of your own, which servers and workers import; they are on the Python "
         "path or beside the script",
-        flag="--rules",
-        env="PSFLEET_RULES",
-        key="job.rules",
+        names="--rules PSFLEET_RULES job.rules",
         metavar="MODULE,...",
     )
     insecure: bool = setting(
@@ -175,7 +173,7 @@ class ProcessSettings:
     rules_folder: str = setting(
         "",
         "Folder where a server looks for modules with rules after the Python path",
-        env="PSFLEET_RULES_FOLDER",
+        names="PSFLEET_RULES_FOLDER",
     )
     pulse: int = setting(
         0,
