@@ -92,6 +92,22 @@ def test_a_process_is_spawned_again(start: Callable[..., Engine]) -> None:
     engine.send(SERVER, signal.SIGKILL)  # nobody is there, and nobody else is hit
 
 
+def test_a_server_starts_again_beside_a_worker_that_has_left(start: Callable[..., Engine]) -> None:
+    """What the workers have told stays when a server of the same rank gets a new process."""
+    engine = start("hangs")
+    engine.spawn(SERVER, Told(engine.endpoints()))
+    engine.spawn(WORKER, Told(engine.endpoints()))
+    until(engine, lambda events: any(isinstance(event, Output) for event in events))
+    engine.job.left_file(WORKER).touch()
+    engine.send(SERVER, signal.SIGKILL)
+    until(engine, has_ended(SERVER))
+    engine.spawn(SERVER, Told(engine.endpoints()))
+    engine.send(WORKER, signal.SIGKILL)
+    happened = until(engine, has_ended(WORKER))
+    assert Exited(WORKER, -signal.SIGKILL, left=True) in happened
+    assert engine.has_joined()
+
+
 def test_a_ready_server_is_expected_anew(start: Callable[..., Engine]) -> None:
     """After `expect` a server counts as ready only when it says so again, as a promoted standby does."""
     engine = start("hangs")

@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 
 from psfleet.checkpoint import compare, read_manifest
-from tests.launch.conftest import Launch
+from tests.launch.conftest import Launch, job, launch
+
+__all__ = ["job", "launch"]
 
 SCRIPT = str(Path(__file__).with_name("resuming.py"))
 SNAPSHOTS = ("--durability", "snapshot", "--snapshot-every", "3 rounds")
@@ -50,6 +52,28 @@ def test_a_killed_server_takes_the_job_back(launch: Launch, tmp_path: Path) -> N
 def test_samples_that_the_fleet_deals_are_dealt_again(launch: Launch, tmp_path: Path) -> None:
     """The same with fleet.dataset, whose plan is in the snapshot."""
     killed(launch, tmp_path, "dataset")
+
+
+def test_a_job_goes_back_after_a_worker_was_restarted(job: Launch) -> None:
+    """The restart is told once; that the worker starts again with the whole job is none."""
+    launcher = job("hangs", "--durability", "snapshot", "--restart-workers", "1")
+
+    def hangs(starts: int) -> None:
+        """Wait until worker 0 has been started so often."""
+        launcher.until(
+            lambda: launcher.log("workerlog.0").count("hanging") == starts, f"start {starts}"
+        )
+
+    hangs(1)
+    os.kill(launcher.pid_of("worker", 0), signal.SIGKILL)
+    hangs(2)
+    os.kill(launcher.pid_of("server", 0), signal.SIGKILL)
+    hangs(3)
+    launcher.process.terminate()
+    code, _, err = launcher.ends()
+    assert code == 128 + signal.SIGTERM, err
+    assert "generation 1 starts from the beginning" in err
+    assert err.count("(restart 1 of 1)") == 1
 
 
 def test_resuming_from_nothing_is_a_sentence(launch: Launch) -> None:
