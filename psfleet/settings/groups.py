@@ -30,15 +30,15 @@ class FleetSettings:
     """Which process of which fleet this is. `role` None: no fleet, train embedded."""
 
     role: Literal["server", "worker"] | None = setting(
-        None, "What this process is", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
+        None, "Role of this process", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
     )
     rank: int = setting(
         0, "Index within the role, from 0", names="PSFLEET_RANK PADDLE_TRAINER_ID PADDLE_PSERVER_ID"
     )
     servers: tuple[str, ...] = setting(
         (),
-        "Endpoints of the servers in order of index: `unix:/absolute/path` or `host:port`; port 0 lets a "
-        "server choose a free one",
+        "Endpoints of the servers, in order of their index: `unix:/absolute/path` or `host:port`; with port "
+        "0 a server chooses a free port",
         names="PSFLEET_SERVERS PADDLE_PSERVERS_IP_PORT_LIST",
     )
     workers: int = setting(
@@ -81,34 +81,35 @@ class JobSettings:
 
     durability: str = setting(
         "none",
-        "What survives: with a log servers that die go on from it, with snapshots the job goes back",
+        "What survives a crash: with a log, servers restart from it; with snapshots, the job returns to the "
+        "last one",
         one_of("none", "snapshot", "log", "log+fsync"),
         names="--durability PSFLEET_DURABILITY job.durability",
     )
     snapshot_every: str = setting(
         "",
-        "Take snapshots of the whole job so often; by default when asked for, and every 60s where "
-        "durability is snapshot",
+        "How often to take a snapshot of the whole job; by default only on request, and every 60s with "
+        "durability snapshot",
         INTERVAL,
         names="--snapshot-every PSFLEET_SNAPSHOT_EVERY job.snapshot_every",
         metavar="60s|1000 rounds",
     )
     resume: str = setting(
         "",
-        "Go on from this snapshot; for the launcher also a job's folder, for its last one",
+        "Start from this snapshot; the launcher also takes a job's folder and starts from its last snapshot",
         names="--resume PSFLEET_RESUME job.resume",
         metavar="FOLDER",
     )
     worker_restarts: int = setting(
         0,
-        "How often a worker that dies is started again; its script runs from the start",
+        "How often to restart a worker that dies; its script runs from the beginning",
         names="--restart-workers PSFLEET_RESTARTS workers.restarts",
         least=0,
         wanted="0 or more",
     )
     dead_after: float = setting(
         0.0,
-        "Go on without a worker that was silent for so long; by default its death ends the job",
+        "Continue without a worker that has been silent for this long; by default its death ends the job",
         SECONDS,
         names="--dead-after PSFLEET_DEAD_AFTER workers.dead_after",
         metavar="30s",
@@ -118,7 +119,7 @@ class JobSettings:
     )
     replicas: int = setting(
         0,
-        "1: every server has a standby, which takes over at once when it dies",
+        "1: every server has a standby, which takes over at once if the server dies",
         names="--replicas PSFLEET_REPLICAS servers.replicas",
         least=0,
         most=1,
@@ -126,7 +127,7 @@ class JobSettings:
     )
     memory: int = setting(
         0,
-        "What a server may take, as in 8G; pushes that would take more are refused",
+        "Memory that each server may use, as in 8G; pushes that would need more are refused",
         BYTES,
         names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
@@ -140,7 +141,7 @@ class JobSettings:
     )
     insecure: bool = setting(
         False,
-        "TCP in the clear: without certificates and token",
+        "Use TCP without encryption, certificates and token",
         names="--insecure PSFLEET_INSECURE network.insecure",
     )
 
@@ -187,7 +188,7 @@ class UserSettings:
     """What users say by variables alone; a launcher passes these on from its own environment."""
 
     strategy: str = setting(
-        "", "JSON that overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
+        "", "Strategy as JSON; overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
     )
     lane: str = setting(
         "auto",
@@ -203,13 +204,13 @@ class UserSettings:
     )
     on_nan: str = setting(
         "say",
-        "What is done about a loss or gradient that is no finite number: say so once, stop, or ignore it",
+        "What to do about a loss or gradient that is NaN or infinite: report it once, stop, or ignore it",
         one_of("say", "stop", "ignore"),
         names="PSFLEET_ON_NAN",
     )
     plan: str = setting(
         "",
-        "The first training step writes here what the strategy means for it, and ends the script",
+        "File for the plan of the first training step; the script ends after writing it",
         names="PSFLEET_PLAN",
     )
     cache: str = setting(
@@ -221,7 +222,7 @@ class UserSettings:
 class FaultSettings:
     """Faults that tests and `psfleet-launch --chaos` ask a process for."""
 
-    chaos: str = setting("", "JSON of the faults that a process makes", names="PSFLEET_CHAOS")
+    chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
     crash: str = setting(
         "", "`point:count`: kill this process when it reaches a point", names="PSFLEET_CRASH"
     )

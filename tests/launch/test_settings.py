@@ -59,6 +59,8 @@ def test_what_is_written_is_read_again() -> None:
         replicas=1,
         memory=1 << 33,
         insecure=True,
+        rules=("my_rules", "more.rules"),
+        rules_folder="/scripts",
         job="j",
         log_folder="/logs",
         snapshots="/snapshots",

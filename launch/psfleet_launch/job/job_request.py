@@ -46,27 +46,27 @@ class Request(JobSettings, _Size):
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = setting(
         None,
-        "TCP ports from this one on, in place of unix sockets; 0: any free ones, as `--tcp`",
+        "Use TCP ports from this one on instead of unix sockets; 0: any free ports, as `--tcp`",
         names="--port network.port",
         least=0,
         most=65535,
     )
     server_script: bool = setting(
         False,
-        "Servers run the script too; it branches on fleet.is_server()",
+        "Run the script on servers too; it branches on fleet.is_server()",
         names="--server-script servers.run_script",
     )
     hung_after: float = setting(
         5.0,
-        "A server or a standby that was silent for so long has hung: with --replicas or --restart-hung "
-        "it is given up, else the screen says so; 0: never",
+        "After this silence a server or standby counts as hung: --replicas and --restart-hung replace it, "
+        "otherwise the screen reports it; 0: never",
         SECONDS,
         names="--hung-after servers.hung_after",
         metavar="5s",
     )
     restart_hung: bool = setting(
         False,
-        "With a log: kill a server that has hung and start it again from its log",
+        "Kill a server that has hung and restart it from its log",
         names="--restart-hung servers.restart_hung",
     )
 
@@ -142,19 +142,19 @@ class Request(JobSettings, _Size):
 class Launch:
     """How this launch runs its job: where, under which name, and what is shown."""
 
-    engine: str = setting("local", "Where processes run", names="--engine job.engine")
+    engine: str = setting("local", "Where the processes run", names="--engine job.engine")
     log_dir: Path = setting(
         Path("psfleet-logs"),
-        "Logs go to a folder in it, named after the job",
+        "Parent of the job's folder of logs",
         names="--log-dir job.log_dir",
         metavar="PATH",
     )
     name: str = setting(
-        "", "The job's name; by default the script's and four digits", names="--job job.name"
+        "", "Name of the job; by default the script's name and four digits", names="--job job.name"
     )
     start_timeout: float = setting(
         120.0,
-        "Until then all servers must be ready",
+        "Time within which all servers must be ready",
         SECONDS,
         names="--start-timeout job.start_timeout",
         metavar="120s",
@@ -163,18 +163,18 @@ class Launch:
     )
     progress: bool = setting(
         True,
-        "Steps, loss, rows and bytes are shown; `--no-progress` leaves them out",
+        "Show steps, loss, rows and bytes; `--no-progress` does not",
         names="--no-progress job.progress",
     )
     chaos: int | None = setting(
         None,
-        "Kill, pause and disturb the job as this seed says, then report which promises it kept",
+        "Kill, pause and disturb processes as this seed determines, then report which promises were kept",
         names="--chaos chaos.seed",
         metavar="SEED",
     )
     chaos_pace: float = setting(
         4.0,
-        "Seconds between two such faults, on average",
+        "Mean seconds between two faults of `--chaos`",
         names="--chaos-pace chaos.pace",
         least=0.5,
     )
