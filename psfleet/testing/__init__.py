@@ -1,1 +1,3 @@
-"""A fleet for tests: real servers on this machine, and faults by name and seed."""
+"""For tests and notebooks: real servers on this machine, workloads, and the conformance test of rules."""
+
+from psfleet.testing.rule_conformance import check_rule as check_rule

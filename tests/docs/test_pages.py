@@ -55,3 +55,25 @@ def test_notebooks(number: int, tmp_path: Path) -> None:
         else model * 2 + servers[0],
         tmp_path,
     )
+
+
+def test_rules(tmp_path: Path) -> None:
+    """The page's rule trains to the same bits embedded and on servers, and passes its test."""
+    module, script, test = blocks("rules.md")
+    (tmp_path / "my_rules.py").write_text(module)
+    (tmp_path / "train.py").write_text(script)
+    embedded = run(script, tmp_path)
+    launch = ["-m", "psfleet_launch", "--servers", "2", "--no-progress", "--rules", "my_rules"]
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
+    job = subprocess.run(
+        [sys.executable, *launch, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert job.returncode == 0, job.stderr
+    assert embedded.strip() in job.stdout
+    run(test + "\ntest_lion()\n", tmp_path)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from psfleet.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
 from psfleet.schema.table import Decay
-from psfleet.testing.rules import check_dense, check_rows, check_split
+from psfleet.testing.rule_conformance import check_dense, check_rows, check_split
 
 VARIANTS: dict[str, Rule] = {
     "asgd_of_3": ASGD(3),
