@@ -20,6 +20,13 @@ def children() -> set[str]:
     return listed
 
 
+def _threads() -> set[threading.Thread]:
+    """The threads of this process, without the one that pyzmq keeps from its first large message on."""
+    return {
+        each for each in threading.enumerate() if type(each).__name__ != "GarbageCollectorThread"
+    }
+
+
 @contextlib.contextmanager
 def nothing_left(within: float = 60.0) -> Iterator[None]:
     """Check that what was started inside has ended, or ends `within` seconds.
@@ -27,11 +34,11 @@ def nothing_left(within: float = 60.0) -> Iterator[None]:
     Raises:
         AssertionError: A thread or a child process is left; the text says which.
     """
-    threads, processes = set(threading.enumerate()), children()
+    threads, processes = _threads(), children()
     yield
     deadline = time.monotonic() + within
     while True:
-        left = [*(set(threading.enumerate()) - threads), *(children() - processes)]
+        left = [*(_threads() - threads), *(children() - processes)]
         if not left:
             return
         assert time.monotonic() < deadline, f"left behind: {left}"
