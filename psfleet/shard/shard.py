@@ -340,19 +340,24 @@ class Shard:
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
         cutting = event.cutting
-        if cutting.round is not None and self.mode not in (None, "sync"):
-            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
-            raise ProtocolError(
-                f"snapshot {cutting.number} is to hold round {cutting.round}, but the fleet now runs "
-                f"in mode {self.mode!r} on server {self.index}; take it again"
-            )
-        if cutting.round is not None and cutting.round < self.rounds.closed:
-            raise ProtocolError(
-                f"snapshot {cutting.number} is to hold round {cutting.round}, but round "
-                f"{self.rounds.closed} is closed on server {self.index}"
-            )
+        self._check_cut(cutting)
         self.cuts.begin(cutting)
         return [Answer(call, number=self.rounds.closed), *self._advance()]
+
+    def _check_cut(self, cutting: Cutting) -> None:
+        """Refuse a round that does not say any more where all servers cut."""
+        last = cutting.round
+        if last is not None and self.mode not in (None, "sync"):
+            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
+            raise ProtocolError(
+                f"snapshot {cutting.number} is to hold round {last}, but the fleet now runs in mode "
+                f"{self.mode!r} on server {self.index}; take it again"
+            )
+        if last is not None and last < self.rounds.closed:
+            raise ProtocolError(
+                f"snapshot {cutting.number} is to hold round {last}, but round "
+                f"{self.rounds.closed} is closed on server {self.index}"
+            )
 
     def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
         self.cuts.give_up(event.number)

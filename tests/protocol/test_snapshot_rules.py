@@ -8,7 +8,7 @@ import pytest
 
 from psfleet.shard.snapshot_cuts import Cuts, Cutting
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshots.snapshot_events import SnapshotRequested
+from psfleet_server.snapshots.snapshot_events import SnapshotRequested, WorkerStateArrived
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.scheduler import Broken, run
 
@@ -22,6 +22,7 @@ class Mutant:
 
     remove: Callable[[Patch], None]
     first: int = 0
+    suite: str = "async snapshots"
 
 
 def take_pushes_behind_marks(patch: Patch) -> None:
@@ -77,12 +78,25 @@ def use_numbers_again(patch: Patch) -> None:
     begin_old_cuts(patch)
 
 
+def take_old_states(patch: Patch) -> None:
+    """The state of a worker in an earlier snapshot counts."""
+    arrived = SnapshotCoordinator._state_arrived
+
+    def lenient(coordinator: SnapshotCoordinator, event: WorkerStateArrived) -> None:
+        arrived(coordinator, replace(event, number=coordinator._number))
+
+    patch.setattr(SnapshotCoordinator, "_state_arrived", lenient)
+
+
 MUTANTS = {
     "pushes behind a mark wait for the cut": Mutant(take_pushes_behind_marks),
     "R12: marks of earlier snapshots are ignored": Mutant(take_old_marks),
-    "R12: the numbers of cuts only rise": Mutant(begin_old_cuts),
+    "R12: the numbers of cuts only rise": Mutant(begin_old_cuts, first=30),
     "R12: a coordinator uses no number twice": Mutant(use_numbers_again),
-    "R11: a change of the fleet ends a snapshot": Mutant(keep_cuts_across_views),
+    "R11: a change of the fleet ends a snapshot": Mutant(
+        keep_cuts_across_views, suite="async snapshots removal"
+    ),
+    "states of workers are of the same snapshot": Mutant(take_old_states, first=45),
 }
 
 
@@ -92,16 +106,16 @@ def test_a_missing_rule_is_noticed(rule: str, monkeypatch: Patch) -> None:
     mutant = MUTANTS[rule]
     with monkeypatch.context() as patch:
         mutant.remove(patch)
-        seed = first_broken(mutant.first)
+        seed = first_broken(mutant)
     assert seed is not None
-    run(fleet("async snapshots", seed))
+    run(fleet(mutant.suite, seed))
 
 
-def first_broken(first: int) -> int | None:
+def first_broken(mutant: Mutant) -> int | None:
     """The first seed whose run breaks a promise; None: none of some does."""
-    for seed in range(first, first + SEEDS):
+    for seed in range(mutant.first, mutant.first + SEEDS):
         try:
-            run(fleet("async snapshots", seed))
+            run(fleet(mutant.suite, seed))
         except Broken:
             return seed
     return None

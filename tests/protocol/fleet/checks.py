@@ -1,7 +1,7 @@
 """What must hold at the end of a run, from what the shards hold and what their logs say."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -119,7 +119,7 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
     }
     if late:
         raise Broken(f"states of snapshot {snapshot.number} are as of {late}, it is cut at {cuts}")
-    if len({part.round if sync else _pushed(part) for part in parts}) > 1:
+    if len({part.round if sync else tuple(_last_pushes(part, parts)) for part in parts}) > 1:
         raise Broken(f"servers are cut at different places: {parts}")
     if sync:
         _check_cut_rows(job, parts)
@@ -141,9 +141,12 @@ def check_snapshot(job: Job, snapshot: Published, disks: Sequence[Disk], pushes:
             raise Broken(f"a push behind the cut is in it: {part}")
 
 
-def _pushed(part: Taken) -> tuple[tuple[int, tuple[int, int]], ...]:
-    """The lives that have pushed; until then a server may not know of a life that another one knows."""
-    return tuple(sorted((seat, last) for seat, last in part.pushes.items() if last[1]))
+def _last_pushes(part: Taken, parts: Sequence[Taken]) -> Iterator[int]:
+    """The last push of each seat's newest life, as far as one server knows of that life."""
+    for seat in sorted({seat for each in parts for seat in each.pushes}):
+        newest = max(each.pushes.get(seat, (0, 0))[0] for each in parts)
+        life, last = part.pushes.get(seat, (0, 0))
+        yield last if life == newest else 0
 
 
 def _check_cut_rows(job: Job, parts: Sequence[Taken]) -> None:

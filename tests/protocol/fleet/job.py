@@ -103,6 +103,7 @@ SUITES: dict[str, tuple[Mode, ...]] = {
     "async standbys": ("async",),
     "sync snapshots": ("sync",),
     "async snapshots": ("async",),
+    "async snapshots removal": ("async",),
     "rests": ("sync", "sync"),
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),
