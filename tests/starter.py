@@ -34,8 +34,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
 _ROOM = (
-    "PSFLEET_TEST_ROOM"  # a long variable, for environments that a zygote's children show in /proc
+    "PSFLEET_TEST_ROOM"  # a long variable: room for the environments that children show in /proc
 )
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
 
 # -- a process that starts others ----------------------------------------------------------------
@@ -175,7 +176,8 @@ def install() -> None:
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request; return only in a new process, with its request and files."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     while True:
         data, files, _, _ = socket.recv_fds(connection, _LARGEST, 100)
         if not data:
@@ -197,8 +199,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         os.close(theirs)
         os.waitpid(between, 0)
         answer = os.read(ours, 100)  # nothing: the one that asked has ended, and so has the new one
-        for number in (ours, *files):
-            os.close(number)
+        for file in (ours, *files):
+            os.close(file)
         if not answer:
             os._exit(0)
         connection.send(answer)
@@ -206,6 +208,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _settle(request: dict[str, Any]) -> None:
     """What must hold when the other process learns of this one: its session, and its end with a parent."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["session"]:
         os.setsid()
