@@ -39,7 +39,7 @@ PENDING_BANNED = """
     Trouble Turned Viewed Wishes
 """
 PENDING_TWICE = """
-    Beats Client Connection Consistency Coordinator Cut Dataset Kind Lead Left Limits Order
+    Base Beats Client Connection Consistency Coordinator Cut Dataset Kind Lead Left Limits Order
     Orders Part Piece Place Plan Progress Release Rows Run Seat Shard Start Tables Tick Watch
 """
 
