@@ -1,4 +1,4 @@
-"""Iterators whose next item can be seen before it is taken."""
+"""Iterators that show their next item without consuming it."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 class Coming(Generic[T]):
-    """Items of a source that knows what comes next.
+    """An iterator over a source that can show its next item.
 
     Args:
         items: The items.
-        peek: The next one, the very object that taking it will give, without anything that taking it does;
-            None: it is not known, or there is none. Only a source that goes another way gives another one.
+        peek: Return the next item without consuming it or running its side effects; None if unknown or
+            exhausted. `next` then returns the same object, unless the source changes its course.
     """
 
     def __init__(self, items: Iterator[T], peek: Callable[[], T | None]) -> None:
@@ -29,12 +29,12 @@ class Coming(Generic[T]):
         return next(self._items)
 
     def peek(self) -> T | None:
-        """The next item; None: it is not known, or there is none."""
+        """Return the next item without consuming it; None if unknown or exhausted."""
         return self._peek()
 
 
 class Renewed(Coming[T]):
-    """The same of a source that can be read more than once: each `for` loop begins anew.
+    """A peekable iterable over a source that can be read again: each `for` loop begins anew.
 
     Args:
         begin: Begins to read the source.
@@ -52,12 +52,12 @@ class Renewed(Coming[T]):
         return next(self._now or iter(self))
 
     def peek(self) -> T | None:
-        """The next item; None: it is not known, or there is none."""
+        """Return the next item without consuming it; None if unknown or exhausted."""
         return (self._now or iter(self)).peek()
 
 
 class Counted(Renewed[T]):
-    """And of which it is known how many items there are.
+    """A repeatable peekable that knows its number of items.
 
     Args:
         begin: Begins to read the source.
@@ -76,7 +76,7 @@ class Counted(Renewed[T]):
 
 
 class Peeked(Generic[T]):
-    """The same for any iterator: seeing the next item takes it from there."""
+    """A peekable over any iterator; showing the next item takes it from the iterator."""
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items

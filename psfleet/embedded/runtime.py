@@ -237,7 +237,7 @@ class EmbeddedRuntime:
         ]
 
     def close(self) -> None:
-        """Let go of the tables; whoever asks for one afterwards is refused."""
+        """Release the tables; later calls are refused."""
         self._shard = cast(Shard, Closed(_CLOSED))
 
     @staticmethod

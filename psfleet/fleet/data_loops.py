@@ -198,7 +198,7 @@ class Loops:
         return Counted(begin, lambda: len(range(self._index, len(batches), self._workers)))
 
     def _say(self, about: str, text: str) -> None:
-        """Tell whoever reads the worker's output, once."""
+        """Print a line to standard error, once."""
         if about not in self._said:
             self._said.add(about)
             say(text)

@@ -153,7 +153,7 @@ class ChangingRuntime:
             self._follow(*wish)
 
     def _follow(self, mode: str, settings: dict[str, int]) -> None:
-        """Do what is wished for from outside; what does not go with the strategy is not done anywhere."""
+        """Apply a mode request; refuse one that contradicts the strategy, on all workers alike."""
         try:
             wanted = Settings.from_parts({"consistency": {"mode": mode, **settings}}).consistency
             self.check(wanted)

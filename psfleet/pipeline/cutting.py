@@ -31,7 +31,7 @@ class Cut:
 
 @dataclass(eq=False)
 class Pipelining:
-    """A program's wish to be run as a pipeline: hangs on its backward pass.
+    """How a program is run as a pipeline; attached to its backward pass.
 
     Attributes:
         schedule: Kind of schedule.

@@ -16,7 +16,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 def replace(where: Path, write: Callable[[Path], object]) -> None:
-    """Make a file appear whole: whoever looks sees the old one, or all of the new one.
+    """Replace a file atomically: readers see the old file or all of the new one.
 
     Args:
         where: The file.

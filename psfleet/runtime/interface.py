@@ -127,7 +127,7 @@ class Ticket(Protocol):
 
 
 class Done:
-    """The ticket of a push for which nobody has to wait."""
+    """The ticket of a push that is already applied."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""

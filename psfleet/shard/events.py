@@ -1,6 +1,6 @@
-"""What happens to a shard, and what it asks its shell to do about it.
+"""The events of a shard, its records, and the instructions that it returns.
 
-A `call` is whatever the shell uses to name an open request; the shard only hands it back.
+A `call` identifies an open request for the caller; the shard only returns it.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -57,13 +57,13 @@ Outcome = Literal["applied", "held"]
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A worker's life begins, or goes on after a rest. Answered with the last round or sequence.
+    """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
 
     Attributes:
         staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
-        switch: 0, or n: all workers have met, nothing is under way, and from now on the fleet
-            runs in this mode, which is its n-th change.
-        last: With a change, the highest round or push of any worker before it.
+        switch: 0, or n: all workers have arrived with nothing in flight, and from now on the fleet
+            runs in this mode, its n-th mode switch.
+        last: With a switch, the highest round or push of any worker before it.
     """
 
     worker: int
@@ -76,11 +76,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A worker pushes no more after push `last`.
+    """A worker makes no push after push `last`: it leaves or rests.
 
-    With `rest` = n, the n-th rest of this life, it comes back once every other worker rests or has
-    left too: that is how workers with unequal amounts of data meet at a barrier without holding back
-    anyone's round.
+    With `rest` = n, the n-th rest of this incarnation, it returns once every other worker rests or has
+    left too. So workers with unequal amounts of data can wait at a barrier without delaying the
+    rounds of the others.
     """
 
     worker: int
@@ -91,7 +91,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How a push that arrives late is corrected, see psfleet.shard.stale_gradients; 0: not at all."""
+    """How a stale push is corrected, see psfleet.shard.stale_gradients; 0: not at all."""
 
     damping: float = 0.0
     compensation: float = 0.0
@@ -106,11 +106,11 @@ class Push:
     In geo mode it brings what is to be added to the weights.
 
     Attributes:
-        clock: Ssp mode: the worker's pushes since all last met.
+        clock: Ssp mode: the worker's pushes since the last collective.
         cut: The last snapshot that the worker has marked, and its last push in it.
-        position: Other modes than sync: how far the worker is with its data after this push.
-        correction: Async, ssp and half-async mode: how it is corrected if it is late; None: as it is.
-        progress: Other modes than sync: how far its script is, for its later lives; empty: not said.
+        position: Every mode but sync: the worker's position in its leases after this push.
+        correction: Async, ssp and half-async mode: how a stale push is corrected; None: not at all.
+        progress: Every mode but sync: the loop position of its script; empty: unknown.
     """
 
     worker: int
@@ -128,12 +128,12 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A worker wants values.
+    """A worker asks for values of tables.
 
     `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
     `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
-    `keeps`: The server remembers the values, to compensate the delay of the push that comes of them.
-    `progress` (sync mode): with a commit, how far the worker's script is, for its later lives.
+    `keeps`: The server remembers the values, to compensate the staleness of the push computed from them.
+    `progress` (sync mode): with a commit, the loop position of the script, for later incarnations.
     """
 
     worker: int
@@ -160,7 +160,7 @@ class State:
         step: Updates of the table so far.
         touched, scores: Sparse: as psfleet.tables.row_data.Rows has them. None: not known; the rows count
             as pushed by the last update, and as never shown.
-        start: Dense: of this server's values the first one here.
+        start: Offset of the first value within this server's range (dense tables only).
     """
 
     table: int
@@ -174,7 +174,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Parts of tables are set: by the `number`-th write of a worker's life, or by none (0)."""
+    """Set parts of tables: the `number`-th write of an incarnation, or of no worker (0)."""
 
     states: tuple[State, ...]
     worker: int = 0
@@ -184,11 +184,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """Rows that are worth little or not in use go, see SparseTable.shrink. Answered with how many.
+    """Remove rows with low scores or out of use, see SparseTable.shrink. The reply has their number.
 
     Attributes:
         table: Its key; 0: every sparse table.
-        number: As for Write, with which it shares the count.
+        number: As for Write; both are counted together.
     """
 
     table: int = 0
@@ -201,18 +201,18 @@ class Shrink:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """So many seconds have passed since the last tick, or since this process began."""
+    """Time has passed, in seconds since the last tick or the start of this process."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A part of a table as a snapshot holds it is set, with all that is known of it.
+    """Restore a part of a table from a snapshot.
 
     Attributes:
         clock: Of the table.
-        columns: As psfleet.tables.row_snapshot names them; `removed`: ids that are to go.
+        columns: As psfleet.tables.row_snapshot names them; `removed`: ids to remove.
     """
 
     table: int
@@ -222,7 +222,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class BeginCut:
-    """A snapshot is wanted; one that was under way is given up. Answered with the last round."""
+    """Begin a snapshot and abandon an earlier incomplete one. The reply has the last round."""
 
     cutting: Cutting
 
@@ -239,15 +239,15 @@ class MarkCut:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """There may be room in the log again: do what had to wait for it."""
+    """The log may have room again: retry what waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndCut:
-    """A snapshot is complete, or given up.
+    """A snapshot is complete or abandoned.
 
     Attributes:
-        base: Moments before that of this snapshot need not be remembered; 0: none need be.
+        base: Delta bases before this snapshot may be forgotten; 0: all may be.
     """
 
     number: int
@@ -275,7 +275,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A table is made with this server's part of its first value, for worker `maker` (None: nobody)."""
+    """Create a table with this server's part of its first value, for worker `maker` (None: for no worker)."""
 
     spec: TableSpec
     value: NDArray[np.float32]
@@ -284,7 +284,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Memory is short: these rows of a table go."""
+    """Evict these rows of a table, because memory is short."""
 
     table: int
     ids: NDArray[np.int64]
@@ -292,10 +292,10 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Sync mode: the round closes with the pushes that these seats have held for it.
+    """Sync mode: close the round with the held pushes of these seats.
 
     Attributes:
-        progress: By seat how far its script was when it committed the push, if it has said so.
+        progress: By seat the loop position of its script when it committed the push, if known.
     """
 
     round: int
@@ -305,16 +305,16 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A snapshot holds the shard as it is here."""
+    """The cut of a snapshot: it holds the shard as it is at this record."""
 
     number: int
 
 
 Record = Create | Join | Leave | Push | Write | Shrink | Tick | Evict | Fill | Close | Cut | Install
-"""What changes a shard for good. The same records in the same order give the same shard."""
+"""A durable change of a shard. The same records in the same order give the same shard."""
 
 Journal = Callable[[Record], None]
-"""Keeps a record before it takes effect."""
+"""Stores a record before it takes effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write this moment of the shard to a snapshot. Nobody's reply."""
+    """Write the frozen shard to a snapshot. This is not a reply."""
 
     frozen: FrozenShard
     call: Call = None
@@ -357,7 +357,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Reply to `call`: where the shard stands now that it is frozen."""
+    """Reply to `call` with the report of the prepared shard."""
 
     call: Call
     report: Report

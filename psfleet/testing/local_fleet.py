@@ -217,7 +217,7 @@ class LocalFleet:
 
         Args:
             index: The server.
-            standby: Its how-manieth standby this is; 0: none.
+            standby: Ordinal of this standby among the server's standbys, starting at 1; 0: not a standby.
             follows: False: that standby has taken over, and starts again from its log.
         """
         asked = self.endpoints or [

@@ -1,4 +1,4 @@
-"""Signs of life for whoever started this process: a byte on a pipe, a few times per second; and its words.
+"""Liveness signals for the process that started this one: a byte on a pipe, 4 times per second; and messages.
 
 The bytes say that the process runs: that it is not stopped, nor kept from every processor. Nothing of the
 server's own is asked, for what takes it long is no reason to give it up. A process that ends in order
@@ -21,7 +21,7 @@ _LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
 
 
 class Pulse:
-    """Gives signs of life while it is entered, or until nobody listens.
+    """Send liveness signals inside the `with` block, until the reader closes the pipe.
 
     Args:
         pipe: File descriptor to write to; this object's from now on. 0: nobody listens.
@@ -47,7 +47,7 @@ class Pulse:
             os.close(self._pipe)
 
     def tell(self, text: str) -> None:
-        """Have one line said to whoever watches the job, and put it into this process's log."""
+        """Send one line to the console, and write it to this process's log."""
         say(text)
         if self._pipe and self._thread.is_alive():
             line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"

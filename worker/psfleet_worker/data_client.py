@@ -31,7 +31,7 @@ Steps = Generator[Ranges, None, bool]
 
 
 class Trainer(Protocol):
-    """What shares need of whoever pushes."""
+    """What data dispatch needs of the runtime that pushes."""
 
     def skip(self) -> None:
         """A step without gradients."""

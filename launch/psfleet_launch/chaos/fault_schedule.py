@@ -33,7 +33,7 @@ class Fault:
         at: Seconds since training began.
         kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
             is given up; full: no room for its log.
-        member: A worker, or a server: whoever has its place then.
+        member: A worker, or a server: the process that has this role at that time.
         seconds: How long it lasts; 0 for a kill.
         standby: It is done to the standby of that server.
     """

@@ -88,7 +88,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def order(self, member: Member, line: str) -> None:
-        """Write a line to the standard input of a server; one that has died does not hear it."""
+        """Write a line to the standard input of a server; do nothing if it has died."""
 
     @abc.abstractmethod
     def expect(self, member: Member) -> None:

@@ -46,8 +46,8 @@ class Member:
 
     Attributes:
         stage: Of a worker that is cut into stages; -1: it is not.
-        copy: Of a stage that has several processes, -1: it has one; of a server's standby: the
-            how-manieth of its server it is, from 1, also when it has taken over.
+        copy: Of a stage with several processes its copy, -1: it has one process. Of a standby its
+            ordinal among its server's standbys, starting at 1, also after a takeover.
     """
 
     role: Role

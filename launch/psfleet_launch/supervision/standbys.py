@@ -87,7 +87,7 @@ class Standbys:
             yield heir, self.primary[rank]
 
     def take_over(self, member: Member) -> Promote | None:
-        """This primary has ended: who takes over; None: nobody can.
+        """Return the standby that takes over from an ended primary; None: there is none.
 
         The ready file of who does is to be removed before it hears of that.
         """

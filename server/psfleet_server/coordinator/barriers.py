@@ -1,7 +1,7 @@
-"""Meetings of all workers: barriers, reductions to which each brings an array, changes of the mode.
+"""Collectives of all workers: barriers, all-reduces of an array per worker, mode switches.
 
-Meetings are numbered through for the whole fleet. A life that begins later comes to those that are
-over too, as its script runs from the start; it passes at once, with what they have given.
+Collectives are numbered for the whole fleet. A later incarnation runs its script from the start and so
+arrives at completed collectives too: it is answered at once, with their results.
 """
 
 from collections.abc import Callable, Collection
@@ -43,14 +43,14 @@ _REMEMBERED = 64 << 20  # bytes of results for those who come later
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker comes to its `number`-th meeting; to a reduction it brings `value`.
+    """A worker arrives at collective `number`; at an all-reduce with its `value`.
 
-    To a change of the mode it also brings these.
+    At a mode switch it also brings these.
 
     Attributes:
-        change: Which one it is for the worker's script.
+        change: Ordinal of the switch in the worker's script.
         round: Its last push.
-        position: How far it is with its leases.
+        position: Its position in its leases.
     """
 
     worker: int
@@ -64,7 +64,7 @@ class Arrival:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What must be equal among the workers of one meeting, in words."""
+        """What must be equal among all workers of one collective, as words."""
         if self.value is None:
             return ("barrier",)
         if self.mode == SWITCH:
@@ -74,7 +74,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class ModeWish:
-    """Somebody outside wants another mode. `number`: of the wish; they grow."""
+    """A mode request from outside the script. Its `number` grows."""
 
     number: int
     mode: str
@@ -83,7 +83,7 @@ class ModeWish:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Reply to `call`: the meeting is complete, with this combination (None: a barrier)."""
+    """Reply to `call`: the collective is complete, with this result (None: a barrier)."""
 
     call: Call
     value: Array | None
@@ -92,11 +92,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """All workers have met, with nothing under way, to go on in another mode.
+    """All workers have arrived, with nothing in flight, to continue in another mode.
 
     Attributes:
-        number: Of the change.
-        rounds, positions: By seat its last push, and how far it is with its leases.
+        number: Ordinal of the switch.
+        rounds, positions: By seat its last push, and its position in its leases.
     """
 
     number: int
@@ -113,7 +113,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A meeting is complete, and what it has given; of a barrier perhaps a wish."""
+    """A collective is complete, with its result; a barrier may announce a mode request."""
 
     number: int
     value: Array | None
@@ -123,13 +123,13 @@ class Met:
 
 @dataclass
 class Meetings:
-    """Who has come to the next meeting, and what the earlier ones have given.
+    """The arrivals at the next collective, and the results of earlier ones.
 
     Attributes:
-        met: How many are over.
-        results: What reductions have given, by number; the oldest are forgotten.
-        told: Wishes that barriers have told all workers of, by number of the barrier.
-        switch: The last change of the mode for which all have met.
+        met: Number of completed collectives.
+        results: Results of all-reduces by number; the oldest are forgotten.
+        told: Mode requests that barriers have announced, by number of the barrier.
+        switch: The last mode switch.
     """
 
     met: int = 0
@@ -141,7 +141,7 @@ class Meetings:
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
 
     def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
-        """Take a worker to its meeting; an earlier one is answered at once."""
+        """Note the arrival; at a completed collective answer at once."""
         try:
             if arrival.value is not None and arrival.mode not in REDUCTIONS:
                 raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
@@ -166,15 +166,15 @@ class Meetings:
         return value
 
     def last_told(self) -> int:
-        """Number of the last wish that all workers were told of."""
+        """Number of the last announced mode request."""
         return max((wish.number for wish in self.told.values()), default=0)
 
     def complete(self, awaited: Collection[int], wish: ModeWish | None = None) -> Met | None:
-        """The decision that the meeting is over, once all the awaited workers are there.
+        """Return the decision that completes the collective, once all awaited workers have arrived.
 
         Args:
-            awaited: Those in the fleet.
-            wish: What they are to be told of at a barrier, unless they were.
+            awaited: Seats in the fleet.
+            wish: Mode request to announce at a barrier, unless it was announced before.
         """
         if not self._waiting or not self._waiting.keys() >= set(awaited):
             return None
@@ -184,7 +184,7 @@ class Meetings:
         return Met(self.met + 1, value, wish if is_new else None, self._switch(arrivals, value))
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> Switch | None:
-        """The change that all want; None: they want none, or different ones, or it has been made."""
+        """The switch that all ask for; None: none, different ones, or one that was made before."""
         if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:4]).any():
             return None
         number = max(arrival.change for arrival in arrivals)
@@ -199,7 +199,7 @@ class Meetings:
         )
 
     def take(self, met: Met) -> list[Release | Refuse]:
-        """A meeting is over."""
+        """Complete the collective."""
         self.met = met.number
         self.switch = met.switch or self.switch
         if met.value is not None:
@@ -212,12 +212,12 @@ class Meetings:
         return [Release(call, met.value, met.wish) for calls in waiting for call in calls]
 
     def drop(self, worker: int, error: PsfleetError) -> list[Refuse]:
-        """The life of the worker is over; its arrival is void."""
+        """Discard the arrival of a worker whose incarnation has ended."""
         _, calls = self._waiting.pop(worker, (None, []))
         return [Refuse(call, error) for call in calls]
 
     def expire(self, call: Call, awaited: Collection[int]) -> list[Release | Refuse]:
-        """The deadline of a waiting call has passed. Its worker stays arrived."""
+        """Refuse a call whose deadline has passed. Its worker still counts as arrived."""
         for arrival, calls in self._waiting.values():
             if call in calls:
                 calls.remove(call)

@@ -1,7 +1,7 @@
-"""What server 0 keeps for the whole fleet: who is in it, its meetings, and the data it hands out.
+"""The coordinator, on server 0: membership, collectives and data dispatch of the whole fleet.
 
-Pure like the shard: events in, outcomes out; no I/O, no clock. What it decides goes to its journal
-before anybody hears of it, and a coordinator that takes the decisions once more is what it was. The
+Pure like the shard: events in, outcomes out; no I/O, no clock. Each decision goes to the journal before
+any reply depends on it, and a coordinator that replays its decisions has the same state. The
 shell (psfleet_server.engine.view_changes) sends what is `due` to the servers and brings back their answers.
 """
 
@@ -57,7 +57,7 @@ _CHANGES = 32  # bits of a view's number for the changes since the coordinator h
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life of a worker (of its life `incarnation`) or of a server.
+    """A heartbeat of a worker (of its `incarnation`) or of a server.
 
     `step`: of a worker the last one it has started, of a server the last closed round.
     """
@@ -71,11 +71,11 @@ class Beat:
 
 @dataclass
 class Orders:
-    """What is wanted of every worker until it is withdrawn.
+    """What every worker is asked to do, until withdrawn.
 
     Attributes:
-        snapshot: Number of the snapshot to mark, and the view in which that counts; told in answer to beats.
-        wish: The mode that somebody outside wants; workers are told of it at their next barrier.
+        snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
+        wish: The mode request from outside; announced at the next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
@@ -84,10 +84,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Reply to `call`: the worker has this life, which counts from round `first` on.
+    """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
 
-    `met`: meetings that are over. `switch`: the last change of the mode among them, which perhaps no server
-    has made yet. `progress`: how far the script was in the seat's earlier lives.
+    `met`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
+    made yet. `progress`: the loop position of the seat's earlier incarnations.
     """
 
     call: Call
@@ -101,14 +101,14 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process has begun to be the coordinator, the `term`-th one."""
+    """A process has become the coordinator, the `term`-th one."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """A view is decided: all about members and data that holds with it."""
+    """A view is decided, with its membership and data dispatch."""
 
     members: Members
     supply: Supply
@@ -116,7 +116,7 @@ class Viewed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker comes to no more meetings."""
+    """A worker has left and takes part in no more collectives."""
 
     worker: int
     incarnation: int
@@ -124,7 +124,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A message for a server: for its process `boot`; 0: it is not known yet."""
+    """A message for the process `boot` of a server; 0: the process is not known yet."""
 
     server: int
     boot: int
@@ -132,13 +132,13 @@ class Due:
 
 
 Decision = Started | Viewed | Met | Left | Begun | Leased | Ended
-"""What changes a coordinator for good."""
+"""A durable change of the coordinator."""
 
 Outcome = Release | Refuse | Seating
 
 
 class Coordinator:
-    """Members, meetings and data of a fleet. One thread at a time.
+    """Membership, collectives and data of a fleet. One thread at a time.
 
     Args:
         workers: Seats that are expected to be taken; there may be more.
@@ -148,7 +148,7 @@ class Coordinator:
     Attributes:
         journal: Gets every decision before it takes effect; None: nothing is kept.
         waits_for_room: A meeting is complete that could not be kept; `retry` tries again.
-        orders: What is wanted of workers; whoever wants something sets it.
+        orders: What workers are asked to do; callers set it.
         beats: The last one of each worker (False, seat) and server (True, index), and when it came.
     """
 

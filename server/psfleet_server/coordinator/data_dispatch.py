@@ -1,4 +1,4 @@
-"""The data that the fleet hands out: plans of rounds in sync mode, leases otherwise.
+"""Data dispatch: round plans in sync mode, leases otherwise.
 
 Sync: a dataset's plan says which samples are whose in which round (psfleet.data.assignment).
 Otherwise a worker asks for one lease after another; what a dead worker has not used of its leases
@@ -20,7 +20,7 @@ _STEPS = 4  # batches of a lease
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker wants of its `number`-th dataset.
+    """A worker's request for data of its `number`-th dataset.
 
     Attributes:
         size: Samples of an epoch.
@@ -87,7 +87,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A life has got one more lease of a dataset, and has used up its first `used` ones."""
+    """An incarnation has one more lease of a dataset, and has used up its first `used` ones."""
 
     incarnation: int
     dataset: int
@@ -104,7 +104,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A life died between servers: of its pushes they hold up to different ones (TORN_STEP)."""
+    """An incarnation died within a push: servers hold different last pushes of it (TORN_STEP)."""
 
     worker: int
     incarnation: int
@@ -113,7 +113,7 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Where a seat's life is when the fleet changes between rounds and leases, with nothing under way.
+    """Position of a seat when the fleet switches between rounds and leases, with nothing in flight.
 
     Attributes:
         incarnation: The life.
@@ -130,12 +130,12 @@ class Turned:
 
 @dataclass
 class Leases:
-    """What a life has been given. Of what it has used up only the number is kept.
+    """Leases of one incarnation. Only the number of used leases is kept.
 
     Attributes:
-        forgotten: How many leases that is.
-        kept: Of each one after those its dataset and its samples.
-        confirmed: How many leases are said to be used up, with all pushes acknowledged.
+        forgotten: Number of used leases that are no longer kept.
+        kept: Dataset and samples of each later lease.
+        confirmed: Number of leases that the worker reports as used, with all pushes acknowledged.
     """
 
     forgotten: int = 0
@@ -165,7 +165,7 @@ class Leases:
 
 @dataclass
 class Dataset:
-    """One dataset. `plan` None: it is leased, and `pool` is what nobody has.
+    """One dataset. Without a `plan` it is leased, and `pool` holds the samples that are not leased.
 
     `resumed`: The pool is what an earlier job, or another mode, has left; whoever comes first says how that
     is dealt.
@@ -226,7 +226,7 @@ class Supply:
         return Begun(order, _plan(order, first_of, (order.all,)))
 
     def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
-        """The next decision about a worker's wish; None: it has what it asks for, or must wait."""
+        """Return the next decision for a worker's request; None: it has its lease, or must wait."""
         dataset = self.datasets[order.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
         leases.confirmed = max(order.used, leases.confirmed)

@@ -34,12 +34,12 @@ class Seat:
 
     @property
     def life(self) -> Life | None:
-        """The present life, perhaps of nobody; None: the seat is removed."""
+        """The present incarnation, perhaps of no process; None: the seat is removed."""
         return self.lives[-1] if self.lives and self.lives[-1].last is None else None
 
     @property
     def incarnation(self) -> int:
-        """The present life's number; 0: nobody's."""
+        """Number of the present incarnation; 0: no process has the seat."""
         return self.life.incarnation if self.life is not None else 0
 
 

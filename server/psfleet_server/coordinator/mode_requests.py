@@ -16,7 +16,7 @@ class Wishes:
     """Looks for the file, and says when the workers have been told.
 
     Args:
-        folder: Of the job's logs; None: nobody can wish for anything.
+        folder: The job's folder; None: there are no mode requests.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -27,7 +27,7 @@ class Wishes:
         self._lock = threading.Lock()
 
     def look(self) -> ModeWish | None:
-        """The last wish; one that cannot be read is none, and a line in the log says why."""
+        """Return the last mode request; ignore one that cannot be read, with a line in the log."""
         if self._folder is None:
             return None
         with self._lock:
@@ -43,7 +43,7 @@ class Wishes:
             return self._wish
 
     def told(self, number: int) -> None:
-        """The workers have been told of the wish of this number."""
+        """Record that workers know the mode request of this number."""
         with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to fail a barrier
             if self._folder is None or self._wish is None or number == self._told:
                 return

@@ -20,7 +20,7 @@ class Disk:
     """The disk under a log. One thread at a time.
 
     Args:
-        tell: Has a line said to whoever watches the job: once when there is no room, once when there is.
+        tell: Shows a line on the console: once when there is no room, once when there is.
         clock: Seconds that only go up.
     """
 

@@ -61,7 +61,7 @@ class Log:
         header: Whose log it is; a file that says otherwise is refused.
         fsync: `settle` waits until records are on the disk, not only with the operating system.
         crashes: For tests.
-        tell: Has a line said to whoever watches the job.
+        tell: Shows a line on the console.
         waits: See below.
 
     Attributes:
@@ -218,7 +218,7 @@ class Log:
             raise self._disk.failed(what, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Take the step; on a full disk again and again, while nobody is there to be told."""
+        """Take the step; on a full disk retry, because no caller is there to be told."""
         while True:
             try:
                 return step()

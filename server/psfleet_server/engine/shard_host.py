@@ -1,4 +1,4 @@
-"""Around the pure shard: the lock, and the hands that perform its instructions."""
+"""Run one shard: serialise events under a lock and perform the instructions that it returns."""
 
 import contextlib
 import os
@@ -159,7 +159,7 @@ class Host:
         return told.report
 
     def install(self, event: Install) -> None:
-        """Go on with the new view; the process ends if nobody is left in it."""
+        """Continue with the new view; end the process if the view has no members."""
         self.ask(event)
         self.end_if_over()
 

@@ -1,4 +1,4 @@
-"""What whoever started this process tells it about takeovers: lines on its standard input.
+"""Takeover commands: lines on standard input from the process that started this one.
 
     promote TERM     a standby: take the place of the primary, which has ended or is to end
     release ATTACH   a primary: no standby up to this attachment will ever take over

@@ -1,8 +1,8 @@
-"""Calls that wait without holding a thread.
+"""Deferred replies: calls that wait without holding a thread.
 
 A sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool, as many
 waiting workers as threads would lock out the very call that they wait for. So a call becomes a
-`Reply`, the thread goes back to the pool, and whoever has the answer gives it to the Reply.
+`Reply`, its thread returns to the pool, and any thread may complete the Reply later.
 
 gRPC's threaded server does this through `experimental_non_blocking` handlers, which exist for
 streaming replies only; a client that calls one as an ordinary unary method sees an ordinary unary
@@ -34,12 +34,12 @@ LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class Reply:
-    """One open call. Any thread may answer it; the first answer counts.
+    """The open reply of one call. Any thread may complete it; the first answer counts.
 
     Attributes:
         done: It has been answered.
-        places: Where the values of its answer go; None: into the message.
-        header: What the answer says beside its values.
+        places: Where in shared memory its values go; None: into the message.
+        header: The header of the answer.
     """
 
     def __init__(self, context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
@@ -64,7 +64,7 @@ class Reply:
             self._send(None)
 
     def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
-        """Let the call wait; `expire` is called when its deadline passes or its client is gone."""
+        """Defer the reply; call `expire` when its deadline passes or its client is gone."""
         self._parked = deadlines
         remaining = min(self._context.time_remaining(), LONGEST)
         deadlines.watch(self, time.monotonic() + max(remaining - GRACE / 2, 0), expire)
@@ -74,7 +74,7 @@ class Reply:
             deadlines.forget(self)
 
     def _lose(self, expire: Callable[[], None]) -> None:
-        """The call has ended; if nobody has answered it, its client is gone. gRPC hides what this raises."""
+        """Expire the call if it ended without an answer: its client is gone. gRPC hides what this raises."""
         if not self.done:
             with ends_process("the end of a call"):
                 expire()
@@ -96,7 +96,7 @@ class _Prompt(Reply):
 
 
 class Deadlines:
-    """One thread that expires parked calls."""
+    """One thread that expires waiting calls."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -112,7 +112,7 @@ class Deadlines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; what is still parked is not expired."""
+        """Stop watching; calls that still wait are not expired."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -176,7 +176,7 @@ def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler
 
 
 def prompt(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
-    """As `parkable`, for calls that have nothing to wait for: one that would wait is refused at once.
+    """Like `parkable`, for calls that never wait: one that would wait is refused at once.
 
     A streaming reply leaves in two batches, the message and the end of the call, and the thread
     waits for the first to be sent; this one is sent whole. It saves a tenth of a millisecond of CPU.

@@ -26,7 +26,7 @@ class SnapshotSchedule:
         has_rounds: Whether these are rounds of all workers: then every N rounds means after the rounds N,
             2 N, 3 N, ... Otherwise a snapshot is due as soon as so many pushes were made.
         clock: Seconds that only go up.
-        tell: Has a line said to whoever watches the job: that they fail, and that they do no more.
+        tell: Shows a line on the console when snapshots begin to fail, and when they work again.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class Call:
             self.request = self.cargo.request()
 
     def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
-        """Give the result to whoever waits."""
+        """Give the result to the waiting caller."""
         if error is not None and self.cargo is not None:
             self.cargo.lose()
         with self.changed:

@@ -93,7 +93,7 @@ class Stream:
         return self._ahead
 
     def _answered(self) -> None:
-        """Let the answers of what was read ahead be here; whoever waits for them may join them later.
+        """Wait until prefetched pull responses have arrived; they are joined when they are used.
 
         At most one stays like this: the places of all others in memory are free to be dealt again.
         """
