@@ -4,10 +4,11 @@ One thread hands over the events, in order; another one calls the servers, which
 """
 
 import contextlib
+import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -274,25 +275,27 @@ class SnapshotRunner:
 
     def _call_servers(self) -> None:
         while (ask := self._asks.get()) is not None:
-            self._attempt(lambda ask=ask: ServersReplied(tuple(self._replies(ask))))  # type: ignore[misc]
+            self._attempt(functools.partial(self._replies, ask))
 
-    def _replies(self, ask: Ask) -> Iterable[Any]:
+    def _replies(self, ask: Ask) -> ServersReplied:
+        return ServersReplied(tuple(self._ask(peer, ask) for peer in self._peers))
+
+    def _ask(self, peer: Peer, ask: Ask) -> Any:
         match ask:
             case BeginCuts(folder, cutting):
-                begin = _begin_request(folder, cutting)
-                return [self._begin(peer, begin) for peer in self._peers]
+                return self._begin(peer, _begin_request(folder, cutting))
             case AwaitParts(number, cut):
-                return [self._await_part(peer, number, cut) for peer in self._peers]
-            case SettleCuts(number, complete, base):
-                settle = snapshot_pb2.SettleRequest(number=number, complete=complete, base=base)
-                for peer in self._peers:
-                    with contextlib.suppress(
-                        PsfleetError
-                    ):  # it learns of it with the next snapshot
-                        peer.call(
-                            "Snapshots/Settle", settle.SerializeToString(), self._timeouts.cut
-                        )
-                return []
+                return self._await_part(peer, number, cut)
+            case SettleCuts():
+                return self._settle(peer, ask)
+
+    def _settle(self, peer: Peer, ask: SettleCuts) -> None:
+        """Tell a server how a snapshot has ended; if it is away, it learns of it with the next one."""
+        said = snapshot_pb2.SettleRequest(
+            number=ask.number, complete=ask.complete, base=ask.base
+        ).SerializeToString()
+        with contextlib.suppress(PsfleetError):
+            peer.call("Snapshots/Settle", said, self._timeouts.cut)
 
     def _begin(self, peer: Peer, request: bytes) -> Standing:
         answer = peer.call("Snapshots/Begin", request, self._timeouts.cut)
