@@ -139,7 +139,9 @@ def test_a_worker_with_another_definition_is_refused(write: Write) -> None:
         runtime.close()
     with LocalFleet(1, 1) as fleet:
         runtime = fleet.connect(0, "sync")
-        with pytest.raises(RuleError, match=r"rule 'slowing' is unknown; .* psfleet-launch --rules"):
+        with pytest.raises(
+            RuleError, match=r"rule 'slowing' is unknown; .* psfleet-launch --rules"
+        ):
             runtime.create(TableSpec("s", "sparse", (3,), rule))
         runtime.close()
 
