@@ -30,7 +30,7 @@ _SLOW = {
     "optimizer/test_sparse_adam.py",
     *("pipeline/test_composed.py", "pipeline/test_cores.py", "pipeline/test_dealing.py"),
     *("pipeline/test_example.py", "pipeline/test_links.py", "pipeline/test_plan.py"),
-    "pipeline/test_processes.py",
+    *("pipeline/test_processes.py", "rules/test_user_rules.py"),
     *("program/test_batch_norm.py", "program/test_reading_ahead.py", "program/test_starts.py"),
     *("tables/test_bounds_on_servers.py", "tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
