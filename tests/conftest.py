@@ -34,7 +34,7 @@ _SLOW = {
     *("program/test_batch_norm.py", "program/test_reading_ahead.py", "program/test_starts.py"),
     *("tables/test_bounds_on_servers.py", "tables/test_memory.py", "tables/test_shows.py"),
     *("wire/test_pings.py", "wire/test_process.py", "wire/test_shared.py", "wire/test_status.py"),
-    *("rules/test_user_rules.py", "wire/test_stubs.py"),
+    "wire/test_stubs.py",
 }
 """Files in them that do."""
 _NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
