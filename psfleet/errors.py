@@ -13,7 +13,7 @@ PsfleetError
 ├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
 ├── ProtocolError                              a message came out of order
 │   ├── Gap                                    a sequence number was skipped
-│   ├── Fenced                                 this life of the worker is over
+│   ├── Fenced                                 this incarnation has ended
 │   ├── LaneLost                               the memory that was shared is not, or not any more
 │   ├── NotReady                               the server does not know the caller yet
 │   └── Later                                  the server takes the same push a moment later
@@ -105,7 +105,7 @@ class Gap(ProtocolError):
 
 
 class Fenced(ProtocolError):
-    """This life (incarnation) of the worker has ended; it must register again."""
+    """This incarnation of the worker has ended; it must register again."""
 
 
 class LaneLost(ProtocolError):

@@ -244,7 +244,7 @@ class JobRunner:
         self._resume = self._engine.last_snapshot() or self._job.request.resume
         self._screen.say(
             f"a server died; generation {self._generation} starts from "
-            f"{self._resume or 'the beginning, for there is no snapshot yet'}"
+            f"{self._resume or 'the beginning: there is no snapshot yet'}"
         )
 
     def _restart(self, member: Member) -> str:

@@ -77,7 +77,9 @@ class Workers:
             self.admit(worker, incarnation)
         known = self.lives.get(worker, -1)
         if incarnation < known:
-            raise Fenced(f"life {incarnation} of worker {worker} is over; life {known} has begun")
+            raise Fenced(
+                f"incarnation {incarnation} of worker {worker} has ended; incarnation {known} has begun"
+            )
 
     def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
         """Refuse a caller whose life has not begun here, or is over.
@@ -95,15 +97,15 @@ class Workers:
             return
         if worker not in self.newest or incarnation > self.newest[worker]:
             raise NotReady(
-                f"life {incarnation} of worker {worker} has not joined server {self.server}"
+                f"incarnation {incarnation} of worker {worker} has not joined server {self.server}"
             )
         raise self.fenced(worker, incarnation)
 
     def fenced(self, worker: int, incarnation: int) -> Fenced:
         """What a life that is over is told."""
         now = self.lives.get(worker)
-        then = "its seat is not taken" if now is None else f"life {now} has begun"
-        return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
+        then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
+        return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def begin(self, worker: int, incarnation: int) -> None:
         """A life begins."""

@@ -93,7 +93,9 @@ def test_an_earlier_life_is_fenced() -> None:
         old.create(SPEC, np.zeros(3, np.float32))
         old.push([GRADIENT]).wait(60)
         new = ClusterRuntime(fleet.environment(0), "async")
-        with pytest.raises(Fenced, match="life 1 of worker 0 is over; life 2 has begun"):
+        with pytest.raises(
+            Fenced, match="incarnation 1 of worker 0 has ended; incarnation 2 has begun"
+        ):
             old.push([GRADIENT]).wait(60)
         new.create(SPEC, np.zeros(3, np.float32))
         new.push([GRADIENT]).wait(60)
@@ -109,7 +111,7 @@ def test_workers_must_agree_on_mode_and_number() -> None:
         ClusterRuntime(fleet.environment(0), "sync").close()
         with pytest.raises(ConfigError, match="mode"):
             ClusterRuntime(fleet.environment(1), "async")
-        with pytest.raises(ConfigError, match="believes in 3 workers"):
+        with pytest.raises(ConfigError, match="was started for 3 workers"):
             ClusterRuntime(Environment("worker", 1, fleet.endpoints, 3), "sync")
         turned = Environment("worker", 1, fleet.endpoints[::-1], 2)
         with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):

@@ -182,7 +182,7 @@ def test_a_silent_worker_is_fenced() -> None:
             each.create(WEIGHTS, np.zeros(9000, np.float32))
         runtime.push([Gradient(WEIGHTS.key, np.ones(9000, np.float32), None, 0.1)])
         runtime.flush()  # returns once worker 1's seat is removed
-        with pytest.raises(Fenced, match="is over"):
+        with pytest.raises(Fenced, match="has ended"):
             silent.pull([Read(WEIGHTS.key)])
         silent.abandon()
         runtime.close()

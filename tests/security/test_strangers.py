@@ -77,7 +77,7 @@ def test_members_come_in_beside_strangers(sources: str, word: str) -> None:
                 workers.append(joined(fleet.environment(seat)))
                 for worker in workers:
                     step(worker)
-        assert "connections that have not proved themselves" in fleet.log(0)
+        assert "unauthenticated connections" in fleet.log(0)
         for worker in workers:
             worker.close()
 

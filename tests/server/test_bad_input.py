@@ -121,9 +121,15 @@ def test_pushes_that_lie(victim: Victim) -> None:
         ),
         (b"\xff" * 40, "more than 10 bytes"),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, sequence=9), "push 2 has not arrived"),
-        (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=9), "life 9 .* has not joined"),
+        (
+            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=9),
+            "incarnation 9 .* has not joined",
+        ),
         (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, worker=5), "worker 5 has not joined"),
-        (victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=0), "life 0 of worker 0 is over"),
+        (
+            victim.push(rows, CONTENT_ID_ROWS, 2, IDS + ROWS, life=0),
+            "incarnation 0 of worker 0 has ended",
+        ),
     ]:
         victim.refuses("Shard/Push", message, text)
     victim.send("Shard/Push", good)
@@ -193,7 +199,7 @@ def test_elements_that_lie(victim: Victim) -> None:
 
 def test_an_empty_frame_is_a_push_of_nothing(victim: Victim) -> None:
     """No bytes at all are a valid Frame: a push without a life, which is refused."""
-    victim.refuses("Shard/Push", b"", "life 0 of worker 0 is over")
+    victim.refuses("Shard/Push", b"", "incarnation 0 of worker 0 has ended")
 
 
 def test_nan_gradients_are_the_users_own(victim: Victim) -> None:
@@ -215,7 +221,7 @@ def test_pulls_that_lie(victim: Victim) -> None:
         (victim.push(victim.rows, CONTENT_VALUES, 0, b""), "'rows' is sparse; its segment"),
         (victim.push(victim.rows, CONTENT_IDS, 5, IDS), "announces 40 bytes"),
         (victim.push(victim.rows, CONTENT_IDS, 2**40, IDS), "announces 8796093022208 bytes"),
-        (victim.push(victim.rows, CONTENT_IDS, 2, IDS, life=3), "life 3 .* has not joined"),
+        (victim.push(victim.rows, CONTENT_IDS, 2, IDS, life=3), "incarnation 3 .* has not joined"),
     ]:
         victim.refuses("Shard/Pull", message, text)
 
@@ -340,7 +346,7 @@ def test_other_requests_that_lie(victim: Victim, tmp_path: Any) -> None:
         (
             "Coordinator/Barrier",
             coordinator_pb2.BarrierRequest(incarnation=1, number=5),
-            "meeting 5",
+            "collective 5",
         ),
         ("Coordinator/AllReduce", reduce(incarnation=1, number=1, dtype="object"), "'object'"),
         (

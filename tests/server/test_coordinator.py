@@ -66,7 +66,7 @@ def test_foreign_workers_are_refused() -> None:
     """A seat that does not exist, or another belief in the fleet's size."""
     with pytest.raises(ConfigError, match="worker 2 is unknown"):
         register(Coordinator(2), 2, 1, 2)
-    with pytest.raises(ConfigError, match="believes in 3"):
+    with pytest.raises(ConfigError, match="was started for 3"):
         register(Coordinator(2), 0, 1, 3)
 
 

@@ -143,7 +143,7 @@ def _miscounted(
     if least <= count <= most:
         return ""
     return (
-        f"server {server} counts {count} pushes of life {life} of worker {worker}, which has sent "
+        f"server {server} counts {count} pushes of incarnation {life} of worker {worker}, which has sent "
         f"{most} and got {least} acknowledged"
     )
 

@@ -160,8 +160,8 @@ class Meetings:
             return None
         if value is None or arrival.value is None or value.shape != arrival.value.shape:
             raise ProtocolError(
-                f"worker {arrival.worker} comes to meeting {arrival.number} with {_words(arrival)}, "
-                "which is over and was another one, or so long ago that its result is forgotten"
+                f"worker {arrival.worker} arrives at collective {arrival.number} with {_words(arrival)}, "
+                "which completed with another operation, or whose result is no longer kept"
             )
         return value
 
@@ -233,8 +233,8 @@ class Meetings:
     def _check(self, arrival: Arrival) -> None:
         if arrival.number != self.met + 1:
             raise Gap(
-                f"worker {arrival.worker} comes to meeting {arrival.number}, "
-                f"the last one was {self.met}"
+                f"worker {arrival.worker} arrives at collective {arrival.number}, "
+                f"the last one completed is {self.met}"
             )
         for other, _ in self._waiting.values():
             if other.kind == arrival.kind:

@@ -236,7 +236,7 @@ class Coordinator:
             )
         if worker < self.workers != workers:
             raise ConfigError(
-                f"worker {worker} believes in {workers} workers, "
+                f"worker {worker} was started for {workers} workers, "
                 f"the servers were started for {self.workers}"
             )
         seat = self.members.seats.get(worker)
@@ -344,7 +344,7 @@ class Coordinator:
         """
         seat = self._admit(worker, incarnation)
         if self._change is not None and self._change.ended.get(worker) == incarnation:
-            raise NotReady(f"life {incarnation} of worker {worker} is about to end")
+            raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
         switch = self.meetings.switch
         if switch is not None and (switch.mode == "sync") != bool(order.round):
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
@@ -496,15 +496,15 @@ class Coordinator:
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)
         if seat is None or incarnation > self.members.lives or incarnation == 0:
-            raise NotReady(f"life {incarnation} of worker {worker} has not registered")
+            raise NotReady(f"incarnation {incarnation} of worker {worker} has not registered")
         if incarnation != seat.incarnation:
             raise self._fenced(worker, incarnation)
         return seat
 
     def _fenced(self, worker: int, incarnation: int) -> Fenced:
         now = self.members.seats[worker].incarnation
-        then = f"life {now} has begun" if now else "its seat is removed"
-        return Fenced(f"life {incarnation} of worker {worker} is over; {then}")
+        then = f"incarnation {now} has begun" if now else "its seat is removed"
+        return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def retry(self) -> list[Outcome]:
         """There may be room in the log again: do what had to wait for it."""

@@ -39,7 +39,7 @@ class Wishes:
             except FileNotFoundError:
                 return None
             except (OSError, ValueError) as error:  # as are all errors of what it says
-                say(f"no mode is changed: {error}")
+                say(f"the mode request is ignored: {error}")
             return self._wish
 
     def told(self, number: int) -> None:

@@ -57,4 +57,4 @@ class Disk:
         if free.f_bavail * free.f_frsize > self._wanted:
             self._wanted = 0
             seconds, self._full_since = self._clock() - self._full_since, None
-            self._tell(f"{what} is written again, after {seconds:.1f} seconds without room")
+            self._tell(f"{what} can be written again, after {seconds:.1f} seconds without room")

@@ -123,7 +123,7 @@ class Keeper:
         try:
             check_restart(Snapshot(self._snapshots / own_name(number), read_back=False))
         except (CheckpointError, OSError) as error:
-            say(f"the log stays as it is, for it is needed without snapshot {number}: {error}")
+            say(f"the log keeps its old files, which are needed without snapshot {number}: {error}")
             return False
         return True
 

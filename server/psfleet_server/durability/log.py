@@ -242,7 +242,7 @@ class Log:
                 os.fdatasync(self._file)
             except OSError as error:
                 # What the disk holds now is unknown, and a second try would not tell.
-                say(f"log {str(self.path)!r} cannot be made durable: {error.strerror}")
+                say(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
                 os._exit(1)
             self._synced = reached
 

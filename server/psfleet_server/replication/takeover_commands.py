@@ -51,4 +51,4 @@ class Orders:
         elif what == "promote" and number.isdigit() and standby is not None:
             standby.promote(int(number))
         else:
-            say(f"order {line!r} means nothing to this server")
+            say(f"order {line!r} is no takeover command")

@@ -123,8 +123,7 @@ class Door:
     def _tell(self, closing: list[Stranger]) -> None:
         address, count = Counter(one.address for one in closing).most_common(1)[0]
         self._log.say(
-            f"closed {len(closing)} connections that have not proved themselves, {count} of them "
-            f"from {address}"
+            f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"
         )
 
 

@@ -269,7 +269,7 @@ class SnapshotRunner:
         try:
             self._folder.prune()
         except (PsfleetError, OSError) as error:
-            say(f"old snapshots stay where they are: {error}")
+            say(f"old snapshots are not removed: {error}")
 
     # -- the thread of calls -------------------------------------------------------------------
 
