@@ -46,7 +46,7 @@ LAYERS = {
         "__main__",
     ],
     "psfleet_worker": [
-        "stages",
+        "session stages",
         "connection",
         "data_client sharding snapshot_request",
         "stream",

@@ -19,7 +19,7 @@ from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 INTERNAL = (
     "server",

@@ -18,7 +18,7 @@ from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 from psfleet_worker.stream.pushes import LINGER
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.SGD())

@@ -13,7 +13,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))
 GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)

@@ -22,7 +22,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import same_bits
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 from tests.waiting import until
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
@@ -152,7 +152,7 @@ def test_no_exchange_in_sync_mode(server: Server) -> None:
 
     runtime = connect(server, "sync")
     client = runtime._fleet.clients[0]
-    header = Header(worker=0, incarnation=runtime._fleet.incarnation, sequence=1)
+    header = Header(worker=0, incarnation=runtime._fleet.session.incarnation, sequence=1)
     call = client.start("Shard/Exchange", frame.encode(header))
     until(lambda: call.ended)
     assert isinstance(call.error, ProtocolError)

@@ -16,7 +16,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 DENSE = TableSpec("w", "dense", (5000,), make_rule("sgd", {}))
 ROWS = TableSpec("rows", "sparse", (2,), make_rule("sgd", {}))

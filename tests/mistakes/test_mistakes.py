@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_a_script_under_the_launcher(tmp_path: Path, name: str) -> None:
 
 def test_servers_that_were_never_started(run: Run) -> None:
     """When its patience is over the worker names server and endpoint, and says what to do."""
-    hasty = "from psfleet_worker.connection.server_client import Patience\n"
+    hasty = "from psfleet_worker.session.retries import Patience\n"
     hasty += "Patience.of = classmethod(lambda kind, environment: kind(start=1.0))\n"
     role = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "unix:/nonexistent/none"}
     code, lines = run(hasty + IMPORTS + TABLE, **role)

@@ -17,7 +17,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.push_counts import Counting
 from psfleet.testing.training_run import Training, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 TRAINING = Training()
 POINTS = ("append", "tear", "appended", "applied", "settled")

@@ -17,7 +17,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from psfleet.wire.v1.shard_pb2 import LeaveRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 SPEC = TableSpec("weights", "dense", (3,), make_rule("sgd", {}))
 PATIENCE = Patience(answer=60.0, outage=60.0, start=60.0, leave=5.0)

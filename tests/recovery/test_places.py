@@ -12,7 +12,7 @@ from psfleet.testing.training_run import in_threads
 from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 
 def test_a_worker_registers_although_all_places_are_taken() -> None:

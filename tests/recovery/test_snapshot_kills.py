@@ -19,7 +19,7 @@ from psfleet.schema.table import Initializer, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import Training, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 TRAINING = Training(steps=60, pause=0.03)
 ALONE = Training(steps=60)

@@ -14,7 +14,7 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection.server_client import Patience
+from psfleet_worker.session.retries import Patience
 
 COUNTS = TableSpec(
     "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)

@@ -10,6 +10,7 @@ from psfleet.chaos.injection import Audit, Meddler
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet.progress import Progress
+from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
 from psfleet.runtime.finiteness import Watch
 from psfleet.runtime.interface import Awaited, Done, Gradient, Read, TableState, Ticket
@@ -19,18 +20,21 @@ from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
 from psfleet.stages.links import Place
 from psfleet.strategy import Wire
-from psfleet.wire.table_messages import write_mode
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet_worker.connection.connection import Connection, reduced
-from psfleet_worker.connection.server_client import Patience, Send, wait_all
+from psfleet.wire.v1 import shard_pb2
+from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.server_client import Send, wait_all
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.connection.worker_heartbeat import Listener
-from psfleet_worker.data_client import Shares, Trainer
+from psfleet_worker.data_client import DataClient, Trainer
+from psfleet_worker.session.collectives import Collectives
+from psfleet_worker.session.data_shares import Shares
+from psfleet_worker.session.instructions import CollectiveResult
+from psfleet_worker.session.retries import Patience
 from psfleet_worker.sharding.worker_tables import Tables
 from psfleet_worker.snapshot_request import save
 from psfleet_worker.stages.stage_links import StageLinks
 from psfleet_worker.stream.snapshot_marks import Marks
-from psfleet_worker.stream.stream import Stream
+from psfleet_worker.stream.transfers import Transfers
 
 __all__ = ["ClusterRuntime"]
 
@@ -40,8 +44,8 @@ Floats = NDArray[np.float32]
 class ClusterRuntime:
     """Implements psfleet.runtime.interface.Runtime on the servers of a cluster.
 
-    Steps are a stream of pushes and pulls (stream.py). Whatever else a script asks for waits until the
-    pushes before it are applied: meetings, whole tables, snapshots.
+    Steps are a stream of pushes and pulls (`session`, `stream`). Whatever else a script asks for
+    waits until the pushes before it are applied: meetings, whole tables, snapshots.
 
     Args:
         environment: Says which worker this is and where the servers are.
@@ -76,14 +80,18 @@ class ClusterRuntime:
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
         self.wire = wire or Wire()
+        self._session = self._fleet.session
         self._marks = Marks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
         self._tables = Tables(self._fleet)
-        self._stream = Stream(self._fleet, self._tables.spec, self.wire, self._marks)
+        self._transfers = Transfers(self._fleet, self._tables.spec, self.wire)
         self._wish: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
-        self._shares = Shares(self._fleet)
+        self._shares = Shares(self._session)
+        self._collectives = Collectives(
+            self._session, self._fleet.stream, lambda: self._shares.reached
+        )
         try:
             self._fleet.start()
             # Server 0 cannot know ports that the others have chosen.
@@ -91,13 +99,13 @@ class ClusterRuntime:
         except BaseException:
             self._fleet.close()
             raise
-        self._audit = Audit.wanted(self.worker_index, self._fleet.incarnation, self.server_num)
-        self._stream.begin()
+        self._audit = Audit.wanted(self.worker_index, self._session.incarnation, self.server_num)
+        self._transfers.begin()
 
     @property
     def watch(self) -> Watch:
         """Who looks for values that are not finite."""
-        return self._stream.watch
+        return self._transfers.watch
 
     @property
     def worker_index(self) -> int:
@@ -117,27 +125,27 @@ class ClusterRuntime:
     @property
     def progress(self) -> Progress:
         """How far the script is, over all lives of this worker."""
-        return self._fleet.progress
+        return self._session.progress
 
     @property
     def passes(self) -> bool:
         """Whether the next meeting was over before this life began."""
-        return self._fleet.passes
+        return self._session.passes
 
     @property
     def meetings(self) -> tuple[int, int]:
         """How many meetings this life has come to, and how many changes of the mode are among them."""
-        return self._fleet.meetings
+        return self._session.meetings, self._session.changes
 
     def pass_meetings(self, meetings: int, changes: int) -> None:
         """Count these as come to, in a part of the script that is passed over."""
-        self._fleet.pass_meetings(meetings, changes)
+        self._session.pass_meetings(meetings, changes)
 
     @property
     def mode(self) -> tuple[Mode, int]:
         """The mode in which the fleet runs, and its staleness: another one than was asked for, if the
         mode has been changed before this life began."""
-        return self._fleet.mode, self._fleet.staleness
+        return self._session.mode, self._session.staleness
 
     def correct(self, correction: Correction) -> None:
         """Let the servers correct the pushes to come if they are late."""
@@ -151,16 +159,16 @@ class ClusterRuntime:
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
-        return self._stream.pull(reads)
+        return self._transfers.pull(reads)
 
     @property
     def reads_ahead(self) -> bool:
         """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
-        return self._stream.reads_ahead
+        return self._fleet.stream.reads_ahead
 
     def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
         """See ReadsAhead.pull_ahead."""
-        return self._stream.pull_ahead(reads)
+        return self._transfers.pull_ahead(reads)
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
@@ -170,24 +178,27 @@ class ClusterRuntime:
             return Done()
         if self._audit is not None:
             gradients = [*gradients, self._audited(self._audit)]
-        return self._stream.push(gradients, samples, loss, self._shares.position or (0, 0))
+        return self._transfers.push(gradients, samples, loss, self._shares.position or (0, 0))
 
     def _audited(self, audit: Audit) -> Gradient:
         """Under `psfleet-launch --chaos`: what counts this push on every server."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
-        return audit.gradient(self._fleet.mode)
+        return audit.gradient(self._session.mode)
 
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
-        self._stream.flush(timeout)
+        self._transfers.flush(timeout)
 
     # -- meetings ------------------------------------------------------------------------------
 
+    @deferred()
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier. Sync mode: rounds of the others go on without this worker."""
-        reply = coordinator_pb2.BarrierReply.FromString(self._gather(timeout))
-        self._wish = (reply.wish.mode, dict(reply.wish.settings)) if reply.wish.mode else None
+        released: CollectiveResult = self._transfers.run(
+            self._collectives.gather(), timeout=timeout
+        )
+        self._wish = released.wish
 
     def take_wish(self) -> tuple[str, dict[str, int]] | None:
         """The mode and its settings that somebody outside wants, if the last barrier has told all workers
@@ -195,35 +206,16 @@ class ClusterRuntime:
         wish, self._wish = self._wish, None
         return wish
 
+    @deferred()
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """See Runtime.all_reduce."""
         if mode not in ("sum", "max", "min"):
             raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
-        brought = np.ascontiguousarray(value)
-        return reduced(self._gather(None, mode, brought), brought).reshape(np.shape(value))
+        gathered = self._collectives.gather(mode, np.ascontiguousarray(value))
+        found: NDArray[Any] = self._transfers.run(gathered).value
+        return found.reshape(np.shape(value))
 
-    def _gather(
-        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
-    ) -> bytes:
-        """Meet all workers. While this one waits, it is no member of rounds."""
-        passes = self._fleet.passes
-        answer = self._meet(timeout, mode, value)
-        if self._fleet.mode == "sync" and not passes:
-            self._fleet.join()
-        return answer
-
-    def _meet(
-        self, timeout: float | None, mode: str = "", value: NDArray[Any] | None = None
-    ) -> bytes:
-        self.flush(timeout)
-        if self._fleet.passes:
-            return self._fleet.meet(mode, value, timeout)
-        if self._fleet.rests:
-            self._fleet.rest()
-        answer = self._fleet.meet(mode, value, timeout, self._shares.reached)
-        self._fleet.clock = 0
-        return answer
-
+    @deferred()
     def set_mode(self, mode: Mode, staleness: int = 0) -> None:
         """Go on in another mode; every worker must come here between two of its steps.
 
@@ -241,19 +233,9 @@ class ClusterRuntime:
                 "what travels in geo mode is added to the weights as it is; "
                 f"it does not go with {self.wire}"
             )
-        wish = np.array([write_mode(mode), staleness], np.int64)
-        self.flush()
-        brought, passes = np.array([*wish, *-wish, self.step], np.int64), self._fleet.passes
-        most = reduced(self._meet(None, "switch", brought), brought)
-        if (most[:2] != -most[2:4]).any():
-            if self._fleet.mode == "sync" and not passes:
-                self._fleet.join()
-            raise ConfigError(
-                f"worker {self.worker_index} asks for mode {mode!r} with staleness {staleness} and "
-                "another worker for something else; let all of them ask for the same"
-            )
-        self._fleet.change_mode(mode, staleness, int(most[4]))
-        self._stream.change_mode()
+        self._transfers.run(self._collectives.set_mode(mode, staleness))
+        self._transfers.forget()
+        self._transfers.begin()
 
     # -- whole tables --------------------------------------------------------------------------
 
@@ -265,7 +247,7 @@ class ClusterRuntime:
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table."""
         self.flush()
-        self._stream.forget()
+        self._transfers.forget()
         self._tables.write(table, state)
 
     def shrink(
@@ -278,7 +260,7 @@ class ClusterRuntime:
     def load(self, path: str) -> None:
         """See Runtime.load."""
         self.flush()
-        self._stream.forget()
+        self._transfers.forget()
         self._tables.load(path)
 
     def specs(self) -> dict[int, TableSpec]:
@@ -306,7 +288,7 @@ class ClusterRuntime:
     @property
     def step(self) -> int:
         """Number of the last push."""
-        return self._fleet.sequence
+        return self._session.sequence
 
     # -- data ----------------------------------------------------------------------------------
 
@@ -326,7 +308,8 @@ class ClusterRuntime:
         Returns:
             For each step the positions of its samples (psfleet.data.assignment).
         """
-        return self._shares.steps(trainer, size, batch, epochs, seed, merged)
+        feed = DataClient(self._fleet, trainer, self._shares.count + 1, size, epochs, seed)
+        return feed.steps(self._shares, batch, merged)
 
     @property
     def coming(self) -> tuple[Range, ...]:
@@ -355,7 +338,7 @@ class ClusterRuntime:
         """Let go of every resource without a word to the fleet, as if this process had died."""
         self._closed = True
         self._fleet.close()
-        self._stream.close()
+        self._transfers.close()
 
     def close(self) -> None:
         """See Runtime.close."""
@@ -365,10 +348,10 @@ class ClusterRuntime:
         try:
             self.flush()
             self._marks.say_goodbye()
-            self._fleet.leave()
+            self._fleet.run(self._session.leave())
         finally:
             if self._links is not None:
                 self._links.close()
-            self._stream.close()
+            self._transfers.close()
             self._fleet.close()
             self._marks.close()

@@ -1,4 +1,4 @@
-"""All servers of a fleet as one worker calls them: its life, its meetings, one call to each."""
+"""All servers of a fleet as one worker calls them: runs its machines, and makes their calls."""
 
 import contextlib
 import functools
@@ -7,48 +7,52 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from psfleet.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    LimitExceeded,
-    ProtocolError,
-    ServerUnavailable,
-)
-from psfleet.fleet.progress import Progress
+from psfleet.errors import ConfigError, LimitExceeded, ProtocolError, ServerUnavailable
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
-from psfleet.shard.events import Correction
+from psfleet.shard.events import Correction, Join, Leave
 from psfleet.wire.access import Access
 from psfleet.wire.shared_memory import Offer
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.membership_pb2 import BeatRequest
-from psfleet_worker.connection.server_client import Call, Client, Patience, Send, wait_all
+from psfleet_worker.connection.server_client import Call, Client, Send, wait_all
 from psfleet_worker.connection.tensor_memory import Lane, Memories
 from psfleet_worker.connection.worker_heartbeat import Beats
+from psfleet_worker.session.instructions import (
+    CollectiveResult,
+    Instruction,
+    JoinCollective,
+    Pause,
+    Program,
+    RegisterWorker,
+    SeatGranted,
+    ServerJoined,
+)
+from psfleet_worker.session.push_stream import Stream
+from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.worker_session import Session
 
-__all__ = ["Connection", "reduced"]
+__all__ = ["Connection", "Perform"]
 
-_PAUSE = 0.05  # seconds between two looks whether the servers are in one mode
+T = TypeVar("T")
+Perform = Callable[[Instruction, float | None], Any]
+"""Does what a program asks for: the instruction, and how long to wait for other workers."""
 
 
 class Connection:
-    """A worker's life in a fleet: registered with server 0, joined on every server.
+    """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
-        sequence: Last push or round of this life that all servers know.
+        session: This life of the worker.
+        stream: Its pushes and pulls.
         access: How this process meets others over TCP.
-        view: The last view of the members that any server has told of.
-        first: Sync mode: the round from which on this life counts.
-        progress: How far the script is, over all lives in this seat.
-        clock: Ssp mode: pushes since all workers last met.
-        turns: Changes of the mode between rounds and leases that this life has made.
+        correction: How servers correct pushes that arrive late.
         beats: Signs of life, from `start` to `close`.
     """
 
@@ -64,13 +68,9 @@ class Connection:
         self._joined_file = environment.joined_file
         self._left_file = environment.left_file
         self.workers = environment.workers
-        self.mode: Mode = mode
-        self.staleness = staleness
+        self.session = Session(self.worker, mode, staleness, patience.start)
+        self.stream = Stream(self.session)
         self.correction = Correction()
-        self.clock = 0
-        self.turns = 0
-        self._switches = 0
-        self._changes = 0  # of the mode that this life has come to
         self.patience = patience
         changed = threading.Condition()
         self.access = Access.of(environment)
@@ -84,105 +84,109 @@ class Connection:
             Lane(memories, functools.partial(self._attach, client), client.is_idle)
             for client in self.clients
         ]
-        self.incarnation = 0
-        self.sequence = 0
         self.beats = Beats(
             functools.partial(self.clients[0].attempt, "Coordinator/Beat"),
             self._beat,
             environment.beat,
         )
-        self.progress = Progress()
-        self.view = 0
-        self.first = 1
         self._boot = 0
-        self._meetings = 0
-        self._met = 0  # meetings that were over when this life began
+        self._lock = threading.Lock()  # of the machines
 
     def start(self) -> None:
         """Begin a life; waits for servers that are still starting."""
         if self._left_file:
             Path(self._left_file).unlink(missing_ok=True)
         self._boot = int.from_bytes(os.urandom(8), "little")
-        register = coordinator_pb2.RegisterRequest(
+        self.run(self.session.start())
+        if self._joined_file:
+            Path(self._joined_file).touch()
+        self.beats.start()
+        self.stream.begin()
+
+    def _beat(self) -> BeatRequest:
+        session = self.session
+        return BeatRequest(
+            index=self.worker,
+            incarnation=session.incarnation,
+            boot=self._boot,
+            step=session.sequence,
+        )
+
+    # -- instructions --------------------------------------------------------------------------
+
+    def run(
+        self, program: Program[T], perform: Perform | None = None, timeout: float | None = None
+    ) -> T:
+        """Do what a program asks for, until it ends.
+
+        Args:
+            program: Of one of the machines; other threads run theirs beside it.
+            perform: What is done about an instruction; None: calls that bring no arrays.
+            timeout: Of each wait for other workers, in seconds.
+        """
+        perform = perform or self.perform
+        outcome: Any = None
+        while True:
+            try:
+                with self._lock:
+                    wanted = program.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            outcome = perform(wanted, timeout)
+
+    def perform(self, wanted: Instruction, timeout: float | None = None) -> Any:
+        """Do what a program asks for; returns the answer."""
+        match wanted:
+            case RegisterWorker():
+                return self._register()
+            case Join():
+                return self._join(wanted)
+            case Leave(rest=0):
+                return self._leave(wanted)
+            case Leave():
+                return wait_all(self.to_all("Shard/Leave", _leave(wanted)))
+            case JoinCollective():
+                return self._arrive(wanted, timeout)
+            case Pause(seconds):
+                return time.sleep(seconds)
+            case _:
+                raise AssertionError(f"nobody makes {wanted}")
+
+    def _register(self) -> SeatGranted:
+        request = coordinator_pb2.RegisterRequest(
             worker=self.worker,
             boot=self._boot,
             workers=self.workers,
             servers=[client.endpoint for client in self.clients],
         )
         try:
-            answer = self._first("Coordinator/Register", register, [self.clients[0]])[0]
+            answer = self._first("Coordinator/Register", request, [self.clients[0]])[0]
         except ServerUnavailable as error:
             raise ServerUnavailable(
                 f"{error}; start the servers first, or correct PSFLEET_SERVERS"
             ) from None
-        life = coordinator_pb2.RegisterReply.FromString(answer)
-        self.incarnation, self.view, self._met = life.incarnation, life.view, life.met
-        self.first = max(life.first, 1)
-        self.progress = Progress(life.progress)
-        self._adopt(life)
-        if self.mode == "sync":  # the servers may have come further, in another mode
-            self.sequence = max(self.first - 1, self.sequence)
-        if self._joined_file:
-            Path(self._joined_file).touch()
-        self.beats.start()
-
-    def _beat(self) -> BeatRequest:
-        return BeatRequest(
-            index=self.worker, incarnation=self.incarnation, boot=self._boot, step=self.sequence
+        reply = coordinator_pb2.RegisterReply.FromString(answer)
+        return SeatGranted(
+            reply.incarnation,
+            reply.first,
+            reply.view,
+            reply.met,
+            reply.switches,
+            read_mode(reply.mode) if reply.switches else "sync",
+            reply.staleness,
+            reply.last,
+            reply.progress,
         )
 
-    @property
-    def rests(self) -> bool:
-        """Whether the others would wait for this worker while it waits for them at a meeting."""
-        return self.mode in ("sync", "ssp")
-
-    def _adopt(self, life: coordinator_pb2.RegisterReply) -> None:
-        """Join in the mode in which the fleet is by now, the same on every server.
-
-        All workers may have met to change it, and none may have told the servers yet.
-        """
-        if life.switches:
-            self.mode, self.staleness = read_mode(life.mode), life.staleness
-        deadline = time.monotonic() + self.patience.start
-        while len({*map(_mode_of, self._join(life.switches, life.last))}) > 1:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(
-                    "the servers are in different modes: a change was left half done"
-                )
-            time.sleep(_PAUSE)  # the workers that make the change are on their way
-
-    def change_mode(self, mode: Mode, staleness: int, last: int) -> None:
-        """Go on in another mode. All workers have met with nothing under way, and all do this.
-
-        A change that the fleet had behind it when this life began is passed over. `last` is the highest push
-        of any worker before it.
-        """
-        self._changes += 1
-        if self._changes > self._switches:
-            self.turns += (mode == "sync") != (self.mode == "sync")
-            self.mode, self.staleness = mode, staleness
-            self.join(self._changes, last)
-
-    def join(self, switch: int = 0, last: int = 0) -> None:
-        """Go on after a rest; learns the last round.
-
-        Args:
-            switch: See `change_mode`; the number of the change.
-            last: Likewise.
-        """
-        sequences = [reply.sequence for reply in self._join(switch, last)]
-        if len(set(sequences)) != 1:
-            raise ProtocolError(f"the servers stand at different rounds: {sequences}")
-
-    def _join(self, switch: int = 0, last: int = 0) -> list[Any]:
-        """Begin or go on on every server, in the mode that it says."""
+    def _join(self, join: Join) -> list[ServerJoined]:
         request = shard_pb2.JoinRequest(
-            worker=self.worker,
-            incarnation=self.incarnation,
-            mode=write_mode(self.mode),
-            staleness=self.staleness,
-            switch=switch,
-            last=last,
+            worker=join.worker,
+            incarnation=join.incarnation,
+            mode=write_mode(join.mode),
+            staleness=join.staleness,
+            switch=join.switch,
+            last=join.last,
         )
         replies = [
             shard_pb2.JoinReply.FromString(answer)
@@ -194,99 +198,59 @@ class Connection:
                     f"{self.clients[index].name} is server {reply.server} of "
                     f"{reply.servers}; start it as {index} of {len(self.clients)}"
                 )
-        self.sequence = replies[0].sequence
-        self._switches = replies[0].switches
-        self.mode, self.staleness = read_mode(replies[0].mode), replies[0].staleness
-        self.clock = min(reply.clock for reply in replies)
-        return replies
+        return [
+            ServerJoined(
+                reply.sequence, reply.clock, read_mode(reply.mode), reply.staleness, reply.switches
+            )
+            for reply in replies
+        ]
 
-    @property
-    def passes(self) -> bool:
-        """Whether the next meeting was over before this life began."""
-        return self._meetings < self._met
-
-    @property
-    def meetings(self) -> tuple[int, int]:
-        """How many meetings this life has come to, and how many changes of the mode are among them."""
-        return self._meetings, self._changes
-
-    def pass_meetings(self, meetings: int, changes: int) -> None:
-        """Those that the script's earlier life came to in a part that this life passes over."""
-        self._meetings += meetings
-        self._changes += changes
-
-    def meet(
-        self,
-        mode: str = "",
-        value: NDArray[Any] | None = None,
-        timeout: float | None = None,
-        reached: tuple[int, int] = (0, 0),
-    ) -> bytes:
-        """Come to the next meeting of all workers: a barrier, or a reduction of `value`.
-
-        Args:
-            mode: How to combine; "switch": all go on in another mode.
-            value: What this worker brings.
-            timeout: In seconds.
-            reached: To a change of the mode: leases of data used up, and samples of the next one.
-        """
-        seconds = self.patience.wait if timeout is None else timeout
+    def _arrive(self, arrive: JoinCollective, timeout: float | None) -> CollectiveResult:
         identity = {
             "worker": self.worker,
-            "incarnation": self.incarnation,
-            "number": self._meetings + 1,
+            "incarnation": self.session.incarnation,
+            "number": arrive.number,
         }
-        request: Any = coordinator_pb2.BarrierRequest(**identity)
-        if value is not None:
-            request = coordinator_pb2.AllReduceRequest(
-                **identity,
-                mode=mode,
-                dtype=value.dtype.name,
-                shape=value.shape,
-                value=value.tobytes(),
-                change=self._changes + 1,
-                round=self.sequence,
-                leases=reached[0],
-                samples=reached[1],
-            )
-        method = "Coordinator/Barrier" if value is None else "Coordinator/AllReduce"
+        value = arrive.value
+        if value is None:
+            request: Any = coordinator_pb2.BarrierRequest(**identity)
+            answer = self._meet("Coordinator/Barrier", request, timeout)
+            wish = coordinator_pb2.BarrierReply.FromString(answer).wish
+            return CollectiveResult(None, (wish.mode, dict(wish.settings)) if wish.mode else None)
+        request = coordinator_pb2.AllReduceRequest(
+            **identity,
+            mode=arrive.mode,
+            dtype=value.dtype.name,
+            shape=value.shape,
+            value=value.tobytes(),
+            change=arrive.change,
+            round=self.session.sequence,
+            leases=arrive.reached[0],
+            samples=arrive.reached[1],
+        )
+        answer = self._meet("Coordinator/AllReduce", request, timeout)
+        combined = coordinator_pb2.AllReduceReply.FromString(answer).value
+        return CollectiveResult(np.frombuffer(combined, value.dtype).reshape(value.shape).copy())
+
+    def _meet(self, method: str, request: Any, timeout: float | None) -> bytes:
+        seconds = self.patience.wait if timeout is None else timeout
         message = request.SerializeToString()
         [answer] = wait_all([self.clients[0].start(method, message, seconds=seconds)])
-        self._meetings += 1
         return answer
 
-    def rest(self) -> None:
-        """Sync mode: let rounds close without this worker until all are at the next meeting."""
-        wait_all(
-            self.to_all(
-                "Shard/Leave",
-                shard_pb2.LeaveRequest(
-                    worker=self.worker,
-                    incarnation=self.incarnation,
-                    last=self.sequence,
-                    rest=self._meetings + 1,
-                ),
-            )
-        )
-
-    def leave(self) -> None:
-        """End this life in order. A server that is gone has ended because everybody had left."""
-        calls = self.to_all(
-            "Shard/Leave",
-            shard_pb2.LeaveRequest(
-                worker=self.worker, incarnation=self.incarnation, last=self.sequence
-            ),
-            outage=self.patience.leave,
-        )
-        for call in calls:
+    def _leave(self, leave: Leave) -> None:
+        """End the life. A server that is gone has ended because everybody had left."""
+        for call in self.to_all("Shard/Leave", _leave(leave), outage=self.patience.leave):
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
         if self._left_file:
             Path(self._left_file).touch()
 
+    # -- calls ---------------------------------------------------------------------------------
+
     def header(self, **fields: Any) -> Header:
         """The header of a frame from this worker."""
-        return Header(worker=self.worker, incarnation=self.incarnation, **fields)
+        return Header(worker=self.worker, incarnation=self.session.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
         """The same call to every server."""
@@ -297,7 +261,7 @@ class Connection:
         """Offer memory to a server; one that knows nothing of this declines too."""
         request = shard_pb2.AttachRequest(
             worker=self.worker,
-            incarnation=self.incarnation,
+            incarnation=self.session.incarnation,
             generation=generation,
             boot=offer.boot,
             pid=offer.pid,
@@ -327,11 +291,7 @@ class Connection:
         )
 
 
-def _mode_of(joined: Any) -> tuple[int, int, int]:
-    return joined.mode, joined.staleness, joined.switches
-
-
-def reduced(answer: bytes, value: NDArray[Any]) -> NDArray[Any]:
-    """What a reduction gave, in the dtype and shape of what was brought to it."""
-    combined = coordinator_pb2.AllReduceReply.FromString(answer).value
-    return np.frombuffer(combined, value.dtype).reshape(value.shape).copy()
+def _leave(leave: Leave) -> shard_pb2.LeaveRequest:
+    return shard_pb2.LeaveRequest(
+        worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
+    )

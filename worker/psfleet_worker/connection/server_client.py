@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -19,59 +18,23 @@ import grpc
 from psfleet.errors import (
     AccessDenied,
     DeadlineExceeded,
-    LaneLost,
-    Later,
     NoRoom,
-    NotReady,
     PsfleetError,
     ServerUnavailable,
     UsageError,
 )
 from psfleet.platform.interrupts import deferred, wait_for
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.settings.environment import Environment
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.error_status import error_of
 from psfleet.wire.socket_probe import closes_at_once
+from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
-__all__ = ["Call", "Cargo", "Client", "Patience", "Send", "wait_all"]
+__all__ = ["Call", "Cargo", "Client", "Send", "wait_all"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-_MOMENT = 0.002  # seconds before a push is sent again that came too early
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a worker waits, in seconds.
-
-    Attributes:
-        wait: For other workers: rounds, barriers, reductions.
-        answer: For a server that has the call and only has to work.
-        outage: For a server that cannot be reached, before it is given up.
-        start: The same at the first contact, when the fleet is still starting.
-        leave: The same when there is nothing left to do but to say so. A server that answers, but is not
-            ready, has started again and is given `outage`.
-        room: For a server whose disk is full.
-    """
-
-    wait: float = 600.0
-    answer: float = 120.0
-    outage: float = 10.0
-    start: float = 60.0
-    leave: float = 1.0
-    room: float = 600.0
-
-    @classmethod
-    def of(cls, environment: Environment) -> "Patience":
-        """Servers that keep a log come back when they have died, which takes a while."""
-        if not environment.keeps_log:
-            # A standby takes over within a second, unless the host is busy.
-            return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
-        return cls(answer=300.0, outage=120.0, leave=15.0)
 
 
 class Cargo(Protocol):
@@ -115,12 +78,10 @@ class Call:
         """Whether there is an answer or an error."""
         return self.answer is not None or self.error is not None
 
-    def fall_back(self) -> bool:
-        """From now on send the tensors in the request; False if that is where they are."""
-        if self.cargo is None:
-            return False
-        self.request, self.cargo = self.cargo.fallback(), None
-        return True
+    def fall_back(self) -> None:
+        """From now on send the tensors in the request."""
+        if self.cargo is not None:
+            self.request, self.cargo = self.cargo.fallback(), None
 
     def renew(self) -> None:
         """The server has answered and wants the same again."""
@@ -292,48 +253,43 @@ class Client:
 
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""
-        deadline = time.monotonic() + call.seconds
-        pause, answered = _FIRST_PAUSE, False
-        lost: float | None = None  # since when it cannot be reached, or has not been ready
-        unready = False  # it answers, and cannot work yet
-        full: float | None = None  # since when it has had no room
+        began = time.monotonic()
+        try:
+            return self._send(call.method, call.request, call.seconds)
+        except PsfleetError as error:
+            retries = Retries(call.seconds, call.outage, self.patience, began)
+            again = self._after(call, retries, error)
         while True:
+            self._prepare(call, again)
             try:
-                return self._send(call.method, call.request, deadline - time.monotonic())
-            except LaneLost:
-                if not call.fall_back():
-                    raise
-            except Later:
-                if self._closing.is_set() or time.monotonic() >= deadline:
-                    raise
-                call.renew()
-                self._closing.wait(_MOMENT)
-            except NoRoom as error:
-                now = time.monotonic()
-                full = now if full is None else full
-                if self._closing.is_set() or now >= full + self.patience.room:
-                    raise NoRoom(f"{self.name}, for {now - full:.1f} seconds: {error}") from None
-                call.renew()
-                self._closing.wait(pause)
-                pause, lost = min(2 * pause, _LONGEST_PAUSE), None
-                deadline = time.monotonic() + call.seconds  # it has answered, and did no work
-            except (ServerUnavailable, NotReady) as error:
-                call.fall_back()
-                self._check_access(error)
-                now = time.monotonic()
-                if lost is None or isinstance(error, NotReady) != unready:
-                    lost, unready = now, isinstance(error, NotReady)
-                outage = max(call.outage, self.patience.outage) if unready else call.outage
-                if self._closing.is_set() or now >= min(deadline, lost + outage):
-                    raise type(error)(self._given_up(error, now - lost)) from None
-                if unready and not answered:
-                    answered, pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
-                self._rest(error, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                return self._send(call.method, call.request, retries.deadline - time.monotonic())
+            except PsfleetError as error:
+                again = self._after(call, retries, error)
+
+    def _after(self, call: Call, retries: Retries, error: PsfleetError) -> NextAttempt:
+        if isinstance(error, ServerUnavailable):
+            self._check_access()
+        try:
+            return retries.after(
+                error, time.monotonic(), inline=call.cargo is None, closing=self._closing.is_set()
+            )
+        except (NoRoom, ServerUnavailable):
+            raise type(error)(self._given_up(error, retries.away)) from None
+
+    def _prepare(self, call: Call, again: NextAttempt) -> None:
+        """The next attempt's request, and the pause before it."""
+        if again.answered:
+            call.renew()
+        else:
+            call.fall_back()
+        if again.lost:  # the pause is shorter if the connection comes back meanwhile
+            await_connection(self._channel, self._access, again.pause)
+        elif again.pause:
+            self._closing.wait(again.pause)
 
     def _given_up(self, error: PsfleetError, seconds: float) -> str:
-        if isinstance(error, NotReady):
-            return str(error)
+        if isinstance(error, NoRoom):
+            return f"{self.name}, for {seconds:.1f} seconds: {error}"
         said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
         if closes_at_once(self.endpoint, tls=self._speaks_tls):
             return (
@@ -346,16 +302,9 @@ class Client:
     def _speaks_tls(self) -> bool:
         return is_tcp(self.endpoint) and self._access.credentials is not None
 
-    def _rest(self, error: PsfleetError, seconds: float) -> None:
-        """Wait before the call is made again; shorter if the connection comes back meanwhile."""
-        if isinstance(error, NotReady):
-            self._closing.wait(seconds)
-        else:
-            await_connection(self._channel, self._access, seconds)
-
-    def _check_access(self, error: PsfleetError) -> None:
+    def _check_access(self) -> None:
         """A server that does not know this process is not asked again."""
-        if not is_tcp(self.endpoint) or not isinstance(error, ServerUnavailable):
+        if not is_tcp(self.endpoint):
             return
         from psfleet.wire.tls_diagnosis import why_refused  # loads the cryptography, rarely needed
 

@@ -77,7 +77,7 @@ class Tables:
             spec=write_spec(spec),
             value=part.tobytes(),
             worker=self._fleet.worker,
-            incarnation=self._fleet.incarnation,
+            incarnation=self._fleet.session.incarnation,
         )
         return client.start(
             "Shard/CreateTable", request.SerializeToString(), outage=self._fleet.patience.start
@@ -122,7 +122,7 @@ class Tables:
             threshold=threshold,
             unseen=unseen,
             worker=self._fleet.worker,
-            incarnation=self._fleet.incarnation,
+            incarnation=self._fleet.session.incarnation,
             number=self._writes,
         )
         answers = wait_all(

@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.platform.service_thread import ServiceThread
+from psfleet.shard.events import MarkCut
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
 from psfleet_worker.connection.connection import Connection
 from psfleet_worker.connection.server_client import wait_all
+from psfleet_worker.session.instructions import AwaitMarking, Instruction, ReportState
 
 __all__ = ["Marks"]
 
@@ -36,19 +38,9 @@ class Marks:
     def __init__(self, fleet: Connection) -> None:
         self.state_at: Callable[[int], bytes] = lambda number: b""
         self._fleet = fleet
-        self._lock = threading.Lock()
-        self._begun = 0  # the last push that has got its number
-        self._cut = (0, 0)
-        self._heard = 0
         self._keeps = False
         self._closing = False
         self._threads: list[threading.Thread] = []
-
-    def begin(self, sequence: int) -> dict[str, int]:
-        """A push gets this number; the fields of its header that say where the stream is cut."""
-        with self._lock:
-            self._begun = sequence
-            return {"cut": self._cut[0], "cut_after": self._cut[1]}
 
     def introduce(self, *, keeps: bool) -> bytes:
         """Tell server 0 where all servers are, and whether this worker keeps something.
@@ -58,7 +50,7 @@ class Marks:
         """
         asked = snapshot_pb2.KeptRequest(
             worker=self._fleet.worker,
-            incarnation=self._fleet.incarnation,
+            incarnation=self._fleet.session.incarnation,
             servers=[client.endpoint for client in self._fleet.clients],
             keeps=keeps,
         )
@@ -77,7 +69,9 @@ class Marks:
         if not self._keeps:
             return
         kept = snapshot_pb2.KeepRequest(
-            worker=self._fleet.worker, incarnation=self._fleet.incarnation, state=self.state_at(-1)
+            worker=self._fleet.worker,
+            incarnation=self._fleet.session.incarnation,
+            state=self.state_at(-1),
         )
         with contextlib.suppress(PsfleetError):  # it is about a snapshot that nobody has asked for
             self._call(0, "SnapshotLead/Keep", kept)
@@ -85,8 +79,7 @@ class Marks:
     def listen(self, reply: BeatReply) -> None:
         """Hear what server 0 wants."""
         number = reply.snapshot.number
-        if number > self._heard and not self._closing:
-            self._heard = number
+        if not self._closing and self._fleet.stream.hears(number):
             thread = ServiceThread(self._answer, "mark", (number,))
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
@@ -100,25 +93,25 @@ class Marks:
     def _answer(self, number: int) -> None:
         # A snapshot that fails fails at server 0, which waits for this worker and says so.
         with contextlib.suppress(PsfleetError):
-            who = {"worker": self._fleet.worker, "incarnation": self._fleet.incarnation}
-            asked = snapshot_pb2.ReadyRequest(number=number, **who)
-            ready = snapshot_pb2.ReadyReply.FromString(self._call(0, "SnapshotLead/Ready", asked))
-            last = self._mark(number) if ready.mark else ready.round
-            state = self.state_at(last)
-            kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
-            self._call(0, "SnapshotLead/Keep", kept)
+            self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
-    def _mark(self, number: int) -> int:
-        """Cut the stream here; the last push before the cut."""
-        with self._lock:
-            last = max(self._begun, self._fleet.sequence)
-            self._cut = number, last
-        asked = snapshot_pb2.MarkRequest(
-            number=number, worker=self._fleet.worker, incarnation=self._fleet.incarnation, last=last
-        )
-        for server in range(len(self._fleet.clients)):
-            self._call(server, "Snapshots/Mark", asked)
-        return last
+    def _perform(self, wanted: Instruction, timeout: float | None) -> object:
+        who = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
+        match wanted:
+            case AwaitMarking(number):
+                asked = snapshot_pb2.ReadyRequest(number=number, **who)
+                answer = self._call(0, "SnapshotLead/Ready", asked)
+                ready = snapshot_pb2.ReadyReply.FromString(answer)
+                return ready.mark, ready.round
+            case MarkCut(number):
+                mark = snapshot_pb2.MarkRequest(number=number, last=wanted.last, **who)
+                for server in range(len(self._fleet.clients)):
+                    self._call(server, "Snapshots/Mark", mark)
+            case ReportState(number, last):
+                state = self.state_at(last)
+                kept = snapshot_pb2.KeepRequest(number=number, state=state, **who)
+                self._call(0, "SnapshotLead/Keep", kept)
+        return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
         """One call beside those of the training, made again while the server cannot be reached."""

@@ -1,0 +1,105 @@
+"""What a stream waits for, in which order."""
+
+from typing import Any
+
+import pytest
+
+from psfleet.errors import ServerUnavailable
+from psfleet.settings.mode import Mode
+from psfleet.shard.events import MarkCut
+from psfleet_worker.session.instructions import (
+    AwaitMarking,
+    AwaitPushes,
+    AwaitReads,
+    Instruction,
+    LayOutPush,
+    Program,
+    ReportState,
+    SendPull,
+    SendPush,
+)
+from psfleet_worker.session.push_stream import WINDOW, Stream
+from psfleet_worker.session.worker_session import Session
+
+
+class Answer:
+    """The answer to a pull."""
+
+    view = 7
+
+
+def stream_in(mode: Mode) -> tuple[Session, Stream]:
+    """The stream of a first life."""
+    session = Session(0, mode)
+    stream = Stream(session)
+    stream.begin()
+    return session, stream
+
+
+def wanted(program: Program[Any]) -> list[Instruction]:
+    """All that a program asks for."""
+    found: list[Instruction] = []
+    outcome: Any = None
+    while True:
+        try:
+            found.append(program.send(outcome))
+        except StopIteration:
+            return found
+        marks = isinstance(found[-1], AwaitMarking)
+        outcome = Answer() if isinstance(found[-1], SendPull) else (True, 0) if marks else 0
+
+
+def test_a_round_is_committed_when_every_server_holds_its_push() -> None:
+    """Sync: the push leaves at once, and the next pull commits it when it is acknowledged everywhere."""
+    session, stream = stream_in("sync")
+    assert wanted(stream.push()) == [
+        AwaitPushes(WINDOW - 1),
+        LayOutPush(1, 1),
+        SendPush(1, (0, 0), False, False),
+    ]
+    assert stream.open == 1
+    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
+    assert (stream.open, session.view) == (0, 7)
+    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(), AwaitPushes()]
+
+
+def test_two_pushes_without_a_pull_are_two_rounds() -> None:
+    """Sync: the second push waits until the first one's round has closed."""
+    _, stream = stream_in("sync")
+    wanted(stream.push())
+    asked = wanted(stream.push())
+    assert asked[:2] == [AwaitPushes(leaves=True), SendPull(commit=1, own=False)]
+    assert asked[-1] == SendPush(2, (0, 0), False, False)
+
+
+def test_one_push_may_overtake_what_is_read_ahead() -> None:
+    """Async: a second one waits for the answers."""
+    _, stream = stream_in("async")
+    assert wanted(stream.pull_ahead()) == [SendPull(ahead=True)]
+    assert wanted(stream.push())[-1] == SendPush(1, (0, 0), True, True)
+    assert wanted(stream.push())[0] == AwaitReads(joined=True)
+    assert wanted(stream.push())[0] == AwaitPushes(WINDOW - 1)
+
+
+def test_a_push_that_cannot_be_laid_out_gets_no_number() -> None:
+    """The next one has it."""
+    session, stream = stream_in("async")
+    program = stream.push()
+    assert [next(program), next(program)] == [AwaitPushes(WINDOW - 1), LayOutPush(1, 1)]
+    with pytest.raises(ServerUnavailable):
+        program.throw(ServerUnavailable("no"))
+    assert (session.sequence, session.clock) == (0, 0)
+    assert wanted(stream.push())[-1] == SendPush(1, (0, 0), True, False)
+
+
+def test_pushes_carry_the_cut_that_was_made_before_them() -> None:
+    """A snapshot that is asked for while a push is under way comes after it."""
+    _, stream = stream_in("async")
+    push = stream.push()
+    for _ in range(3):
+        next(push)  # it has its number, and is being sent
+    assert stream.hears(5)
+    assert not stream.hears(5)
+    assert wanted(stream.mark(5)) == [AwaitMarking(5), MarkCut(5, 0, 0, 1), ReportState(5, 1)]
+    push.close()
+    assert wanted(stream.push())[-1] == SendPush(1, (5, 1), True, False)

@@ -1,0 +1,79 @@
+"""Meetings of all workers, as one of them comes to them: barriers, reductions, changes of the mode.
+
+Pure, on top of session and stream: who comes to a meeting has flushed its stream before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ConfigError
+from psfleet.settings.mode import Mode
+from psfleet.wire.table_messages import write_mode
+from psfleet_worker.session.instructions import CollectiveResult, Program
+from psfleet_worker.session.push_stream import Stream
+from psfleet_worker.session.worker_session import Session
+
+__all__ = ["Collectives"]
+
+
+class Collectives:
+    """The meetings of one life.
+
+    Args:
+        session: The life.
+        stream: Its pushes.
+        reached: How far the life is with its data: leases used up, and samples of the next one.
+    """
+
+    def __init__(
+        self, session: Session, stream: Stream, reached: Callable[[], tuple[int, int]]
+    ) -> None:
+        self._session = session
+        self._stream = stream
+        self._reached = reached
+
+    def gather(
+        self, mode: str = "", value: NDArray[Any] | None = None
+    ) -> Program[CollectiveResult]:
+        """Meet all workers. Sync mode: rounds of the others go on without this one meanwhile.
+
+        Args:
+            mode: How to combine `value`: sum, max or min.
+            value: What this worker brings to a reduction; None: it is a barrier.
+        """
+        passes = self._session.passes
+        released = yield from self._meet(mode, value)
+        yield from self._come_back(passes)
+        return released
+
+    def set_mode(self, mode: Mode, staleness: int) -> Program[None]:
+        """Go on in another mode; every worker must come here between two of its steps.
+
+        Raises:
+            ConfigError: The workers want different things; nothing was changed.
+        """
+        wish = np.array([write_mode(mode), staleness], np.int64)
+        yield from self._stream.flush()
+        session = self._session
+        passes = session.passes
+        brought = np.array([*wish, *-wish, session.sequence], np.int64)
+        most: NDArray[np.int64] = (yield from self._meet("switch", brought)).value
+        if (most[:2] != -most[2:4]).any():
+            yield from self._come_back(passes)
+            raise ConfigError(
+                f"worker {session.worker} asks for mode {mode!r} with staleness {staleness} and "
+                "another worker for something else; let all of them ask for the same"
+            )
+        yield from session.change_mode(mode, staleness, int(most[4]))
+
+    def _meet(self, mode: str, value: NDArray[Any] | None) -> Program[CollectiveResult]:
+        yield from self._stream.flush()
+        return (yield from self._session.meet(mode, value, self._reached()))
+
+    def _come_back(self, passes: bool) -> Program[None]:
+        """Be a member of rounds again, unless the meeting was over before this life began."""
+        if self._session.mode == "sync" and not passes:
+            yield from self._session.join()

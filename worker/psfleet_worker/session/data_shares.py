@@ -1,0 +1,229 @@
+"""The data that the fleet hands out, as one worker takes it step by step.
+
+In sync mode every worker works out its part of each round from the plan; in the others the first stage of a
+worker takes leases and tells its other stages. A change between both may fall within a dataset: what is
+not used of it is then dealt anew, and every worker goes on in the new way.
+
+Pure: the programs of a dataset yield its steps, and between them what is to be asked of the fleet.
+"""
+
+from collections.abc import Iterator
+
+from psfleet.data.assignment import Plan, Range, length, part
+from psfleet.errors import UsageError
+from psfleet_worker.session.instructions import (
+    DataReply,
+    FlushPushes,
+    HearStages,
+    Pause,
+    Program,
+    RequestData,
+    SkipStep,
+    TellStages,
+    TrainStep,
+)
+from psfleet_worker.session.worker_session import Session
+
+__all__ = ["Shares"]
+
+_PAUSE = 0.05  # seconds between questions while others still have leases
+_SKIP = ((-1, -1),)  # told to other stages in place of samples: a step without any
+
+Ranges = tuple[Range, ...]
+
+
+class Shares:
+    """Datasets of one life of a worker.
+
+    Args:
+        session: The life.
+
+    Attributes:
+        count: How many datasets there have been, with the present one.
+        position: What the next push tells servers: leases used up, and samples of the next one.
+        coming: Positions of the step after the present one, if the worker has them already.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.count = 0
+        self.position: tuple[int, int] | None = None
+        self.coming: Ranges = ()
+        self._session = session
+        self._leases = 0
+        self._used = 0
+        self._handed = 0
+        self._process = 0
+        self._processes = 1
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        assert 0 <= self._used <= self._leases
+        assert self.position is None or self.position >= (self._used, 0)
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """Leases used up, and samples of the next one that are handed out; all are pushed."""
+        return self._leases, self._handed
+
+    def steps(
+        self, batch: int, merged: int = 1, process: int = 0, processes: int = 1
+    ) -> Program[None]:
+        """The next dataset, with a Step for each step.
+
+        Args:
+            batch: Samples of a step.
+            merged: Steps of one push.
+            process: Which stage of the worker this is; the first one takes leases for all.
+            processes: How many stages there are.
+        """
+        self.count += 1
+        self._process, self._processes = process, processes
+        return self._alternating(batch, merged)
+
+    def _alternating(self, batch: int, merged: int) -> Program[None]:
+        goes_on = True
+        while goes_on:
+            self.coming = ()
+            if self._is_sync:
+                goes_on = yield from self._in_rounds(batch * merged, merged)
+            elif self._process:
+                goes_on = yield from self._told()
+            else:
+                goes_on = yield from self._leased(batch)
+
+    @property
+    def _is_sync(self) -> bool:
+        return self._session.mode == "sync"
+
+    # -- sync ----------------------------------------------------------------------------------
+
+    def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
+        """All rounds of the dataset; whether the mode has changed and another way is to go on."""
+        session, turns = self._session, self._session.turns
+        yield FlushPushes()  # what is planned for the next round is final from here on
+        plan, known = yield from self._plan(batch)
+        if not plan.entries:  # it was leased, in another mode, and is over
+            return False
+        self._check_begin(plan)
+        while True:
+            number = session.sequence + 1
+            if session.view > known:
+                plan, known = yield from self._plan(batch)
+            if number > plan.last():
+                yield FlushPushes()
+                if session.view > known:
+                    continue
+                return False
+            session.progress.catch_up()  # what is planned from here on has not been pushed
+            # All stages of a worker use what its first one has.
+            for ranges in _parts(plan.share(session.worker - self._process, number), merged):
+                yield TrainStep(ranges)
+                if session.turns != turns:
+                    return True
+            if self._made(number) == 0:
+                yield SkipStep()
+
+    def _check_begin(self, plan: Plan) -> None:
+        begin, session = plan.entries[0].first, self._session
+        if session.sequence + 1 != begin and session.first <= begin:
+            raise UsageError(
+                f"dataset {self.count} begins in round {begin} for others, here in round "
+                f"{session.sequence + 1}; all workers must make the same steps between datasets"
+            )
+
+    def _plan(self, batch: int) -> Program[tuple[Plan, int]]:
+        dealt: DataReply = yield RequestData(self.count, batch, round=self._session.sequence + 1)
+        assert isinstance(dealt.what, Plan)
+        return dealt.what, dealt.view
+
+    def _made(self, number: int) -> int:
+        """Pushes since round `number` was next; a round gets one of every worker."""
+        made = self._session.sequence + 1 - number
+        if made > 1:
+            raise UsageError(
+                f"{made} pushes in one step of fleet.dataset; in sync mode make one for each batch, "
+                "or use fleet.shard"
+            )
+        return made
+
+    # -- other modes ---------------------------------------------------------------------------
+
+    def _tell(self, ranges: Ranges) -> Program[None]:
+        """Tell the other stages of this worker what the next step has; nothing: there is no more."""
+        if self._processes > 1:
+            yield TellStages(ranges)
+
+    def _told(self) -> Program[bool]:
+        """What the first stage of this worker tells."""
+        turns = self._session.turns
+        while self._session.turns == turns:
+            ranges: Ranges = yield HearStages()
+            if not ranges:
+                return False
+            yield SkipStep() if ranges == _SKIP else TrainStep(ranges)
+        return True
+
+    @property
+    def _exact(self) -> bool:
+        """Merged pushes leave later than their steps; then only what is flushed is said to be used."""
+        return self._session.mode != "half-async"
+
+    def _leased(self, batch: int) -> Program[bool]:
+        """All leases of the dataset; whether the mode has changed and another way is to go on."""
+        turns = self._session.turns
+        while (lease := (yield from self._lease(batch))) is not None:
+            self._session.progress.catch_up()  # nothing is leased twice
+            yield from self._use(lease, batch)
+            self._leases, self._handed = self._leases + 1, 0
+            if self._session.turns != turns:  # what is left of the lease is dealt anew
+                self._used, self.position = self._leases, (self._leases, 0)
+                return True
+        yield from self._tell(())
+        return False
+
+    def _use(self, lease: Ranges, batch: int) -> Program[None]:
+        """The steps of a lease, until the mode changes."""
+        turns, total = self._session.turns, length(lease)
+        for low in range(0, total, batch):
+            high = min(low + batch, total)
+            self._handed = high
+            if self._exact:
+                self.position = (self._leases, high)
+            self.coming = part(lease, high, min(high + batch, total))
+            ranges = part(lease, low, high)
+            yield from self._tell(ranges)
+            yield TrainStep(ranges)
+            if self._session.turns != turns:
+                return
+
+    def _lease(self, batch: int) -> Program[Ranges | None]:
+        """The next lease; None: everything is used."""
+        while True:
+            if not self._exact:
+                yield from self._settle()
+            dealt: DataReply = yield RequestData(
+                self.count, batch, lease=self._leases, used=self._used
+            )
+            if dealt.what is not None:
+                assert not isinstance(dealt.what, Plan)
+                return dealt.what or None
+            if self._used == self._leases:
+                yield Pause(_PAUSE)
+            if self._session.mode == "ssp":  # who has no data does not hold back the others
+                yield from self._tell(_SKIP)
+                yield SkipStep()
+            yield from self._settle()
+
+    def _settle(self) -> Program[None]:
+        yield FlushPushes()
+        self._used = self._leases
+        self.position = (self._leases, 0)
+
+
+def _parts(share: Ranges, count: int) -> Iterator[Ranges]:
+    """The share in `count` nearly equal parts; empty ones are left out."""
+    total = length(share)
+    for index in range(count):
+        low, high = total * index // count, total * (index + 1) // count
+        if low < high:
+            yield part(share, low, high)

@@ -1,0 +1,152 @@
+"""One worker's stream of pushes, and the pulls between them: what gets which number and waits for what.
+
+Sync mode: a push is held by every server; the next pull or flush commits it and waits for the round to
+close. Every other mode: pushes leave in order, a few at a time; a pull comes after the pushes before it,
+and takes the last one with it. Snapshots cut the stream between two pushes.
+
+Pure: its programs say what is to be done; the arrays are with whoever runs them
+(`psfleet_worker.stream.transfers`).
+"""
+
+from typing import Any
+
+from psfleet.shard.events import MarkCut
+from psfleet_worker.session.instructions import (
+    AwaitMarking,
+    AwaitPushes,
+    AwaitReads,
+    LayOutPush,
+    Program,
+    ReportState,
+    SendPull,
+    SendPush,
+)
+from psfleet_worker.session.worker_session import Session
+
+__all__ = ["WINDOW", "Stream"]
+
+WINDOW = 4
+"""Pushes under way at most, in other modes than sync, beside the one that last waited for company."""
+
+_ARRIVE, _LAND = AwaitReads(joined=True), AwaitReads()
+_SETTLE, _FLUSH = AwaitPushes(), AwaitPushes(leaves=True)
+_WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
+
+
+class Stream:
+    """The stream of one life. A program that ends with an error has changed nothing.
+
+    Args:
+        session: The life.
+
+    Attributes:
+        open: Sync mode: the round that is pushed and not committed; 0: none.
+        cut: The last snapshot that is marked, and the last push in it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.open = 0
+        self.cut = (0, 0)
+        self._session = session
+        self._begun = 0  # the last push that has got its number
+        self._heard = 0  # the last snapshot that is wanted
+        self._ahead = False  # something is read ahead that may be under way
+        self._overtaken = False  # and a push has been made after it
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        assert not self.open or self._session.mode == "sync"
+        assert self.cut[1] <= max(self._begun, self._session.sequence)
+
+    def begin(self) -> None:
+        """The life has begun: in sync mode the round before its first is the one to wait for."""
+        if self._session.mode == "sync":
+            self.open = self._session.sequence
+
+    # -- pulls -------------------------------------------------------------------------------------
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a pull may overtake a push: not where pulls wait for other workers."""
+        return self._session.mode == "async"
+
+    def pull(self) -> Program[Any]:
+        """Read; in sync mode what is there when the open round has closed."""
+        yield from self._arrive()
+        if self._session.mode == "sync":  # a pull commits what every server holds
+            yield _SETTLE
+        return (yield from self._read())
+
+    def _read(self, own: bool = True) -> Program[Any]:
+        read = yield SendPull(self.open, own=own)
+        self._session.saw(read.view)
+        self.open = 0
+        yield _SETTLE
+        return read
+
+    def pull_ahead(self) -> Program[Any]:
+        """Begin to read. What was read ahead before is answered first: at most one is under way."""
+        if self._ahead:
+            self._session.saw((yield _LAND))
+        read = yield _READ_AHEAD
+        self._ahead, self._overtaken = True, False
+        return read
+
+    def _arrive(self) -> Program[None]:
+        """All that was read ahead is here."""
+        if self._ahead:
+            self._session.saw((yield _ARRIVE))
+            self._ahead = self._overtaken = False
+
+    # -- pushes ------------------------------------------------------------------------------------
+
+    def push(self) -> Program[Any]:
+        """Send a step's gradients, a few pushes ahead of their acknowledgements.
+
+        Returns:
+            What the instruction to send is answered with.
+        """
+        session = self._session
+        if self.open:
+            yield from self.flush()
+        if self._overtaken:
+            yield from self._arrive()
+        yield _WINDOW_FREE
+        sequence, clock, sync = session.sequence + 1, session.clock + 1, session.mode == "sync"
+        yield LayOutPush(sequence, clock)
+        self._begun = sequence
+        ticket = yield SendPush(sequence, self.cut, not sync, self._ahead)
+        self._overtaken = self._ahead
+        session.sequence, session.clock = sequence, clock
+        session.progress.made()
+        self.open = sequence if sync else 0
+        return ticket
+
+    def flush(self) -> Program[None]:
+        """Wait until the last push is in a closed round, or applied."""
+        yield from self._arrive()
+        yield _FLUSH
+        if self.open:
+            yield from self._read(own=False)
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def hears(self, number: int) -> bool:
+        """Whether a snapshot that server 0 wants is news; then `mark` is to be run, beside the script."""
+        if number <= self._heard:
+            return False
+        self._heard = number
+        return True
+
+    def mark(self, number: int) -> Program[None]:
+        """Take part in a snapshot: cut the stream after the last push that has begun, and tell all servers.
+
+        Pushes that follow carry the cut, so that a server knows it from whichever comes first.
+        """
+        session = self._session
+        marks, last = yield AwaitMarking(number)
+        if marks:
+            last = max(self._begun, session.sequence)
+            self.cut = number, last
+            yield MarkCut(number, session.worker, session.incarnation, last)
+        yield ReportState(number, last)

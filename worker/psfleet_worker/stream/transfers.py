@@ -1,0 +1,267 @@
+"""The arrays of one worker's pushes and pulls: lays them out and sends them as its stream decides."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import PsfleetError
+from psfleet.platform.interrupts import deferred
+from psfleet.runtime.finiteness import Watch
+from psfleet.runtime.interface import Awaited, Gradient, Pulled, Read
+from psfleet.runtime.validation import check_gradients
+from psfleet.schema.table import TableSpec
+from psfleet.strategy import Wire
+from psfleet.wire.compression import Packer
+from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.request import Parcel
+from psfleet_worker.connection.server_client import Call
+from psfleet_worker.session.instructions import (
+    AwaitPushes,
+    AwaitReads,
+    Instruction,
+    LayOutPush,
+    Program,
+    SendPull,
+    SendPush,
+)
+from psfleet_worker.sharding.pull_routing import DenseRead, Plans, SparseRead, deal_read
+from psfleet_worker.sharding.push_routing import add_gradients
+from psfleet_worker.stream.pulls import PullTicket
+from psfleet_worker.stream.pushes import Pushes, PushTicket
+
+__all__ = ["Transfers"]
+
+Floats = NDArray[np.float32]
+Dealt = Sequence[DenseRead | SparseRead]
+Lay = Callable[[LayOutPush], list[Parcel]]
+
+_LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
+
+
+class Transfers:
+    """An error of a push is raised by its ticket and by every later call: no push is skipped.
+
+    Args:
+        fleet: This worker's connection.
+        spec_of: The definition of a table.
+        wire: In which form gradients and values travel.
+
+    Attributes:
+        watch: Looks for values that are not finite.
+    """
+
+    def __init__(self, fleet: Connection, spec_of: Callable[[int], TableSpec], wire: Wire) -> None:
+        self._fleet = fleet
+        self._stream = fleet.stream
+        self._session = fleet.session
+        self._spec_of = spec_of
+        self._wire = wire
+        self.watch = Watch(fleet.worker)
+        self._plans = Plans(len(fleet.clients))
+        self._packer = Packer(fleet.worker, wire.gradients)
+        self._pushes = Pushes(fleet.clients)
+        self._ahead: PullTicket | None = None  # a pull that may be under way
+        self._arrived: PullTicket | None = None  # the one before it, which may not be joined
+        self._parcels: list[Parcel] = []  # of the push that is laid out
+
+    def begin(self) -> None:
+        """The connection's life has begun, or goes on in another mode."""
+        self._packer.feeds = self._session.mode != "sync"
+
+    # -- what a script asks for ------------------------------------------------------------------
+
+    @deferred()
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull. One call to each server that has a part in it."""
+        self._fleet.clients[0].check_process()
+        ticket: PullTicket = self.run(self._stream.pull(), dealt=self._deal(reads))
+        return ticket.wait()
+
+    @deferred()
+    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+        """See ReadsAhead.pull_ahead."""
+        if not self._stream.reads_ahead:
+            return Pulled(self.pull(reads))
+        dealt = self._deal(reads)  # while the servers are at the one before
+        ticket: PullTicket = self.run(self._stream.pull_ahead(), dealt=dealt)
+        return ticket
+
+    @deferred()
+    def push(
+        self,
+        gradients: Sequence[Gradient],
+        samples: int,
+        loss: float | None,
+        position: tuple[int, int],
+    ) -> PushTicket:
+        """See Runtime.push.
+
+        position: How far the worker is with its data: leases used up, and samples of the next one.
+        """
+        said = {
+            "samples": samples,
+            "loss": loss,
+            "leases": position[0],
+            "lease_samples": position[1],
+        }
+        lay = functools.partial(self._laden, gradients, said)
+        ticket: PushTicket = self.run(self._stream.push(), lay=lay)
+        return ticket
+
+    @deferred()
+    def flush(self, timeout: float | None = None) -> None:
+        """See Runtime.flush."""
+        self.run(self._stream.flush(), timeout=timeout)
+
+    def forget(self) -> None:
+        """Tables are set: what earlier gradients have left over does not count any more."""
+        self._packer.forget()
+
+    def close(self) -> None:
+        """Stop. What has not left is dropped. Safe to call twice."""
+        self._pushes.close()
+
+    # -- what the stream asks for ----------------------------------------------------------------
+
+    def run(
+        self,
+        program: Program[Any],
+        *,
+        dealt: Dealt = (),
+        lay: Lay | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Do what a program asks for, which may flush the stream.
+
+        Args:
+            program: Of the stream, or of one of the machines on top of it.
+            dealt: What the caller reads.
+            lay: Lays out the caller's gradients.
+            timeout: Of each wait for other workers, in seconds.
+        """
+
+        def perform(wanted: Instruction, timeout: float | None) -> Any:
+            match wanted:
+                case AwaitPushes(under_way, leaves):
+                    if leaves:
+                        self._pushes.send()
+                    return self._pushes.settle(under_way, timeout)
+                case SendPull():
+                    return self._read(wanted, dealt if wanted.own else (), timeout)
+                case LayOutPush():
+                    assert lay is not None
+                    self._parcels = lay(wanted)
+                    return None
+                case SendPush():
+                    return self._send(wanted)
+                case AwaitReads(joined):
+                    return self._land(joined)
+                case _:
+                    return self._fleet.perform(wanted, timeout)
+
+        return self._fleet.run(program, perform, timeout)
+
+    def _land(self, joined: bool) -> int:
+        """Let the answers of what was read ahead be here; whoever waits for them may join them later.
+
+        At most one stays like this: the places of all others in memory are free to be dealt again.
+        """
+        self._fleet.clients[0].check_process()
+        ahead, arrived, self._ahead, self._arrived = self._ahead, self._arrived, None, None
+        if arrived is not None:
+            arrived.wait()
+        if ahead is None:
+            return 0
+        ahead.arrive()
+        if joined:
+            ahead.wait()
+        else:
+            self._arrived = ahead
+        return ahead.view
+
+    def _read(self, read: SendPull, dealt: Dealt, timeout: float | None) -> PullTicket:
+        ticket = self._ask(dealt, read.commit, timeout)
+        if read.ahead:
+            self._ahead = ticket
+        else:
+            ticket.wait()
+        return ticket
+
+    def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
+        return [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
+
+    def _ask(self, dealt: Dealt, commit: int, timeout: float | None) -> PullTicket:
+        with self._pushes.lock:
+            ticket = self._pushes.take()
+            for lane in self._fleet.lanes if ticket else ():
+                lane.held()  # the push was laid out while a server was at work: look for memory now
+            progress = self._session.progress.text() if commit else ""
+            parcels = (
+                ticket.parcels
+                if ticket
+                else self._empty(clock=self._session.clock, commit=commit, progress=progress)
+            )
+            asked = [deal.ask(parcels) for deal in dealt]
+            calls = {
+                server: self._call(server, parcel, ticket is not None, timeout)
+                for server, parcel in enumerate(parcels)
+                if parcel.reads or ticket or commit
+            }
+            if ticket:
+                self._pushes.sent(ticket, list(calls.values()))
+        return PullTicket(calls, parcels, dealt, asked, self._spec_of)
+
+    def _empty(self, **fields: Any) -> list[Parcel]:
+        """An empty parcel for each server, with a header of these fields."""
+        correction = self._fleet.correction
+        fields["staleness_damping"] = correction.damping
+        fields["delay_compensation"] = correction.compensation
+        form = self._wire.values
+        return [
+            Parcel(self._fleet.header(**fields), lane.held(), form) for lane in self._fleet.lanes
+        ]
+
+    def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
+        method = "Shard/Pull"
+        if pushes:
+            method = "Shard/Exchange" if parcel.reads else "Shard/Push"
+        seconds = self._fleet.patience.wait if timeout is None else timeout
+        return self._fleet.clients[server].start(
+            method, parcel.request(), cargo=parcel, seconds=seconds
+        )
+
+    def _laden(
+        self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
+    ) -> list[Parcel]:
+        """A parcel for each server with its part of the gradients."""
+        specs = [self._spec_of(gradient.table) for gradient in gradients]
+        checked = check_gradients(specs, gradients)
+        look = functools.partial(self.watch.look, load.sequence, said["loss"])
+        parcels = self._empty(
+            sequence=load.sequence, clock=load.clock, progress=self._said_with_push(), **said
+        )
+        try:
+            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer, look)
+        except PsfleetError:
+            for parcel in parcels:
+                parcel.close()
+            raise
+        return parcels
+
+    def _said_with_push(self) -> str:
+        """How far the script is; sync mode says it with the commit. Merged pushes are no steps."""
+        progress, mode = self._session.progress, self._session.mode
+        return "" if mode == "sync" else progress.text(1, repeats=mode != "half-async")
+
+    def _send(self, send: SendPush) -> PushTicket:
+        parcels, self._parcels = self._parcels, []
+        for parcel in parcels:
+            parcel.say(cut=send.cut[0], cut_after=send.cut[1])
+        lingers = send.lingers and all(
+            not parcel.is_inline or parcel.bytes <= _LINGERS for parcel in parcels
+        )
+        behind = self._ahead if send.behind else None
+        return self._pushes.add(parcels, linger=lingers, behind=behind)
