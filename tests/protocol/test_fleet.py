@@ -1,4 +1,4 @@
-"""The shards, the coordinator and the standbys of real servers under the scheduler of the model.
+"""The workers, shards, coordinators and standbys of the product keep their promises under random faults.
 
 Failures name their seed, and `shrink(fleet(suite, seed))` says which of its faults matter. The seeds of
 these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
@@ -9,20 +9,20 @@ from collections import Counter
 
 import pytest
 
-from psfleet.shard.events import Call
-from psfleet.shard.shard import Shard
-from psfleet.shard.workers import Workers
-from psfleet_server.coordinator import coordinator
-from psfleet_server.coordinator.barriers import Meetings, Met
-from psfleet_server.coordinator.coordinator import Seating
-from psfleet_server.coordinator.data_dispatch import Supply
 from tests.protocol.fleet.fleet import fleet
 from tests.protocol.fleet.job import SUITES
-from tests.protocol.fleet.primary import Primary
-from tests.protocol.scheduler import Broken, run
+from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
+from tests.protocol.scheduler import Broken, run, shrink
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = 12 + MORE
+HAPPENS = {
+    "removal": ("silences",),
+    "standbys": ("takeovers", "deposed"),
+    "snapshots": ("snapshots",),
+    "wishes": ("changes",),
+}
+"""What must have happened in some run of a suite, by words of its name."""
 
 
 @pytest.mark.timeout(180 + 5 * MORE)
@@ -41,90 +41,56 @@ def test_promises_hold(suite: str) -> None:
             raise
     assert counts["dead servers"] > SEEDS / 2
     assert counts["torn"] > SEEDS / 2
-    assert counts["changes"] > SEEDS / 4 or "wishes" not in suite
+    for word in set(HAPPENS) & set(suite.split()):
+        assert all(counts[what] > SEEDS / 4 for what in HAPPENS[word])
 
 
-def is_noticed(suite: str, first: int = 0) -> bool:
-    """Whether one of some runs breaks a promise; `first`: a seed to begin with where few of them do."""
-    for seed in range(first, first + 40):
+def broken_by(mutant: Mutant, patch: pytest.MonkeyPatch, seeds: int) -> int | None:
+    """The first seed with which a run without the rule breaks a promise."""
+    mutant.remove(patch)
+    for seed in range(mutant.first, mutant.first + seeds):
         try:
-            run(fleet(suite, seed))
+            run(fleet(mutant.suite, seed))
         except Broken:
-            return True
-    return False
+            return seed
+    return None
 
 
-def test_a_shard_that_forgets_what_it_held_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pushes answered without a record are lost with the process, and the runs show it."""
-    record = Shard._record
-
-    def forgetful(shard: Shard, entry: object) -> None:
-        if type(entry).__name__ != "Push":
-            record(shard, entry)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Shard, "_record", forgetful)
-    assert is_noticed("sync")
-    assert is_noticed("async")
+def named(mutant: Mutant) -> str:
+    """A name of the test."""
+    return f"{mutant.rule} [{mutant.suite}]"
 
 
-def test_a_shard_that_takes_repeats_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeated push that counts again shows in the counts."""
-    monkeypatch.setattr(Workers, "is_new_push", lambda workers, push: True)
-    assert is_noticed("async")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=named)
+def test_a_missing_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule some run breaks a promise, and with it the same run keeps all of them."""
+    seed = broken_by(mutant, monkeypatch, 40)
+    assert seed is not None
+    monkeypatch.undo()
+    run(fleet(mutant.suite, seed))
 
 
-def test_a_shard_that_closes_rounds_while_views_change_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A server that has said where it stands, and goes on all the same, closes a round with lives that
-    the others leave out (R6)."""
-    closing = Shard._may_close
-
-    def hasty(shard: Shard) -> bool:
-        return closing(shard) or (not shard._replaying and shard.rounds.is_complete())
-
-    monkeypatch.setattr(Shard, "_may_close", hasty)
-    assert is_noticed("sync removal", 404)
+@pytest.mark.parametrize("mutant", COVERED, ids=named)
+def test_a_covered_rule_is_not_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule all promises hold, for the reason that is given."""
+    assert broken_by(mutant, monkeypatch, SEEDS) is None
 
 
-def test_a_primary_that_does_not_wait_for_its_standby_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What was said before the standby had it is not true any more after a takeover (R1)."""
-    monkeypatch.setattr(Primary, "_is_settled", lambda primary, end: True)
-    assert is_noticed("async standbys")
+def test_a_seed_says_all() -> None:
+    """The same seed gives the same faults and the same end."""
+    runs = [run(fleet("async standbys", 3)) for _ in range(2)]
+    assert runs[0].faults == runs[1].faults
+    assert runs[0].counts == runs[1].counts
+    logs = [[body for _, body, _ in each.disks["S0.0"].log] for each in runs]
+    assert logs[0] == logs[1]
 
 
-# -- a mode that is wished for from outside ----------------------------------------------------------
-
-
-def test_a_wish_that_later_lives_are_not_told_of_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """W1: what a barrier has told of a wish is kept for those who pass it later; else they come to other
-    meetings than the rest."""
-    take = Meetings.take
-
-    def forgetful(meetings: Meetings, met: Met) -> object:
-        released = take(meetings, met)
-        meetings.told.clear()
-        return released
-
-    monkeypatch.setattr(Meetings, "take", forgetful)
-    assert is_noticed("sync wishes", 1)
-
-
-def test_data_that_a_change_does_not_deal_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W2: the decision that all have met for another mode deals anew what is not used by then."""
-    monkeypatch.setattr(Supply, "turn", lambda supply, to_rounds, reached: None)
-    assert is_noticed("async wishes", 4)
-
-
-def test_a_life_that_is_not_told_of_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W3: who registers after all have met joins with that change, which perhaps no server knows."""
-
-    def silent(call: Call, life: int, first: int, view: int, met: int, *_: object) -> Seating:
-        return Seating(call, life, first, view, met)
-
-    monkeypatch.setattr(coordinator, "Seating", silent)
-    assert is_noticed("sync wishes", 5)
+def test_a_failure_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the faults of a failing run those are said that it needs."""
+    torn = next(mutant for mutant in MUTANTS if "torn" in mutant.rule)
+    torn.remove(monkeypatch)
+    make = fleet(torn.suite, 14)
+    whole = make(())
+    with pytest.raises(Broken):
+        whole.run()
+    assert 1 <= len(shrink(make)) < len(whole.faults)

@@ -146,7 +146,9 @@ def own_sample(worker: int, step: int) -> Ids:
 
 
 def slopes(rows: Rows, samples: Ids) -> Rows:
-    """The gradient of these samples where these rows were pulled."""
+    """The gradient of these samples where these rows were pulled; without samples there is none."""
+    if not len(samples):
+        return np.zeros_like(rows)
     dice = np.random.default_rng(samples)
     return (rows * np.float32(0.5) + dice.standard_normal(rows.shape, np.float32)).astype(
         np.float32

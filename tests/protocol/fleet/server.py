@@ -13,7 +13,7 @@ import numpy as np
 
 from psfleet.checkpoint import Cut
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.shard.events import Answer, BeginCut, Event, Keep, Refuse, Serve, Tell
+from psfleet.shard.events import Answer, BeginCut, Event, Join, Keep, Refuse, Serve, Tell
 from psfleet.shard.membership_view import Freeze, Install
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
@@ -22,6 +22,7 @@ from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
 from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
+from psfleet_worker.session.instructions import ServerJoined
 from tests.protocol.fleet.calls import (
     CreateTable,
     Deal,
@@ -153,6 +154,8 @@ class Server:
             match instruction:
                 case Answer(waiting) if isinstance(event, BeginCut):
                     self._answer(waiting, self._standing(instruction.number))
+                case Answer(waiting) if isinstance(event, Join):
+                    self._answer(waiting, self._joined(instruction, event))
                 case Answer(waiting):
                     self._answer(waiting, instruction)
                 case _:
@@ -169,6 +172,13 @@ class Server:
                 self._answer(waiting, error)
             case Keep(frozen):
                 self._frozen.append(frozen)
+
+    def _joined(self, answer: Answer, join: Join) -> ServerJoined:
+        mode = self.its_shard.consistency
+        staleness = mode.clocks.staleness
+        return ServerJoined(
+            answer.number, answer.clock, mode.mode or join.mode, staleness, mode.switches
+        )
 
     def _standing(self, closed: int) -> Standing:
         shard = self.its_shard

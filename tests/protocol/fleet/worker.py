@@ -1,35 +1,58 @@
-"""A worker process, as a program that yields the calls that it waits for.
+"""A worker process: the machines of psfleet_worker under the scheduler, and the script that they serve.
 
-Small models of psfleet_worker: they make the calls of its ClusterRuntime, those to one server in order,
-each again until it is answered. All that they must agree with is what runs in production.
+Session, Stream, Shares, Collectives and Retries are those that run in production. What they ask for becomes
+messages: calls to one server in order, each again until it is answered.
 """
 
 import random
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from psfleet.data.assignment import length, part
-from psfleet.errors import Fenced, Later, ProtocolError, PsfleetError
+from psfleet.data.assignment import Plan
+from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
-from psfleet.shard.membership_view import Position
-from psfleet_server.coordinator.coordinator import Arrival
+from psfleet_server.coordinator.coordinator import Arrival, Release, Seating
 from psfleet_server.coordinator.data_dispatch import Order
+from psfleet_worker.session.collectives import Collectives
+from psfleet_worker.session.data_shares import Shares
+from psfleet_worker.session.instructions import (
+    AwaitMarking,
+    AwaitPushes,
+    AwaitReads,
+    CollectiveResult,
+    DataReply,
+    FlushPushes,
+    Instruction,
+    JoinCollective,
+    LayOutPush,
+    Pause,
+    Program,
+    RegisterWorker,
+    ReportState,
+    RequestData,
+    SeatGranted,
+    SendPull,
+    SendPush,
+    SkipStep,
+    TrainStep,
+)
+from psfleet_worker.session.push_stream import WINDOW, Stream
+from psfleet_worker.session.retries import Patience, Retries
+from psfleet_worker.session.worker_session import Session
+from tests.protocol.fleet import calls
 from tests.protocol.fleet.calls import (
     Announced,
     CreateTable,
-    Deal,
     Delivered,
     Depart,
     Learned,
     Mark,
-    Register,
     Request,
     Response,
 )
@@ -45,279 +68,407 @@ from tests.protocol.fleet.job import (
     places,
     slopes,
 )
-from tests.protocol.scheduler import Boot, Die, Instruction, Received, Send, Tick
+from tests.protocol.scheduler import Boot, Die, Received, Send, Tick
+from tests.protocol.scheduler import Instruction as Action
 
-__all__ = ["Pushes", "Worker"]
+__all__ = ["Pushes", "Script", "Worker"]
 
 Pushes = dict[tuple[int, int, int], Ids]
 """By worker, life and sequence the samples that a push brings."""
+_EVER = float("inf")
 
 
 @dataclass
-class _Asked:
+class Asked:
     """A call that a worker has asked for."""
 
     request: Request
     answer: Any = None
     is_answered: bool = False
+    retries: Retries = field(
+        default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)
+    )
 
 
-Waits = Generator[list[_Asked], None, None]
+Script = Generator[list[Asked], None, Any]
+"""What a thread of the worker does; yields the calls whose answers it waits for."""
+
+
+@dataclass
+class Pulled:
+    """The answers to a pull: the newest view, and the rows if they were asked for."""
+
+    asked: list[Asked]
+    view: int = 0
+    rows: Rows | None = None
 
 
 class Worker:
     """One process.
 
     Attributes:
-        queues: To each server, what is not answered; only the first has been sent.
+        queues: To each server what is not answered, of which only the first has been sent; likewise of the
+            marks of snapshots, which are told beside the training.
         done: It has ended in order.
     """
 
     def __init__(self, seat: int, job: Job, boot: int, pushes: Pushes) -> None:
         self.seat, self.job, self.pushes = seat, job, pushes
         self.boot = 1000 * seat + boot
-        self.out: list[Instruction] = []
+        self.out: list[Action] = []
         self.servers = [f"S{server}" for server in range(job.servers)]
-        self.queues: dict[str, deque[_Asked]] = {
-            name: deque() for name in [*self.servers, job.home]
+        marks = [f"marks {name}" for name in self.servers]
+        self.queues: dict[str, deque[Asked]] = {
+            name: deque() for name in [*self.servers, job.home, *marks]
         }
         self.done = False
-        self.life = self.view = self.met = self.meetings = 0
-        self.sequence = self.open = self.clock = self.steps = self.switches = 0
-        self.mark: tuple[int, int] | None = None
-        self.heard = 0  # the last snapshot
-        self._dice = random.Random(self.boot)
+        mode = job.phases[0].mode
+        staleness = job.staleness if mode == "ssp" else 0
+        self.session = Session(seat, mode, staleness, patience=_EVER)
+        self.stream = Stream(self.session)
+        self.shares = Shares(self.session)
+        self.collectives = Collectives(self.session, self.stream, self.reached)
+        self.dice = random.Random(self.boot)
+        self._steps = 0
+        self._samples = np.zeros(0, np.int64)  # of the next push
+        self._gradient: Rows | None = None
+        self._waiting: list[Push] | None = None  # a push that waits for company
+        self._under_way: deque[list[Asked]] = deque()
+        self._ahead: Pulled | None = None
+        self._markings: dict[int, Asked] = {}  # by snapshot: the wait until it is to be marked
+        self._told: dict[int, Learned | Delivered] = {}  # of snapshots, to server 0
         self._asked = self.boot << 20  # no answer to a process before this one is taken for its own
-        self._waited: list[_Asked] = []
-        self._program = self._run()
+        self._threads: list[tuple[Script, list[Asked]]] = [(self.script(), [])]
 
-    def handle(self, event: Any) -> list[Instruction]:
+    def reached(self) -> tuple[int, int]:
+        """How far the script is with its data."""
+        return self.shares.reached
+
+    # -- events --------------------------------------------------------------------------------
+
+    def handle(self, event: Any) -> list[Action]:
         """See scheduler.Machine."""
         self.out = []
         match event:
             case Boot():
                 self._go_on()
             case Tick():
-                for name, queue in self.queues.items():
-                    if queue:
-                        self.out.append(Send(name, queue[0].request))
+                self._send_waiting()
+                for name in self.queues:
+                    self._send(name)
             case Received(_, Response(number, content)):
                 self._answered(number, content)
-            case Received(source, Announced(number)):
-                self.out.append(Send(source, Learned(number, self.seat, self.life)))
-            case Received(source, Mark() as mark) if mark.life == self.life:
-                self._released(source, mark)
+            case Received(source, Announced(number)) if self.session.incarnation:
+                self._hear(source, number)
+            case Received(_, Mark() as mark) if mark.life == self.session.incarnation:
+                self._mark(mark)
+        self.session.validate()
+        self.stream.validate()
+        self.shares.validate()
         return self.out
 
     def _answered(self, number: int, content: Any) -> None:
-        queue = next((q for q in self.queues.values() if q and q[0].request.number == number), None)
-        if queue is None:
+        name = next(
+            (name for name, q in self.queues.items() if q and q[0].request.number == number), None
+        )
+        if name is None:
             return  # the answer to a repeat
+        asked = self.queues[name][0]
         if isinstance(content, Fenced):
             self.out.append(Die())  # its seat is another's: begin anew
-        elif isinstance(content, (Later, ProtocolError)):
-            pass  # again with the next tick
-        elif isinstance(content, PsfleetError):
-            raise AssertionError(f"worker {self.seat} is refused: {content!r}")
+        elif self.job.standbys and isinstance(content, ProtocolError):
+            pass  # perhaps of a deposed primary, to which no connection would lead: again
+        elif isinstance(content, PsfleetError):  # again with the next tick, or the worker ends
+            asked.retries.after(content, 0.0, inline=True, closing=False)
         else:
-            asked = queue.popleft()
+            self.queues[name].popleft()
             asked.answer, asked.is_answered = content, True
-            if queue:
-                name = next(name for name, q in self.queues.items() if q is queue)
-                self.out.append(Send(name, queue[0].request))
+            self._send(name)
+            self._go_on()
+
+    def _hear(self, source: str, number: int) -> None:
+        """A snapshot is wanted: a thread of its own takes part, and repeats what it has said."""
+        if self.stream.hears(number):
+            self._threads.append((self.run(self.stream.mark(number)), []))
+            self._go_on()
+        if number in self._told:
+            self.out.append(Send(source, self._told[number]))
+
+    def _mark(self, mark: Mark) -> None:
+        marking = self._markings.get(mark.number)
+        if marking is not None and not marking.is_answered:
+            marking.answer, marking.is_answered = (mark.round is None, mark.round or 0), True
             self._go_on()
 
     def _go_on(self) -> None:
-        while not self.done and all(asked.is_answered for asked in self._waited):
+        """Let every thread run until it waits for an answer."""
+        for place, (script, waited) in enumerate(self._threads):
             try:
-                self._waited = next(self._program)
+                while all(asked.is_answered for asked in waited):
+                    waited = next(script)
+                    self._threads[place] = (script, waited)
             except StopIteration:
-                self.done = True
+                self._threads[place] = (script, [Asked(Request(0, None))])
+                self.done = self.done or place == 0
 
-    def _released(self, source: str, mark: Mark) -> None:
-        """Cut the stream of pushes here, between two steps, and deliver the state as of the cut."""
-        number, last = mark.number, mark.round
-        if last is None and number > self.heard:
-            self.heard = number
-            self.mark = (number, self.sequence)
-            self._ask_all(MarkCut(number, self.seat, self.life, self.sequence))
-        if last is None and self.mark is not None and self.mark[0] == number:
-            last = self.mark[1]
-        if last is not None:
-            self.out.append(Send(source, Delivered(number, self.seat, self.life, last)))
+    # -- calls ---------------------------------------------------------------------------------
 
-    def _ask(self, name: str, content: Any) -> _Asked:
+    def ask(self, name: str, content: Any) -> Asked:
+        """Make a call to a server after those before it."""
         self._asked += 1
-        asked = _Asked(Request(self._asked, content))
+        asked = Asked(Request(self._asked, content))
         self.queues[name].append(asked)
         if len(self.queues[name]) == 1:
-            self.out.append(Send(name, asked.request))
+            self._send(name)
         return asked
 
-    def _ask_all(self, content: Any) -> list[_Asked]:
-        return [self._ask(name, content) for name in self.servers]
+    def _send(self, name: str) -> None:
+        if self.queues[name]:
+            self.out.append(Send(name.split()[-1], self.queues[name][0].request))
 
-    # -- the program ---------------------------------------------------------------------------
+    def ask_all(self, content: Any) -> list[Asked]:
+        """The same call to every server."""
+        return [self.ask(name, content) for name in self.servers]
 
-    def _run(self) -> Waits:
-        registered = self._ask(self.job.home, Register(self.seat, self.boot))
-        yield [registered]
-        seating = registered.answer
-        self.life, self.view, self.met = seating.incarnation, seating.view, seating.met
-        first = self.job.phases[0]
-        yield from self._join(first.mode)
-        if first.mode == "sync":
-            self.sequence = seating.first - 1
-            self.open = self.sequence
-        for spec in (ROWS, COUNTS):
-            yield self._ask_all(CreateTable(spec, self.seat))
-        yield from self._meet(first.mode)
-        for number, phase in enumerate(self.job.phases):
-            if number:
-                changes = phase.mode != self.job.phases[number - 1].mode
-                yield from self._join(phase.mode, self.switches + changes)
-            yield from self._phase(phase, seating.first)
-            yield from self._meet(phase.mode)
-            yield from self._meet(phase.mode, comes_back=False)
-        yield [
-            *self._ask_all(Leave(self.seat, self.life, self.sequence)),
-            self._ask(self.job.home, Depart(self.seat, self.life)),
-        ]
+    def home(self, content: Any) -> Script:
+        """Ask the coordinator; returns the answer."""
+        asked = self.ask(self.job.home, content)
+        yield [asked]
+        return asked.answer
 
-    def _phase(self, phase: Phase, first: int) -> Waits:
-        if phase.steps is not None:
-            for _ in range(phase.steps[self.seat]):
-                self.steps += 1
-                sample = own_sample(self.seat, self.steps)
-                yield from self._round(sample) if phase.mode == "sync" else self._step(sample)
-        elif phase.mode == "sync":
-            yield from self._rounds(first)
-        else:
-            yield from self._leases()
+    # -- instructions --------------------------------------------------------------------------
 
-    def _join(self, mode: Mode, switch: int = 0) -> Waits:
-        staleness = self.job.staleness if mode == "ssp" else 0
-        joined = self._ask_all(Join(self.seat, self.life, mode, staleness, switch))
-        yield joined
-        self.mode = mode
-        self.switches = max(switch, self.switches)
-        numbers = {asked.answer.number for asked in joined}
-        if self.meetings or mode != "sync":
-            assert len(numbers) == 1, f"servers stand at different places: {numbers}"
-            [self.sequence] = numbers
-        self.clock = 0
+    def run(self, program: Program[Any]) -> Script:
+        """Do what a program asks for, until it ends; returns what it does."""
+        outcome: Any = None
+        while True:
+            try:
+                wanted = program.send(outcome)
+            except StopIteration as end:
+                return end.value
+            outcome = yield from self.perform(wanted)
 
-    def _meet(self, mode: Mode, comes_back: bool = True) -> Waits:
-        """Meet all workers; in sync and ssp mode the others do not wait for this one meanwhile."""
-        yield from self._flush()
-        self.meetings += 1
-        arrival = Arrival(self.seat, self.life, self.meetings)
-        if self.meetings <= self.met or mode not in ("sync", "ssp"):
-            yield [self._ask(self.job.home, arrival)]
-            return
-        yield self._ask_all(Leave(self.seat, self.life, self.sequence, rest=self.meetings))
-        yield [self._ask(self.job.home, arrival)]
-        self.clock = 0
-        if mode == "sync" and comes_back:
-            yield from self._join(mode)
+    def perform(self, wanted: Instruction) -> Script:
+        """Do what a program asks for; returns what came of it."""
+        match wanted:
+            case AwaitPushes(under_way, leaves):
+                yield from self._settle(under_way, leaves)
+            case SendPull():
+                return (yield from self._read(wanted))
+            case LayOutPush():
+                pass
+            case AwaitMarking() | ReportState():
+                return (yield from self._snapshot(wanted))
+            case SendPush():
+                self._push(wanted)
+            case AwaitReads():
+                return (yield from self._land())
+            case Join():
+                joined = self.ask_all(wanted)
+                yield joined
+                return [asked.answer for asked in joined]
+            case Leave():
+                yield self.ask_all(wanted)
+            case MarkCut():
+                yield [self.ask(f"marks {name}", wanted) for name in self.servers]
+            case Pause():
+                pass  # what follows is asked again and again
+            case RegisterWorker() | JoinCollective() | RequestData():
+                return (yield from self._coordinate(wanted))
+            case FlushPushes():
+                yield from self.run(self.stream.flush())
+            case SkipStep():
+                yield from self.push(np.zeros(0, np.int64))
 
-    def _flush(self) -> Waits:
-        """Wait until the last push is in a closed round, or applied."""
-        yield [asked for queue in self.queues.values() for asked in queue]
-        if self.open:
-            yield from self._pull()
+    def _coordinate(self, wanted: RegisterWorker | JoinCollective | RequestData) -> Script:
+        session = self.session
+        match wanted:
+            case RegisterWorker():
+                return _seated((yield from self.home(calls.Register(self.seat, self.boot))))
+            case JoinCollective(number, mode, value, change, reached):
+                life, last = session.incarnation, session.sequence
+                arrival = Arrival(self.seat, life, number, mode, value, change, last, reached)
+                released: Release = yield from self.home(arrival)
+                wish = released.wish
+                return CollectiveResult(
+                    released.value, (wish.mode, {}) if wish is not None else None
+                )
+            case RequestData(dataset, batch, number, lease, used):
+                job = self.job
+                order = Order(
+                    dataset, job.size, batch, job.epochs, round=number, lease=lease, used=used
+                )
+                dealt = calls.Deal(self.seat, session.incarnation, order)
+                what, view = yield from self.home(dealt)
+                if number and what == ():
+                    what = Plan(job.size, batch)
+                elif not number and isinstance(what, Plan):
+                    what = ()
+                return DataReply(what, view)
 
-    def _pull(self) -> Generator[list[_Asked], None, Rows]:
-        """The rows; in sync mode as they are after the last round."""
-        rows = np.zeros((len(IDS), 2), np.float32)
-        owned = [owned_by(IDS, server, self.job.servers) for server in range(self.job.servers)]
-        asked = [
-            self._ask(
-                name, Pull(self.seat, self.life, (Read(ROWS.key, IDS[mine]),), commit=self.open)
-            )
-            for name, mine in zip(self.servers, owned, strict=True)
-        ]
-        yield asked
-        for mine, one in zip(owned, asked, strict=True):
-            [rows[mine]], closed, view = one.answer
-            assert not self.open or closed == self.open, f"round {closed} is served for {self.open}"
-            self.view = max(self.view, view)
-        self.open = 0
-        return rows
+    def _snapshot(self, wanted: AwaitMarking | ReportState) -> Script:
+        life = self.session.incarnation
+        match wanted:
+            case AwaitMarking(number):
+                self._told[number] = Learned(number, self.seat, life)
+                self._markings[number] = Asked(Request(0, None))
+                yield [self._markings[number]]
+                return self._markings[number].answer
+            case ReportState(number, last):
+                self._told[number] = Delivered(number, self.seat, life, last)
 
-    def _push(
-        self, samples: Ids, gradient: Rows | None = None, position: Position | None = None
-    ) -> list[_Asked]:
-        """A step: each server's part of the gradient, and a use of each sample, on every server."""
-        self.sequence += 1
-        self.clock += 1
-        self.pushes[self.seat, self.life, self.sequence] = samples
-        self.open = self.sequence if self.mode == "sync" else 0
-        asked = []
-        for server, name in enumerate(self.servers):
-            mine = owned_by(IDS, server, self.job.servers)
-            values = np.zeros((len(IDS), 2), np.float32) if gradient is None else gradient
-            uses = np.full((len(samples), 1), -1, np.float32)
-            push = Push(
+    def _push(self, send: SendPush) -> None:
+        """Each server's part of the gradient, and a use of each sample, on every server."""
+        self._send_waiting()
+        session, samples = self.session, self._samples
+        self.pushes[self.seat, session.incarnation, send.sequence] = samples
+        zeros = np.zeros((len(IDS), 2), np.float32)
+        values = zeros if self._gradient is None else self._gradient
+        uses = np.full((len(samples), 1), -1, np.float32)
+        self._waiting = [
+            Push(
                 self.seat,
-                self.life,
-                self.sequence,
+                session.incarnation,
+                send.sequence,
                 (
                     Gradient(ROWS.key, values[mine], IDS[mine], 0.1),
                     Gradient(COUNTS.key, uses, samples, 1.0),
                 ),
                 len(samples),
-                clock=self.clock,
-                cut=self.mark,
-                position=position,
+                clock=session.clock + 1,
+                cut=send.cut if send.cut[0] else None,
+                position=self.position(),
             )
-            asked.append(self._ask(name, push))
-        return asked
+            for mine in self._owned()
+        ]
+        if not send.lingers:
+            self._send_waiting()
 
-    def _round(self, samples: Ids) -> Waits:
-        """One round of sync mode; it is waited for with the next pull."""
-        rows = yield from self._pull()
-        yield self._push(samples, slopes(rows, samples))
+    def position(self) -> tuple[int, int] | None:
+        """What the next push says of the worker's data."""
+        return self.shares.position
 
-    def _step(self, samples: Ids) -> Waits:
-        """Push, and do not wait for it; pull from some servers only, so that the others lag."""
-        self._push(samples)
-        some = [name for name in self.servers if self._dice.random() < 0.6]
-        clock = self.clock if self.mode == "ssp" else 0
-        yield [self._ask(name, Pull(self.seat, self.life, (), clock=clock)) for name in some]
+    def _owned(self) -> list[Any]:
+        return [owned_by(IDS, server, self.job.servers) for server in range(self.job.servers)]
 
-    # -- data that the fleet hands out -----------------------------------------------------------
+    def _send_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._under_way.append(list(map(self.ask, self.servers, waiting)))
+            assert len(self._under_way) <= WINDOW + 1
 
-    def _rounds(self, first: int) -> Waits:
-        plan, known = yield from self._deal(round=self.sequence + 1)
-        assert first > plan.entries[0].first or self.sequence + 1 == plan.entries[0].first
+    def _settle(self, under_way: int, leaves: bool) -> Script:
+        if leaves:
+            self._send_waiting()
+        while len(self._under_way) > under_way:
+            yield self._under_way[0]
+            self._under_way.popleft()
+
+    def _read(self, read: SendPull) -> Script:
+        """Rows in sync mode; else pull from some servers only, so that the others lag."""
+        self._send_waiting()
+        session = self.session
+        sync = session.mode == "sync"
+        asked = []
+        for name, mine in zip(self.servers, self._owned(), strict=True):
+            if sync or self.dice.random() < 0.6:
+                rows = (Read(ROWS.key, IDS[mine]),) if sync and read.own else ()
+                clock = session.clock if session.mode == "ssp" else 0
+                pull = Pull(self.seat, session.incarnation, rows, read.commit, clock)
+                asked.append(self.ask(name, pull))
+        pulled = Pulled(asked)
+        if read.ahead:
+            self._ahead = pulled
+            return pulled
+        yield asked
+        for one in asked:
+            _, closed, view = one.answer
+            assert not read.commit or closed == read.commit, f"{closed} for {read.commit}"
+            pulled.view = max(pulled.view, view)
+        if sync and read.own:
+            pulled.rows = np.zeros((len(IDS), 2), np.float32)
+            for mine, one in zip(self._owned(), asked, strict=True):
+                [pulled.rows[mine]] = one.answer[0]
+        return pulled
+
+    def _land(self) -> Script:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return 0
+        yield ahead.asked
+        return max((one.answer[2] for one in ahead.asked), default=0)
+
+    # -- the script ----------------------------------------------------------------------------
+
+    def script(self) -> Script:
+        """The main program."""
+        yield from self.begin()
+        yield from self.run(self.collectives.gather())
+        phases = self.job.phases
+        for number, phase in enumerate(phases):
+            if number and phase.mode != phases[number - 1].mode:
+                staleness = self.job.staleness if phase.mode == "ssp" else 0
+                yield from self.run(self.collectives.set_mode(phase.mode, staleness))
+            yield from self._train(phase)
+            yield from self.run(self.collectives.gather())
+            yield from self.run(self.collectives.gather())
+        yield from self.end()
+
+    def begin(self) -> Script:
+        """Register, join, and make the tables."""
+        yield from self.run(self.session.start())
+        self.stream.begin()
+        for spec in (ROWS, COUNTS):
+            yield self.ask_all(CreateTable(spec, self.seat))
+
+    def end(self) -> Script:
+        """Leave in order."""
+        yield from self.run(self.stream.flush())
+        yield from self.run(self.session.leave())
+        yield from self.home(Depart(self.seat, self.session.incarnation))
+
+    def _train(self, phase: Phase) -> Script:
+        if phase.steps is not None:
+            for _ in range(phase.steps[self.seat]):
+                self._steps += 1
+                yield from self.step(own_sample(self.seat, self._steps))
+            return
+        program = self.shares.steps(self.job.batch)
+        outcome: Any = None
         while True:
-            number = self.sequence + 1
-            if self.view > known:
-                plan, known = yield from self._deal(round=number)
-            if number > plan.last():
-                yield from self._flush()
-                if self.view > known:
-                    continue
+            try:
+                wanted = program.send(outcome)
+            except StopIteration:
                 return
-            yield from self._round(places(plan.share(self.seat, number)))
+            if isinstance(wanted, TrainStep):
+                yield from self.step(places(wanted.ranges))
+            outcome = yield from self.perform(wanted)
 
-    def _leases(self) -> Waits:
-        taken = used = 0
-        while True:
-            lease, _ = yield from self._deal(lease=taken, used=used)
-            if lease == ():
-                return
-            if lease is None:
-                used = taken  # every push is answered before the next call
-                continue
-            for low in range(0, length(lease), self.job.batch):
-                high = min(low + self.job.batch, length(lease))
-                yield self._push(places(part(lease, low, high)), position=(taken, high))
-            taken += 1
+    def step(self, samples: Ids) -> Script:
+        """Train with these samples: in rounds what is pushed depends on what was pulled."""
+        if self.session.mode == "sync":
+            pulled: Pulled = yield from self.run(self.stream.pull())
+            assert pulled.rows is not None
+            yield from self.push(samples, slopes(pulled.rows, samples))
+            return
+        yield from self.push(samples)
+        if self.stream.reads_ahead and self.dice.random() < 0.3:
+            yield from self.run(self.stream.pull_ahead())
+        elif self.session.mode == "ssp" or self.dice.random() < 0.5:
+            yield from self.run(self.stream.pull())
 
-    def _deal(self, **wish: int) -> Generator[list[_Asked], None, Any]:
-        order = Order(1, self.job.size, self.job.batch, self.job.epochs, **wish)
-        asked = self._ask(self.job.home, Deal(self.seat, self.life, order))
-        yield [asked]
-        return asked.answer
+    def push(self, samples: Ids, gradient: Rows | None = None) -> Script:
+        """A push that uses these samples."""
+        self._samples, self._gradient = samples, gradient
+        yield from self.run(self.stream.push())
+
+
+def _seated(seating: Seating) -> SeatGranted:
+    seated = SeatGranted(
+        seating.incarnation, seating.first, seating.view, seating.met, progress=seating.progress
+    )
+    switch = seating.switch
+    if switch is None:
+        return seated
+    mode, staleness = switch.mode, switch.staleness
+    return replace(seated, switches=switch.number, mode=mode, staleness=staleness, last=switch.last)

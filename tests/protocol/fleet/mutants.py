@@ -1,0 +1,394 @@
+"""The rules of the protocol, and what the product's classes are without each of them.
+
+The numbers are those of the protocol's description. R13, R9 and R17 are not here, as the product does
+without them: the launcher alone decides who takes over (no term on disk), a roll-back starts every
+process anew (no generations), and a place has one address (no terms in calls).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from psfleet.shard.membership_view import Freeze, Life
+from psfleet.shard.rounds import Rounds
+from psfleet.shard.shard import Shard
+from psfleet.shard.snapshot_cuts import Cuts, Cutting
+from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.workers import Workers
+from psfleet_server.coordinator import coordinator
+from psfleet_server.coordinator.barriers import Meetings, Met
+from psfleet_server.coordinator.coordinator import Coordinator, Decision, Seating, Viewed
+from psfleet_server.coordinator.data_dispatch import Leases, Supply
+from psfleet_server.coordinator.membership import Members, Seat
+from psfleet_server.durability.log_shipping import Feed
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
+from psfleet_server.snapshots.snapshot_events import SnapshotRequested
+from psfleet_worker.session.instructions import Program
+from psfleet_worker.session.push_stream import Stream
+from psfleet_worker.session.worker_session import Session
+from tests.protocol.fleet.primary import Primary
+from tests.protocol.fleet.server import Server
+
+__all__ = ["COVERED", "MUTANTS", "Mutant"]
+
+Remove = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule of the protocol, and how to do without it.
+
+    Attributes:
+        rule: What it says.
+        suite: Which runs show that it is missing.
+        first: The seed to begin with, where few of them do.
+        remove: Takes the rule from the product's classes.
+    """
+
+    rule: str
+    suite: str
+    first: int
+    remove: Remove
+
+
+MUTANTS: list[Mutant] = []
+"""Rules whose absence breaks a promise."""
+COVERED: list[Mutant] = []
+"""Rules whose absence nothing notices, because another rule is enough for the promises."""
+
+
+def without(
+    rule: str, *suites: str, first: int = 0, into: list[Mutant] = MUTANTS
+) -> Callable[[Remove], Remove]:
+    """The decorated function takes the rule from the product's classes."""
+
+    def note(remove: Remove) -> Remove:
+        into.extend(Mutant(rule, suite, first, remove) for suite in suites)
+        return remove
+
+    return note
+
+
+def replaced(owner: type, name: str, do: Callable[..., Any]) -> Remove:
+    """Without the method: what it does instead."""
+    return lambda patch: patch.setattr(owner, name, do)
+
+
+# -- durability ---------------------------------------------------------------------------------------
+
+
+@without("a push is answered when its record is logged", "sync", "async")
+def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
+    record = Shard._record
+
+    def forgetful(shard: Shard, entry: Any) -> None:
+        if type(entry).__name__ != "Push":
+            record(shard, entry)
+
+    patch.setattr(Shard, "_record", forgetful)
+
+
+@without("a decision is on disk before it is told", "sync removal", "async removal")
+def _forget_views(patch: pytest.MonkeyPatch) -> None:
+    def decide(coordinator: Coordinator, decision: Decision) -> Any:
+        if coordinator.journal is not None and not isinstance(decision, Viewed):
+            coordinator.journal(decision)
+        return coordinator.replay(decision)
+
+    patch.setattr(Coordinator, "_decide", decide)
+
+
+without("a push that was applied is not applied again", "async")(
+    replaced(Workers, "is_new_push", lambda workers, push: True)
+)
+without("R1: a record takes effect when the standby has it", "async standbys")(
+    replaced(Primary, "_is_settled", lambda primary, end: True)
+)
+without("R10: a standby that is gone is required no more", "sync standbys", "async standbys")(
+    replaced(Feed, "release", lambda feed, attach: None)
+)
+
+
+# -- rounds and views ---------------------------------------------------------------------------------
+
+
+@without("R6: a frozen server closes no round", "sync removal", first=112)
+def _close_while_frozen(patch: pytest.MonkeyPatch) -> None:
+    closing = Shard._may_close
+
+    def hasty(shard: Shard) -> bool:
+        return closing(shard) or (not shard._replaying and shard.rounds.is_complete())
+
+    patch.setattr(Shard, "_may_close", hasty)
+
+
+without("R2: a round closes when all members have committed it", "sync removal", "sync", first=4)(
+    replaced(
+        Rounds,
+        "awaited",
+        lambda rounds: [seat for seat in rounds.members() if seat not in rounds.held],
+    )
+)
+without("R5: samples of a push that does not count are dealt again", "sync removal")(
+    lambda patch: patch.setattr(Supply, "change", _without_leftovers(Supply.change))
+)
+without("R8: an empty round closes if somebody counts in a later one", "sync removal")(
+    replaced(Rounds, "is_complete", lambda rounds: bool(rounds.held) and not rounds.awaited())
+)
+
+
+def _without_leftovers(change: Callable[..., None]) -> Callable[..., None]:
+    return lambda supply, closed, seats, counts_in: change(
+        supply, closed, seats, lambda seat, number: True
+    )
+
+
+@without("R4: a life that nobody waits for counts from the round after the next", "sync removal")
+def _join_at_once(patch: pytest.MonkeyPatch) -> None:
+    begin = Members._begin
+
+    def at_once(members: Members, seat: Seat, *args: Any, **how: Any) -> None:
+        begin(members, seat, *args, **how)
+        life = seat.lives[-1]
+        seat.lives[-1] = Life(life.incarnation, min(life.first, members.closed + 1))
+
+    patch.setattr(Members, "_begin", at_once)
+
+
+@without(
+    "R2: a dead life counts up to the last round that is closed anywhere", "sync removal", "sync"
+)
+def _end_at_once(patch: pytest.MonkeyPatch) -> None:
+    end = Members._end
+
+    def at_once(members: Members, seat: Seat, index: int, reports: Any) -> None:
+        end(members, seat, index, reports)
+        life = seat.lives[-1] if seat.lives else None
+        if life is not None:
+            seat.lives[-1] = Life(life.incarnation, life.first, life.first - 1)
+
+    patch.setattr(Members, "_end", at_once)
+
+
+without(
+    "R2: a dead life counts up to its last commit: the last closed round is enough, as every server "
+    "holds a push that closed anywhere; that the commits count too saves doing a step again",
+    "sync removal",
+    into=COVERED,
+)(replaced(Rounds, "sure_of", lambda rounds, seat: rounds.counted.get(seat, 0)))
+
+
+@without("R7: what is for an earlier process of a server, or from one, is ignored", "sync", first=6)
+def _confuse_processes(patch: pytest.MonkeyPatch) -> None:
+    told, reported = Server._told, Coordinator.reported
+
+    def confused(coordinator: Coordinator, server: int, boot: int, *rest: Any) -> Any:
+        known: Any = coordinator._boots.get(server)
+        return reported(coordinator, server, known, *rest)
+
+    patch.setattr(Coordinator, "reported", confused)
+    patch.setattr(
+        Server, "_told", lambda server, source, boot, said: told(server, source, server.boot, said)
+    )
+
+
+@without("R2: a worker commits when every server holds its push", "sync removal")
+def _commit_early(patch: pytest.MonkeyPatch) -> None:
+    def pull(stream: Stream) -> Program[Any]:
+        yield from stream._arrive()
+        return (yield from stream._read())
+
+    patch.setattr(Stream, "pull", pull)
+
+
+# -- lives --------------------------------------------------------------------------------------------
+
+
+@without("pushes of a life that is over are refused", "async removal", "async")
+def _admit_the_dead(patch: pytest.MonkeyPatch) -> None:
+    admit = Workers.admit
+
+    def lenient(workers: Workers, worker: int, incarnation: int, *, leaves: bool = False) -> None:
+        if incarnation >= workers.newest.get(worker, 0):
+            admit(workers, worker, incarnation, leaves=leaves)
+
+    patch.setattr(Workers, "admit", lenient)
+
+
+@without("pushes of a life that is about to end are refused", "async removal")
+def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
+    freeze = Workers.freeze
+
+    def lenient(workers: Workers, event: Freeze) -> None:
+        freeze(workers, event)
+        workers.refused = set()
+
+    patch.setattr(Workers, "freeze", lenient)
+
+
+# -- snapshots ----------------------------------------------------------------------------------------
+
+
+@without("pushes behind a mark wait for the cut", "async snapshots")
+def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
+    def is_due(cuts: Cuts, closed: int, sequences: object, left: object) -> bool:
+        now = cuts.under_way
+        return now is not None and now.members is not None and set(now.marks) == set(now.members)
+
+    patch.setattr(Cuts, "is_behind", lambda cuts, worker, sequence: False)
+    patch.setattr(Cuts, "is_due", is_due)
+
+
+@without("R12: marks of earlier snapshots are ignored", "async snapshots")
+def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
+    mark = Cuts.mark
+
+    def lenient(cuts: Cuts, number: int, worker: int, incarnation: int, last: int) -> None:
+        now = cuts.under_way
+        mark(cuts, now.number if now else number, worker, incarnation, last)
+
+    patch.setattr(Cuts, "mark", lenient)
+
+
+@without(
+    "R12: no number is used twice, and a server begins no cut before its last", "async snapshots"
+)
+def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
+    requested = SnapshotCoordinator._requested
+
+    def forgetful(coordinator: SnapshotCoordinator, event: SnapshotRequested) -> Any:
+        return requested(coordinator, replace(event, seen=0))
+
+    def begin(cuts: Cuts, cutting: Cutting) -> None:
+        cuts.under_way = cutting
+
+    patch.setattr(SnapshotCoordinator, "_requested", forgetful)
+    patch.setattr(Cuts, "begin", begin)
+
+
+@without(
+    "R11: a view change gives up the snapshot under way: the lives whose marks are awaited are those of "
+    "the view before, and who leads the snapshot gives it up when these marks do not come",
+    "async snapshots",
+    into=COVERED,
+)
+def _keep_cuts_across_views(patch: pytest.MonkeyPatch) -> None:
+    give_up = Cuts.give_up
+
+    def reluctant(cuts: Cuts, number: int | None = None) -> None:
+        if number is not None:
+            give_up(cuts, number)
+
+    patch.setattr(Cuts, "give_up", reluctant)
+
+
+@without(
+    "pushes after a mark carry it: a server that has taken a push behind a mark never cuts there, so that "
+    "the snapshot is given up; that the push waits for the cut saves taking it again",
+    "async snapshots",
+    into=COVERED,
+)
+def _hide_marks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Stream, "cut", property(lambda stream: (0, 0), lambda stream, cut: None), raising=False
+    )
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+@without("a torn step is declared", "async removal")
+def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
+    give_back = Supply.give_back
+
+    def silent(supply: Supply, *args: Any) -> None:
+        count = len(supply.torn)
+        give_back(supply, *args)
+        del supply.torn[count:]
+
+    patch.setattr(Supply, "give_back", silent)
+
+
+without("what is left of a dead worker's lease is dealt again", "async removal", "async")(
+    replaced(Leases, "left", lambda leases, position: [])
+)
+
+
+# -- ssp, and changes of the mode -----------------------------------------------------------------------
+
+without("ssp: a pull waits for the slowest worker", "ssp")(
+    replaced(Clocks, "awaited", lambda clocks, clock, live: [])
+)
+without("R14: a worker that waits for the others holds nobody back", "ssp", "switch")(
+    replaced(Rounds, "running", lambda rounds: sorted(rounds.seats - rounds.left))
+)
+
+
+@without(
+    "R18: the mode is not changed while a view is: what is decided rests on what the workers have brought "
+    "to the meeting, not on reports, and who dies meanwhile has not come to it",
+    "sync wishes",
+    "async wishes",
+    into=COVERED,
+)
+def _change_while_busy(patch: pytest.MonkeyPatch) -> None:
+    complete = Coordinator._complete
+
+    def hasty(coordinator: Coordinator) -> Any:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Coordinator, "is_busy", False)
+            return complete(coordinator)
+
+    patch.setattr(Coordinator, "_complete", hasty)
+
+
+without("R15: numbers go on where those of the mode before have ended", "sync wishes", first=4)(
+    replaced(Workers, "go_on_from", lambda workers, last: None)
+)
+
+
+@without("a worker that waits for the others says so to the servers", "rests", "ssp")
+def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "rests", False)
+
+
+@without(
+    "a later life passes over the changes of the mode that the fleet has made",
+    "sync wishes",
+    first=55,
+)
+def _change_again(patch: pytest.MonkeyPatch) -> None:
+    change = Session.change_mode
+
+    def again(session: Session, mode: Any, staleness: int, last: int) -> Program[None]:
+        session._switches = 0
+        return change(session, mode, staleness, last)
+
+    patch.setattr(Session, "change_mode", again)
+
+
+@without("W1: who passes a barrier later is told of the same wish", "sync wishes", first=1)
+def _forget_wishes(patch: pytest.MonkeyPatch) -> None:
+    take = Meetings.take
+
+    def forgetful(meetings: Meetings, met: Met) -> object:
+        released = take(meetings, met)
+        meetings.told.clear()
+        return released
+
+    patch.setattr(Meetings, "take", forgetful)
+
+
+without(
+    "W2: what is not used when the mode changes is dealt in the new way", "async wishes", first=4
+)(replaced(Supply, "turn", lambda supply, to_rounds, reached: None))
+
+
+@without("W3: who registers is told of the last change of the mode", "sync wishes", first=64)
+def _hide_changes(patch: pytest.MonkeyPatch) -> None:
+    def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Seating:
+        return Seating(call, life, first, view, met)
+
+    patch.setattr(coordinator, "Seating", silent)
