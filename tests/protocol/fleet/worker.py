@@ -6,8 +6,6 @@ messages: calls to one server in order, each again until it is answered.
 
 import random
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
-from psfleet_server.coordinator.coordinator import Arrival, Release, Seating
+from psfleet_server.coordinator.coordinator import Arrival, Release
 from psfleet_server.coordinator.data_dispatch import Order
 from psfleet_worker.session.collectives import Collectives
 from psfleet_worker.session.data_shares import Shares
@@ -36,16 +34,15 @@ from psfleet_worker.session.instructions import (
     RegisterWorker,
     ReportState,
     RequestData,
-    SeatGranted,
     SendPull,
     SendPush,
     SkipStep,
     TrainStep,
 )
 from psfleet_worker.session.push_stream import WINDOW, Stream
-from psfleet_worker.session.retries import Patience, Retries
 from psfleet_worker.session.worker_session import Session
 from tests.protocol.fleet import calls
+from tests.protocol.fleet.asked import Asked, Pulled, Script, seated
 from tests.protocol.fleet.calls import (
     Announced,
     CreateTable,
@@ -75,32 +72,6 @@ __all__ = ["Pushes", "Script", "Worker"]
 
 Pushes = dict[tuple[int, int, int], Ids]
 """By worker, life and sequence the samples that a push brings."""
-_EVER = float("inf")
-
-
-@dataclass
-class Asked:
-    """A call that a worker has asked for."""
-
-    request: Request
-    answer: Any = None
-    is_answered: bool = False
-    retries: Retries = field(
-        default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)
-    )
-
-
-Script = Generator[list[Asked], None, Any]
-"""What a thread of the worker does; yields the calls whose answers it waits for."""
-
-
-@dataclass
-class Pulled:
-    """The answers to a pull: the newest view, and the rows if they were asked for."""
-
-    asked: list[Asked]
-    view: int = 0
-    rows: Rows | None = None
 
 
 class Worker:
@@ -124,7 +95,7 @@ class Worker:
         self.done = False
         mode = job.phases[0].mode
         staleness = job.staleness if mode == "ssp" else 0
-        self.session = Session(seat, mode, staleness, patience=_EVER)
+        self.session = Session(seat, mode, staleness, patience=float("inf"))
         self.stream = Stream(self.session)
         self.shares = Shares(self.session)
         self.collectives = Collectives(self.session, self.stream, self.reached)
@@ -284,7 +255,7 @@ class Worker:
         session = self.session
         match wanted:
             case RegisterWorker():
-                return _seated((yield from self.home(calls.Register(self.seat, self.boot))))
+                return seated((yield from self.home(calls.Register(self.seat, self.boot))))
             case JoinCollective(number, mode, value, change, reached):
                 life, last = session.incarnation, session.sequence
                 arrival = Arrival(self.seat, life, number, mode, value, change, last, reached)
@@ -461,14 +432,3 @@ class Worker:
         """A push that uses these samples."""
         self._samples, self._gradient = samples, gradient
         yield from self.run(self.stream.push())
-
-
-def _seated(seating: Seating) -> SeatGranted:
-    seated = SeatGranted(
-        seating.incarnation, seating.first, seating.view, seating.met, progress=seating.progress
-    )
-    switch = seating.switch
-    if switch is None:
-        return seated
-    mode, staleness = switch.mode, switch.staleness
-    return replace(seated, switches=switch.number, mode=mode, staleness=staleness, last=switch.last)

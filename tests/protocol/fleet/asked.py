@@ -1,0 +1,52 @@
+"""What a worker of a run waits for: calls to servers, and what their answers mean to its machines."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psfleet_server.coordinator.coordinator import Seating
+from psfleet_worker.session.instructions import SeatGranted
+from psfleet_worker.session.retries import Patience, Retries
+from tests.protocol.fleet.calls import Request
+from tests.protocol.fleet.job import Rows
+
+__all__ = ["Asked", "Pulled", "Script", "seated"]
+
+_EVER = float("inf")
+
+
+@dataclass
+class Asked:
+    """A call that a worker has asked for."""
+
+    request: Request
+    answer: Any = None
+    is_answered: bool = False
+    retries: Retries = field(
+        default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)
+    )
+
+
+Script = Generator[list[Asked], None, Any]
+"""What a thread of the worker does; yields the calls whose answers it waits for."""
+
+
+@dataclass
+class Pulled:
+    """The answers to a pull: the newest view, and the rows if they were asked for."""
+
+    asked: list[Asked]
+    view: int = 0
+    rows: Rows | None = None
+
+
+def seated(seating: Seating) -> SeatGranted:
+    """The coordinator's answer to a worker that registers."""
+    seated = SeatGranted(
+        seating.incarnation, seating.first, seating.view, seating.met, progress=seating.progress
+    )
+    switch = seating.switch
+    if switch is None:
+        return seated
+    mode, staleness = switch.mode, switch.staleness
+    return replace(seated, switches=switch.number, mode=mode, staleness=staleness, last=switch.last)
