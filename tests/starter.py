@@ -124,7 +124,9 @@ class _Popen(subprocess.Popen[Any]):
         execute: Any = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(execute).bind(*arguments).arguments
         program = _program(given["args"])
-        if not program:
+        environment = dict(os.environ if given["env"] is None else given["env"])
+        # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals.
+        if not program or ("psfleet_server" in program and environment.get("PSFLEET_TLS")):
             execute(*arguments)
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
@@ -135,7 +137,7 @@ class _Popen(subprocess.Popen[Any]):
         request = {
             "program": program,
             "folder": folder,
-            "environment": dict(os.environ if given["env"] is None else given["env"]),
+            "environment": environment,
             "kept": sorted(given["pass_fds"]),
             "session": given["start_new_session"],
             "dies with its parent": given["preexec_fn"] is not None,  # psfleet_launch's only one

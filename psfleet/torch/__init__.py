@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
     from psfleet.torch.embeddings import Embedding, EmbeddingBag
     from psfleet.torch.optimizers import DistributedOptimizer
-    from psfleet.torch.prefetch import prefetch
+    from psfleet.torch.loader_prefetch import prefetch
     from psfleet.torch.sequential_pipeline import Pipeline
 
 __all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "Pipeline", "convert", "prefetch"]
@@ -30,7 +30,7 @@ _HOMES = {
     "EmbeddingBag": "psfleet.torch.embeddings",
     "Pipeline": "psfleet.torch.sequential_pipeline",
     "convert": "psfleet.torch.conversion",
-    "prefetch": "psfleet.torch.prefetch",
+    "prefetch": "psfleet.torch.loader_prefetch",
 }
 
 
