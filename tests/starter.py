@@ -215,6 +215,9 @@ def _settle(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["session"]:
         os.setsid()
+    else:
+        # The kernel lets a stopped process go on when the end of another orphans their group.
+        os.setpgid(0, 0)
     if request["dies with its parent"]:
         from psfleet_launch.job.spawn import _die_with
 

@@ -18,8 +18,8 @@ from psfleet.errors import ConfigError
 if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
     from psfleet.torch.embeddings import Embedding, EmbeddingBag
-    from psfleet.torch.optimizers import DistributedOptimizer
     from psfleet.torch.loader_prefetch import prefetch
+    from psfleet.torch.optimizers import DistributedOptimizer
     from psfleet.torch.sequential_pipeline import Pipeline
 
 __all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "Pipeline", "convert", "prefetch"]
