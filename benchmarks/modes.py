@@ -14,20 +14,20 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.shard.staleness import quantile
-from psfleet.strategy import Consistency
-from psfleet.testing.click_model import Clicks
+from psfleet.strategy import ConsistencySettings
+from psfleet.testing.click_model import ClicksWorkload
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 
 MODES = {
-    "sync": Consistency("sync"),
-    "async": Consistency("async"),
-    "ssp, staleness 0": Consistency("ssp", staleness=0),
-    "ssp, staleness 2": Consistency("ssp", staleness=2),
-    "geo, k_steps 10": Consistency("geo", k_steps=10),
-    "half-async": Consistency("half-async"),
+    "sync": ConsistencySettings("sync"),
+    "async": ConsistencySettings("async"),
+    "ssp, staleness 0": ConsistencySettings("ssp", staleness=0),
+    "ssp, staleness 2": ConsistencySettings("ssp", staleness=2),
+    "geo, k_steps 10": ConsistencySettings("geo", k_steps=10),
+    "half-async": ConsistencySettings("half-async"),
 }
 WORKERS = 2
 
@@ -52,7 +52,7 @@ class Figures:
     loss: float
 
 
-def measure(job: Clicks, consistency: Consistency) -> Figures:
+def measure(job: ClicksWorkload, consistency: ConsistencySettings) -> Figures:
     """Train once."""
     figures: list[Figures] = []
 
@@ -72,12 +72,14 @@ def measure(job: Clicks, consistency: Consistency) -> Figures:
     return figures[0]
 
 
-def cpu(runtime: ChangingRuntime) -> tuple[float, float]:
+def cpu(runtime: ModeSwitchRuntime) -> tuple[float, float]:
     """CPU seconds so far: of this process, and of the servers."""
     return time.process_time(), sum(server["cpu_seconds"] for server in runtime.stats())
 
 
-def figures_of(job: Clicks, runtime: ChangingRuntime, before: tuple[float, float]) -> Figures:
+def figures_of(
+    job: ClicksWorkload, runtime: ModeSwitchRuntime, before: tuple[float, float]
+) -> Figures:
     """Since the moment at which `cpu` gave `before`."""
     worker, server = (now - then for now, then in zip(cpu(runtime), before, strict=True))
     stats = runtime.stats()
@@ -97,7 +99,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
-    job = Clicks(steps=asked.steps, batch=512, items=20_000, fields=26, numbers=64)
+    job = ClicksWorkload(steps=asked.steps, batch=512, items=20_000, fields=26, numbers=64)
     runs: dict[str, list[Figures]] = {name: [] for name in MODES}
     for consistency in (MODES["async"], MODES["geo, k_steps 10"]):  # kernels are loaded
         measure(dataclasses.replace(job, steps=2), consistency)

@@ -1,6 +1,6 @@
 """What recompute saves and costs: a perceptron of 64 layers, plain, with checkpoints, with chosen cuts.
 
-Peak bytes are those of activations alive at once (psfleet.program.recompute.Meter); the runs take
+Peak bytes are those of activations alive at once (psfleet.program.recompute.ActivationMeter); the runs take
 turns, so that a change of the machine's mood hits all. Gradients are compared bit by bit.
 """
 
@@ -17,7 +17,7 @@ from psfleet import layers
 from psfleet.program import names
 from psfleet.program.backward import Automatic, append_backward
 from psfleet.program.program import Program, program_guard
-from psfleet.program.recompute import Meter
+from psfleet.program.recompute import ActivationMeter
 
 DEPTH, WIDTH, BATCH, STEPS = 64, 256, 256, 5
 
@@ -47,7 +47,7 @@ class Contender:
 
     def peak(self, feed: Mapping[str, Any]) -> int:
         """Peak bytes of activations in a step, which is not timed."""
-        self._executor.meter = Meter()
+        self._executor.meter = ActivationMeter()
         self._executor.run(self._program, feed, self._gradients)
         peak: int = self._executor.meter.peak_bytes
         self._executor.meter = None

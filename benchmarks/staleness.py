@@ -17,12 +17,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.staleness import quantile
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 
@@ -31,7 +31,7 @@ ROWS, TRAIN, DIM, BATCH, EPOCHS, RATE = 60_000, 48_000, 8, 128, 3, 0.05
 
 ADAGRAD = make_rule("adagrad", {})
 BIAS = TableSpec("bias", "dense", (1,), ADAGRAD)
-LINEAR = TableSpec("linear", "sparse", (1,), ADAGRAD, initializer=Initializer("constant", 0.0))
+LINEAR = TableSpec("linear", "sparse", (1,), ADAGRAD, initializer=InitializerSpec("constant", 0.0))
 FACTORS = TableSpec("factors", "sparse", (DIM,), ADAGRAD)
 
 Floats = NDArray[np.float32]
@@ -51,7 +51,7 @@ class Trial:
     """One line of the table. warm_up: rounds in sync mode before the mode begins."""
 
     name: str
-    consistency: Consistency
+    consistency: ConsistencySettings
     workers: int
     warm_up: int = 0
 
@@ -110,8 +110,8 @@ def work(
     seat: int,
 ) -> None:
     """One worker: its share of the batches, then worker 0 tests."""
-    first = Consistency("sync") if trial.warm_up else trial.consistency
-    runtime: ChangingRuntime = connect(fleet.environment(seat), first)
+    first = ConsistencySettings("sync") if trial.warm_up else trial.consistency
+    runtime: ModeSwitchRuntime = connect(fleet.environment(seat), first)
     runtime.create(BIAS, np.zeros(1, np.float32))
     runtime.create(LINEAR)
     runtime.create(FACTORS)
@@ -143,11 +143,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--batches", type=int, default=TRAIN // BATCH, help="of an epoch, in all")
     asked = parser.parse_args()
-    late = partial(Consistency, "async")
+    late = partial(ConsistencySettings, "async")
     trials = [
-        Trial("one worker", Consistency("sync"), 1),
-        Trial("sync", Consistency("sync"), asked.workers),
-        Trial("ssp, staleness 1", Consistency("ssp", staleness=1), asked.workers),
+        Trial("one worker", ConsistencySettings("sync"), 1),
+        Trial("sync", ConsistencySettings("sync"), asked.workers),
+        Trial("ssp, staleness 1", ConsistencySettings("ssp", staleness=1), asked.workers),
         Trial("async", late(), asked.workers),
         Trial("async, damping 0.5", late(staleness_damping=0.5), asked.workers),
         Trial("async, damping 1", late(staleness_damping=1.0), asked.workers),

@@ -18,7 +18,7 @@ from psfleet.settings.groups import (  # noqa: E402
     StageSettings,
     UserSettings,
 )
-from psfleet.settings.limits import Limits  # noqa: E402  # found through the path above
+from psfleet.settings.limits import ServerLimits  # noqa: E402  # found through the path above
 from psfleet.strategy.strategy_settings import PARTS  # noqa: E402
 from psfleet_launch.job.job_request import Launch, Request  # noqa: E402
 
@@ -140,7 +140,7 @@ def page() -> str:
         ),
         variables="\n".join(variables),
         limits=table(
-            settings_of(Limits),
+            settings_of(ServerLimits),
             limit=lambda one: code(one.name),
             default=lambda one: f"{one.default:,}",
             meaning=meaning,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.regularizer import WeightDecay
 
 '''
@@ -43,7 +43,7 @@ def _constructor(made: type) -> str:
     lines = ["    def __init__(\n", "        self,\n"]
     for name, argument in list(inspect.signature(made).parameters.items()):
         if argument.kind is argument.VAR_KEYWORD:
-            lines.append(f"        **{name}: Unpack[Older],\n")
+            lines.append(f"        **{name}: Unpack[LegacyArguments],\n")
             continue
         required = argument.default is argument.empty
         kind = shared.get(name) or type(argument.default).__name__

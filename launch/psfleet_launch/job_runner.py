@@ -9,29 +9,29 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from types import FrameType
 
-from psfleet_launch.chaos.fault_schedule import Trouble
+from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.supervision.job_events import (
     Action,
-    Asked,
+    ClockTick,
     Event,
-    Exited,
-    Finish,
-    GiveUp,
-    Lost,
+    FinishJob,
+    KillHung,
     Output,
-    Ready,
+    ProcessExited,
+    ReportHung,
+    ReportLostWorker,
+    ReportMissingLeave,
     Said,
-    Send,
+    SendSignal,
+    ServerReady,
     Shown,
-    Silent,
-    Start,
-    Tick,
-    Wordless,
+    StartProcesses,
+    StopRequested,
 )
-from psfleet_launch.supervision.standbys import Promote, Release
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 from psfleet_launch.supervision.supervisor import Phase, Supervisor
 
 __all__ = ["JobRunner"]
@@ -56,7 +56,7 @@ class JobRunner:
         engine: Engine,
         supervisor: Supervisor,
         screen: Screen,
-        trouble: Trouble | None = None,
+        trouble: ChaosSchedule | None = None,
     ) -> None:
         self.ended_at: dict[Member, datetime] = {}
         self._job = job
@@ -88,7 +88,7 @@ class JobRunner:
     def _step(self) -> None:
         left = max(0.0, self._supervisor.deadline - time.monotonic())
         self._wait(min(_REFRESH, self._engine.pause, left))
-        for event in [*self._happened(), Tick()]:
+        for event in [*self._happened(), ClockTick()]:
             self._perform(self._supervisor.handle(event, time.monotonic()))
         if self._trouble is not None:
             self._make(self._trouble)
@@ -131,15 +131,15 @@ class JobRunner:
         return bool(ready)
 
     def _happened(self) -> list[Event]:
-        asked = [Asked(self._asked.pop(0)) for _ in range(len(self._asked))]
+        asked = [StopRequested(self._asked.pop(0)) for _ in range(len(self._asked))]
         events = self._engine.events()
         for event in events:
             match event:
-                case Exited(member, code):
+                case ProcessExited(member, code):
                     self.ended_at[member] = datetime.now()
                     self._codes[member] = code
                     self._answering.discard(member)
-                case Ready(member, endpoint):
+                case ServerReady(member, endpoint):
                     self._endpoints[member.rank] = endpoint
                     self._answering.add(member)
         return [*asked, *self._show(events)]
@@ -154,7 +154,7 @@ class JobRunner:
                     self._screen.say(f"{member}: {text}")
         return [event for event in events if not isinstance(event, Output | Said)]
 
-    def _make(self, trouble: Trouble) -> None:
+    def _make(self, trouble: ChaosSchedule) -> None:
         """Do what chaos wants now; processes are stopped and killed from here alone."""
         trains = self._supervisor.phase is Phase.TRAINING
         living = {
@@ -174,31 +174,31 @@ class JobRunner:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(members):
+                case StartProcesses(members):
                     self._start(members)
-                case Send(members, number):
+                case SendSignal(members, number):
                     for member in members:
                         self._engine.send(member, number)
-                case GiveUp(member, seconds):
+                case KillHung(member, seconds):
                     self._screen.say(f"{member} was silent for {seconds:g} s and is killed")
                     self._engine.send(member, signal.SIGKILL)
-                case Silent(member, seconds):
+                case ReportHung(member, seconds):
                     self._screen.say(
                         f"{member} has been silent for {seconds:g} s{self._left_alone()}"
                     )
-                case Lost(member, code, left):
+                case ReportLostWorker(member, code, left):
                     without = "it had left the fleet" if left else "the job goes on without it"
                     self._screen.say(f"{member} ended with {_words(code)}; {without}")
-                case Wordless(member):
+                case ReportMissingLeave(member):
                     self._screen.say(
                         f"{member} ended without leaving the fleet; workers that wait for it "
                         "give up after minutes"
                     )
-                case Promote():
+                case PromoteStandby():
                     self._promote(action)
-                case Release(member, attach):
+                case ReleaseStandbys(member, attach):
                     self._engine.order(member, f"release {attach}")
-                case Finish(code):
+                case FinishJob(code):
                     self._exit_code = code
 
     def _left_alone(self) -> str:
@@ -227,7 +227,7 @@ class JobRunner:
             takes_orders=standbys is not None and member.role == "server",
         )
 
-    def _promote(self, promote: Promote) -> None:
+    def _promote(self, promote: PromoteStandby) -> None:
         self._answering.discard(promote.member)
         self._engine.expect(promote.member)
         self._engine.order(promote.member, f"promote {promote.term}")

@@ -18,7 +18,7 @@ from psfleet.formats.document import Format, exact, reading
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import FaultSettings
 
-__all__ = ["HELD", "ChaosSettings", "FullDisk", "Notes", "Pushed", "read_pushed"]
+__all__ = ["HELD", "AuditFile", "AuditedPushes", "ChaosSettings", "DiskFullFault", "read_pushed"]
 
 _SLOT = struct.Struct("<6Q")  # server, worker, life, first, last and acknowledged push
 HELD = Format("held tables")
@@ -66,14 +66,14 @@ class ChaosSettings:
         )
 
 
-class FullDisk:
+class DiskFullFault:
     """Says that the disk of one server is full while the launcher wants that."""
 
     def __init__(self, settings: ChaosSettings, server: int) -> None:
         self._mark = Path(settings.folder) / f"full.{server}"
 
     @classmethod
-    def wanted(cls, server: int) -> "FullDisk | None":
+    def wanted(cls, server: int) -> "DiskFullFault | None":
         """One if the environment asks for it."""
         settings = ChaosSettings.wanted()
         return None if settings is None else cls(settings, server)
@@ -85,7 +85,7 @@ class FullDisk:
 
 
 @dataclass
-class Pushed:
+class AuditedPushes:
     """Pushes of one life to one server: numbers of the first, the last and the last acknowledged."""
 
     first: int = 0
@@ -93,14 +93,14 @@ class Pushed:
     acknowledged: int = 0
 
 
-class Notes:
+class AuditFile:
     """A file that says at every moment what was pushed, also when the process is killed."""
 
     def __init__(self, folder: Path) -> None:
         name = f"pushed.{os.getpid()}.{os.urandom(4).hex()}"
         self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, _HEADER, 0)
-        self._slots: dict[tuple[int, int, int], tuple[int, Pushed]] = {}
+        self._slots: dict[tuple[int, int, int], tuple[int, AuditedPushes]] = {}
         self._lock = threading.Lock()
 
     def sent(self, server: int, worker: int, life: int, number: int) -> None:
@@ -119,11 +119,11 @@ class Notes:
                 pushed.acknowledged = max(pushed.acknowledged, number)
                 self._write(slot, (server, worker, life), pushed)
 
-    def _slot(self, *key: int) -> tuple[int, Pushed]:
+    def _slot(self, *key: int) -> tuple[int, AuditedPushes]:
         server, worker, life = key
-        return self._slots.setdefault((server, worker, life), (len(self._slots), Pushed()))
+        return self._slots.setdefault((server, worker, life), (len(self._slots), AuditedPushes()))
 
-    def _write(self, slot: int, key: tuple[int, int, int], pushed: Pushed) -> None:
+    def _write(self, slot: int, key: tuple[int, int, int], pushed: AuditedPushes) -> None:
         packed = _SLOT.pack(*key, pushed.first, pushed.last, pushed.acknowledged)
         os.pwrite(self._file, packed, (1 + slot) * _SLOT.size)
 
@@ -131,14 +131,14 @@ class Notes:
         os.close(self._file)
 
 
-def read_pushed(folder: Path) -> dict[tuple[int, int, int], Pushed]:
+def read_pushed(folder: Path) -> dict[tuple[int, int, int], AuditedPushes]:
     """What all workers have noted, by server, worker and life."""
-    found: dict[tuple[int, int, int], Pushed] = {}
+    found: dict[tuple[int, int, int], AuditedPushes] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()
         if not whole.startswith(_HEADER):
             raise FrameError(f"{str(path)!r} holds no pushes of version 1 of psfleet's notes")
         slots = memoryview(whole)[_SLOT.size : len(whole) // _SLOT.size * _SLOT.size]
         for server, worker, life, *pushed in _SLOT.iter_unpack(slots):
-            found[server, worker, life] = Pushed(*pushed)
+            found[server, worker, life] = AuditedPushes(*pushed)
     return found

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.chaos.audit import HELD, ChaosSettings, Notes
-from psfleet.faults.crash_points import Faults
+from psfleet.chaos.audit import HELD, AuditFile, ChaosSettings
+from psfleet.faults.crash_points import MessageFaults
 from psfleet.kernels.dedup import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import OWN, Initializer, TableSpec
+from psfleet.schema.table import OWN, InitializerSpec, TableSpec
 from psfleet.wire import frame
 from psfleet.wire.v1.frame_pb2 import OUTCOME_HELD
 from psfleet.wire.v1.shard_pb2 import LeaveRequest
@@ -27,7 +27,7 @@ from psfleet.wire.v1.shard_pb2 import LeaveRequest
 if TYPE_CHECKING:  # workers need not load it
     from psfleet.shard.shard import Shard
 
-__all__ = ["Audit", "Meddler", "audited", "say_what_is_held"]
+__all__ = ["FaultInjector", "PushAudit", "audited", "say_what_is_held"]
 
 Send = Callable[[str, bytes, float], bytes]
 
@@ -39,19 +39,19 @@ _ROWS_OF_LIFE = 1 << 16
 # -- workers ------------------------------------------------------------------------------------
 
 
-class Meddler:
+class FaultInjector:
     """Faults on the way to the servers, and notes of what went there; a ClusterRuntime's `meddle`."""
 
     def __init__(self, settings: ChaosSettings, worker: int) -> None:
         self._settings = settings
         seed = settings.seed * 1009 + worker
-        self._faults = Faults(seed, settings.drop, settings.duplicate)
+        self._faults = MessageFaults(seed, settings.drop, settings.duplicate)
         self._dice = random.Random(seed)
-        self._notes = Notes(Path(settings.folder))
+        self._notes = AuditFile(Path(settings.folder))
         self._left = Path(settings.folder) / f"left.{worker}"
 
     @classmethod
-    def wanted(cls, worker: int) -> "Meddler | None":
+    def wanted(cls, worker: int) -> "FaultInjector | None":
         """One if the environment asks for it."""
         settings = ChaosSettings.wanted()
         return None if settings is None else cls(settings, worker)
@@ -81,18 +81,18 @@ class Meddler:
         return noted
 
 
-class Audit:
+class PushAudit:
     """The hidden table of one worker, into which each of its pushes adds 1 on every server."""
 
     def __init__(self, worker: int, life: int, servers: int) -> None:
-        zero = Initializer("constant", 0.0)
+        zero = InitializerSpec("constant", 0.0)
         self.spec = TableSpec(
             f"{_TABLE}{worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero
         )
         self._ids = np.array([_row(life, server, servers) for server in range(servers)], np.int64)
 
     @classmethod
-    def wanted(cls, worker: int, life: int, servers: int) -> "Audit | None":
+    def wanted(cls, worker: int, life: int, servers: int) -> "PushAudit | None":
         """One if the environment asks for it."""
         return None if ChaosSettings.wanted() is None else cls(worker, life, servers)
 

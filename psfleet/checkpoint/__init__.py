@@ -14,12 +14,12 @@ The folder is written under a temporary name. It takes its place in one step whe
 disk and it could be opened; see psfleet.checkpoint.draft.
 """
 
-from psfleet.checkpoint.draft import Draft
+from psfleet.checkpoint.draft import SnapshotDraft
 from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
 from psfleet.checkpoint.manifest import (
     MANIFEST,
-    Base,
-    Cut,
+    CutPosition,
+    DeltaBase,
     Manifest,
     Part,
     ShardFile,
@@ -28,19 +28,19 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from psfleet.checkpoint.resharding import Difference, compare, export, reshard
+from psfleet.checkpoint.resharding import TableDifference, compare, export, reshard
 from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [
     "MANIFEST",
-    "Base",
-    "Cut",
-    "Difference",
-    "Draft",
+    "CutPosition",
+    "DeltaBase",
     "Manifest",
     "Part",
     "ShardFile",
     "Snapshot",
+    "SnapshotDraft",
+    "TableDifference",
     "chain",
     "compare",
     "export",

@@ -12,14 +12,14 @@ from psfleet.checkpoint.leftovers import beside, clear, place_of
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import MANIFEST, Manifest, write_manifest
 from psfleet.errors import CheckpointError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.atomic_files import exchange, reason, sync
 from psfleet.shard.shard import Shard
 
-__all__ = ["Draft"]
+__all__ = ["SnapshotDraft"]
 
 
-class Draft:
+class SnapshotDraft:
     """A snapshot on its way to `path`; leaving the `with` block before `finish` removes it.
 
     Whoever looks at `path` finds the earlier snapshot or the whole new one, also when the process is killed
@@ -39,7 +39,7 @@ class Draft:
         CheckpointError: There is something else at `path`, or the folder cannot be made.
     """
 
-    def __init__(self, path: str | Path, crashes: Crashes | None = None) -> None:
+    def __init__(self, path: str | Path, crashes: CrashFaults | None = None) -> None:
         self._path = str(path)
         self._crashes = crashes
         try:
@@ -61,7 +61,7 @@ class Draft:
         self.folder = str(folder)
         self._reach("began")
 
-    def __enter__(self) -> "Draft":
+    def __enter__(self) -> "SnapshotDraft":
         return self
 
     def __exit__(

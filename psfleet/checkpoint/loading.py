@@ -21,9 +21,9 @@ from psfleet.formats.document import exact, reading
 from psfleet.kernels.dedup import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.events import Create, Fill
+from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.shard import Shard
-from psfleet.tables.row_data import Clock
+from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
@@ -36,13 +36,13 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _File:
+class _ServerFile:
     """One server's file of one snapshot of a chain, opened."""
 
     where: Path
     entry: ShardFile
     tensors: Any
-    clocks: dict[str, Clock]
+    clocks: dict[str, TableClock]
 
     def names(self) -> set[str]:
         """Of its tensors."""
@@ -108,7 +108,9 @@ class Snapshot:
         """What one of its servers was beside the tables."""
         return self._levels[-1][index].server()
 
-    def events(self, server: int, servers: int, own: bool = False) -> Iterator[Create | Fill]:
+    def events(
+        self, server: int, servers: int, own: bool = False
+    ) -> Iterator[CreateTable | RestorePart]:
         """What makes an empty shard, the one of `servers`, hold its part of the tables.
 
         own: It is the shard that was written; it gets tables that only it had too.
@@ -117,7 +119,7 @@ class Snapshot:
         for spec in specs:
             dense = spec.kind == "dense"
             low, high = dense_range(spec, server, servers) if dense else (0, 0)
-            yield Create(spec, np.zeros(high - low, np.float32))
+            yield CreateTable(spec, np.zeros(high - low, np.float32))
         for spec in specs:
             yield from self.fills(spec, server, servers)
 
@@ -128,12 +130,12 @@ class Snapshot:
             TableConflict: A table of the snapshot exists with another definition.
         """
         for event in self.events(shard.index, shard.servers):
-            if isinstance(event, Create):
+            if isinstance(event, CreateTable):
                 shard.create(event.spec, event.value)
             else:
                 shard.fill(event)
 
-    def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[Fill]:
+    def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
         """What one of `servers` holds of a table, in parts."""
         if spec.kind == "dense":
             yield self._dense(spec, server, servers)
@@ -147,21 +149,23 @@ class Snapshot:
                     mine = owned_by(columns["ids"], server, servers)
                     mine &= ~np.isin(columns["ids"], later)
                     if mine.any():
-                        yield Fill(spec.key, clock, {n: _of(c, mine) for n, c in columns.items()})
+                        yield RestorePart(
+                            spec.key, clock, {n: _of(c, mine) for n, c in columns.items()}
+                        )
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
         joined = {n: np.concatenate([part[n] for part in waiting]) for n in _WAITING}
         mine = owned_by(joined["candidates"], server, servers)
         if mine.any():
-            yield Fill(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
-        yield Fill(spec.key, clock, {})
+            yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in joined.items()})
+        yield RestorePart(spec.key, clock, {})
 
-    def _clock(self, spec: TableSpec) -> Clock:
+    def _clock(self, spec: TableSpec) -> TableClock:
         """The furthest among the servers: equal on all if the snapshot is one cut."""
         clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
         return max((found[spec.name] for found in clocks), key=astuple)
 
-    def _dense(self, spec: TableSpec, server: int, servers: int) -> Fill:
+    def _dense(self, spec: TableSpec, server: int, servers: int) -> RestorePart:
         low, high = dense_range(spec, server, servers)
         columns = {name: np.zeros(high - low, np.float32) for name in spec.slot_names}
         for file in self._levels[-1]:
@@ -172,7 +176,7 @@ class Snapshot:
             for name, values in columns.items():
                 part = file.tensors.get_slice(f"{spec.name}/{name}")
                 values[first - low : last - low] = part[first - start : last - start]
-        return Fill(spec.key, self._clock(spec), columns)
+        return RestorePart(spec.key, self._clock(spec), columns)
 
 
 def read_specs(path: str | Path) -> list[TableSpec]:
@@ -190,7 +194,7 @@ def load_shard(path: str | Path, shard: Shard) -> None:
     Snapshot(path).load(shard)
 
 
-def _open(where: Path, entry: ShardFile) -> _File:
+def _open(where: Path, entry: ShardFile) -> _ServerFile:
     try:
         tensors: Any = safe_open(where, framework="numpy")
     except (SafetensorError, OSError) as error:
@@ -198,12 +202,14 @@ def _open(where: Path, entry: ShardFile) -> _File:
     with reading(where):
         said = SHARD.parse(tensors.metadata()[HEADER])
         (clocks,) = exact(said, "header", clocks=dict)
-        file = _File(where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()})
+        file = _ServerFile(
+            where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
+        )
     file.server()  # one that cannot be taken whole is not taken in part
     return file
 
 
-def _pages(file: _File, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:
+def _pages(file: _ServerFile, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:
     names = ["ids", "rows", "touched", *(["scores"] if spec.scores else [])]
     slices = {name: file.tensors.get_slice(f"{spec.name}/{name}") for name in names}
     count = slices["ids"].get_shape()[0]
@@ -212,7 +218,7 @@ def _pages(file: _File, spec: TableSpec) -> Iterator[dict[str, NDArray[Any]]]:
         yield {name: part[start:end] for name, part in slices.items()}
 
 
-def _waiting(file: _File, spec: TableSpec) -> dict[str, NDArray[Any]]:
+def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
     there = file.names()
     return {
         name: file.whole(f"{spec.name}/{name}")
@@ -222,7 +228,7 @@ def _waiting(file: _File, spec: TableSpec) -> dict[str, NDArray[Any]]:
     }
 
 
-def _named(files: Sequence[_File], spec: TableSpec, later: Ids) -> Ids:
+def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
     """The ids that these files or later ones say something of, ascending."""
     found = [later]
     for file in files:

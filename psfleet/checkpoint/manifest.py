@@ -16,12 +16,12 @@ from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
 from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
-from psfleet.schema.table import Decay, Initializer, TableSpec
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 
 __all__ = [
     "MANIFEST",
-    "Base",
-    "Cut",
+    "CutPosition",
+    "DeltaBase",
     "Manifest",
     "Part",
     "ShardFile",
@@ -64,7 +64,7 @@ class ShardFile:
 
 
 @dataclass(frozen=True)
-class Base:
+class DeltaBase:
     """What a delta says the changes of.
 
     Attributes:
@@ -77,7 +77,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutPosition:
     """Where in the training the snapshot lies.
 
     Attributes:
@@ -107,8 +107,8 @@ class Manifest:
 
     tables: tuple[TableSpec, ...]
     files: tuple[ShardFile, ...]
-    cut: Cut = Cut()
-    base: Base | None = None
+    cut: CutPosition = CutPosition()
+    base: DeltaBase | None = None
     workers: Mapping[int, Any] = field(default_factory=dict)
 
     @property
@@ -272,8 +272,8 @@ def _from_json(said: Mapping[str, Any]) -> Manifest:
     return Manifest(
         tuple(map(_table_from_json, tables)),
         tuple(map(_file_from_json, files)),
-        Cut(number, mode, at_round, _pushes_from_json(pushes)),
-        Base(*exact(base, "base", path=str, sha256=str)) if base is not None else None,
+        CutPosition(number, mode, at_round, _pushes_from_json(pushes)),
+        DeltaBase(*exact(base, "base", path=str, sha256=str)) if base is not None else None,
         {int(seat): state for seat, state in workers.items()},
     )
 
@@ -336,8 +336,8 @@ def _table_from_json(said: Any) -> TableSpec:
         kind,
         tuple(shape),
         make_rule(rule, hyperparameters),
-        Decay(*exact(decay, "decay", l1=number, l2=number)),
-        Initializer(*exact(start, "initializer", kind=str, low=number, high=number)),
+        DecaySpec(*exact(decay, "decay", l1=number, l2=number)),
+        InitializerSpec(*exact(start, "initializer", kind=str, low=number, high=number)),
         seed,
         every_row,
         None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),

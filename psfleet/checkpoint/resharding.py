@@ -15,27 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from psfleet.checkpoint.draft import Draft
+from psfleet.checkpoint.draft import SnapshotDraft
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.tensors import write_arrays
 from psfleet.checkpoint.writing import write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.formats.document import Format
 from psfleet.platform.atomic_files import reason
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 
-__all__ = ["Difference", "compare", "export", "reshard"]
+__all__ = ["TableDifference", "compare", "export", "reshard"]
 
 _EXPORT = Format("exported table")
 _LONGEST = 200  # bytes of a file's name before its ending
 
 
 @dataclass(frozen=True)
-class Difference:
+class TableDifference:
     """What differs in one table.
 
     Attributes:
@@ -76,7 +76,7 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     snapshot = Snapshot(path)
     state = snapshot.server(0)
     files = []
-    with Draft(target, Crashes.wanted()) as draft:
+    with SnapshotDraft(target, CrashFaults.wanted()) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
             snapshot.load(shard)
@@ -89,7 +89,7 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     return manifest
 
 
-def compare(first: str, second: str) -> list[Difference]:
+def compare(first: str, second: str) -> list[TableDifference]:
     """What differs between two snapshots, table by table."""
     pair = Snapshot(first), Snapshot(second)
     specs = [{spec.name: spec for spec in snapshot.specs()} for snapshot in pair]
@@ -97,11 +97,11 @@ def compare(first: str, second: str) -> list[Difference]:
     for name in sorted({*specs[0], *specs[1]}):
         if name not in specs[0] or name not in specs[1]:
             where = first if name in specs[0] else second
-            found.append(Difference(name, note=f"only {where} has it"))
+            found.append(TableDifference(name, note=f"only {where} has it"))
         elif specs[0][name].shape != specs[1][name].shape or (
             specs[0][name].slot_names != specs[1][name].slot_names
         ):
-            found.append(Difference(name, note="the definitions differ"))
+            found.append(TableDifference(name, note="the definitions differ"))
         else:
             left, right = (_content(snapshot, specs[0][name]) for snapshot in pair)
             found.append(_difference(name, specs[0][name], left, right))
@@ -172,7 +172,7 @@ def _file_name(table: str, taken: set[str]) -> str:
 
 
 def _write_table(
-    folder: Path, stem: str, spec: TableSpec, content: "_Content", kind: str, ids: bool
+    folder: Path, stem: str, spec: TableSpec, content: "_TableContent", kind: str, ids: bool
 ) -> None:
     where = folder / f"{stem}.{kind}"
     document = _EXPORT.document(table=spec.name, kind=spec.kind)
@@ -188,14 +188,14 @@ def _write_table(
 
 
 @dataclass(frozen=True)
-class _Content:
+class _TableContent:
     """A whole table: its arrays by name, rows in ascending order of id."""
 
     arrays: dict[str, NDArray[np.generic]]
     step: int
 
 
-def _content(snapshot: Snapshot, spec: TableSpec) -> _Content:
+def _content(snapshot: Snapshot, spec: TableSpec) -> _TableContent:
     shard = Shard()
     shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
     for fill in snapshot.fills(spec, 0, 1):
@@ -203,14 +203,16 @@ def _content(snapshot: Snapshot, spec: TableSpec) -> _Content:
     table = shard.tables.find(spec.key)
     if isinstance(table, DenseTable):
         planes = [plane.reshape(spec.shape) for plane in table.state()]
-        return _Content(dict(zip(spec.slot_names, planes, strict=True)), table.step)
+        return _TableContent(dict(zip(spec.slot_names, planes, strict=True)), table.step)
     rows = table.rows(table.ids())
     planes = np.split(rows.values, len(spec.slot_names), axis=1)
     named = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
-    return _Content({"ids": rows.ids, **named}, table.step)
+    return _TableContent({"ids": rows.ids, **named}, table.step)
 
 
-def _difference(name: str, spec: TableSpec, left: _Content, right: _Content) -> Difference:
+def _difference(
+    name: str, spec: TableSpec, left: _TableContent, right: _TableContent
+) -> TableDifference:
     steps = left.step, right.step
     if spec.kind == "dense":
         both = [
@@ -231,4 +233,4 @@ def _difference(name: str, spec: TableSpec, left: _Content, right: _Content) -> 
     gaps = np.abs(both[0][0].astype(np.float64) - both[0][1].astype(np.float64))
     changed = int(differs.sum())
     largest = float(gaps.max(initial=0.0))
-    return Difference(name, missing, added, changed, len(differs) - changed, largest, steps)
+    return TableDifference(name, missing, added, changed, len(differs) - changed, largest, steps)

@@ -12,7 +12,7 @@ from psfleet.checkpoint.manifest import Manifest, ShardFile
 from psfleet.checkpoint.tensors import SERVER
 from psfleet.formats.document import Misfit, exact, reading
 from psfleet.schema.table import TableSpec
-from psfleet.tables.row_data import Clock
+from psfleet.tables.row_data import TableClock
 
 __all__ = ["check_content", "read_clock"]
 
@@ -51,7 +51,7 @@ def _check_file(
     specs: Sequence[TableSpec],
     entry: ShardFile,
     tensors: Any,
-    clocks: Mapping[str, Clock],
+    clocks: Mapping[str, TableClock],
     covered: Sizes,
 ) -> None:
     there = [spec for spec in specs if spec.name in entry.steps]
@@ -114,10 +114,10 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
         )
 
 
-def read_clock(said: Any) -> Clock:
+def read_clock(said: Any) -> TableClock:
     """A table's clock as a file's header has it."""
     step, shrinks, ticks = exact(said, "clock", step=int, shrinks=list, ticks=list)
     numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
     if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
         raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
-    return Clock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))
+    return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))

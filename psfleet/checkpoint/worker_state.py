@@ -16,7 +16,7 @@ import numpy as np
 from psfleet.errors import UsageError
 from psfleet.formats.document import Format, exact
 
-__all__ = ["PLACE", "Place", "Remembered", "read_states", "redealt"]
+__all__ = ["PLACE", "LoopPosition", "WorkerState", "read_states", "redealt"]
 
 _FORMAT = Format("worker state")
 PLACE = "psfleet.place"
@@ -26,7 +26,7 @@ _STEPS = 64  # whose states are at hand
 _PATIENCE = 5.0  # seconds until the script is expected at the end of the step that a snapshot holds
 
 
-class Place:
+class LoopPosition:
     """How far the script has come in the loops over its data.
 
     Attributes:
@@ -82,7 +82,7 @@ class Place:
         """Whether the script is in this loop."""
         return self.inside and self.loop == loop
 
-    def reached(self, other: "Place") -> bool:
+    def reached(self, other: "LoopPosition") -> bool:
         """Whether the script is at that place, or further."""
         here, there = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
         return here >= there
@@ -102,7 +102,7 @@ def _place_fields(said: Any) -> list[Any]:
     return exact(said, "place", loop=int, item=int, inside=bool, broken=dict, meetings=dict)
 
 
-class Remembered:
+class WorkerState:
     """Things by name, and what they were at the ends of the last steps. Any thread may ask."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Remembered:
 
 
 def read_states(said: Any) -> dict[str, Any]:
-    """By name the states that `Remembered.capture` has written; that of the place under PLACE.
+    """By name the states that `WorkerState.capture` has written; that of the place under PLACE.
 
     Raises:
         Misfit: It is of another version, or has other fields.

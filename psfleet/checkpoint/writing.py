@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.checkpoint.draft import Draft
+from psfleet.checkpoint.draft import SnapshotDraft
 from psfleet.checkpoint.leftovers import place_of
-from psfleet.checkpoint.manifest import MANIFEST, Base, Cut, Manifest, ShardFile, chain
+from psfleet.checkpoint.manifest import MANIFEST, CutPosition, DeltaBase, Manifest, ShardFile, chain
 from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD, TensorWriter, digest
 from psfleet.errors import CheckpointError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.atomic_files import reason, sync
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.tables.row_data import Clock
+from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, write_state
 
@@ -28,18 +28,18 @@ __all__ = ["linked", "merged_specs", "save_fleet", "write_frozen"]
 
 
 def save_fleet(
-    path: str, shards: Sequence[Shard], cutting: Cutting | None = None, base: str | None = None
+    path: str, shards: Sequence[Shard], cutting: PendingCut | None = None, base: str | None = None
 ) -> None:
     """Write shards of this process as one checkpoint; `base`: that of which it says the changes.
 
     Raises:
         CheckpointError: It cannot be written; what was is removed.
     """
-    files, cut = [], Cut()
-    with _told(path), Draft(path, Crashes.wanted()) as draft:
+    files, cut = [], CutPosition()
+    with _told(path), SnapshotDraft(path, CrashFaults.wanted()) as draft:
         for shard in shards:
             frozen = shard.freeze(cutting)
-            cut = Cut(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
+            cut = CutPosition(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))
             with contextlib.closing(frozen):
                 files.append(write_frozen(draft.folder, frozen))
         specs = tuple(table.spec for table in shards[0].tables.values())
@@ -55,7 +55,7 @@ def _told(path: str) -> Iterator[None]:
         raise CheckpointError(f"cannot write to {path!r}: {reason(error)}") from None
 
 
-def linked(base: str | Path, path: str | Path) -> Base:
+def linked(base: str | Path, path: str | Path) -> DeltaBase:
     """What the manifest of a delta at `path` says of the snapshot before it.
 
     Raises:
@@ -68,7 +68,7 @@ def linked(base: str | Path, path: str | Path) -> Base:
             "another folder"
         )
     relative = os.path.relpath(place_of(base), target)
-    return Base(relative, digest(Path(base) / MANIFEST))
+    return DeltaBase(relative, digest(Path(base) / MANIFEST))
 
 
 def write_frozen(
@@ -127,5 +127,5 @@ def _header(frozen: FrozenShard) -> str:
     return json.dumps(SHARD.document(clocks=clocks))
 
 
-def _clock(clock: Clock) -> dict[str, object]:
+def _clock(clock: TableClock) -> dict[str, object]:
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.client.multitable import PlainTable, TablesAhead, by_table, gradients_of, reads_of
+from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.execution.model_files import folder_of, load, save
 from psfleet.modes.switch import change, check_mode, check_wire
@@ -25,36 +25,36 @@ from psfleet.modes.switch import connect as connect_cluster
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.standalone import check_outside
-from psfleet.parameters.initializer import Start, starting
+from psfleet.parameters.initializer import Initializer, starting
 from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import (
-    Awaited,
-    Closed,
+    ClosedRuntime,
     Gradient,
     Parts,
+    PendingPull,
+    PendingPush,
     Read,
     Runtime,
-    Ticket,
     pull_ahead,
 )
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.mode import Mode
-from psfleet.strategy import Settings, Wire, resolve
+from psfleet.strategy import Settings, WireSettings, resolve
 
 __all__ = ["Client", "DenseTable", "RowsAhead", "SparseTable", "connect"]
 
 Floats = NDArray[np.float32]
-T = TypeVar("T", bound=PlainTable)
+T = TypeVar("T", bound=ClientTable)
 
 
 class RowsAhead:
     """Rows on their way, see `SparseTable.pull_ahead`."""
 
-    def __init__(self, awaited: Awaited) -> None:
+    def __init__(self, awaited: PendingPull) -> None:
         self._awaited = awaited
 
     def wait(self) -> Floats:
@@ -62,7 +62,7 @@ class RowsAhead:
         return self._awaited.wait()[0]
 
 
-class SparseTable(PlainTable):
+class SparseTable(ClientTable):
     """Rows by id. Made by `Client.sparse_table`."""
 
     def pull(self, ids: ArrayLike) -> Floats:
@@ -90,7 +90,7 @@ class SparseTable(PlainTable):
         grads: ArrayLike,
         shows: ArrayLike | None = None,
         clicks: ArrayLike | None = None,
-    ) -> Ticket:
+    ) -> PendingPush:
         """Send gradients, to be applied with the optimizer's current learning rate.
 
         Args:
@@ -165,14 +165,14 @@ class SparseTable(PlainTable):
             ) from None
 
 
-class DenseTable(PlainTable):
+class DenseTable(ClientTable):
     """One array. Made by `Client.dense_table`."""
 
     def pull(self) -> Floats:
         """The current value: float32 of the table's shape."""
         return self._runtime.pull([self._read(None)])[0]
 
-    def push(self, grad: ArrayLike) -> Ticket:
+    def push(self, grad: ArrayLike) -> PendingPush:
         """Send a gradient of the table's shape; see SparseTable.push."""
         return self._runtime.push([self._gradient(grad)])
 
@@ -217,7 +217,7 @@ class Client:
         name: str,
         dim: int,
         optimizer: Optimizer,
-        initializer: Initializer | Start | None = None,
+        initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         entry: Entry | None = None,
     ) -> SparseTable:
@@ -320,7 +320,7 @@ class Client:
         reads = reads_of(self.runtime, asked)
         return TablesAhead(list(asked), pull_ahead(self.runtime, reads))
 
-    def push(self, given: Mapping[T, Any]) -> Ticket:
+    def push(self, given: Mapping[T, Any]) -> PendingPush:
         """Send one step's gradients of several tables, with one call to each server.
 
             ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
@@ -372,9 +372,9 @@ class Client:
 
     def close(self) -> None:
         """Flush and leave the fleet; afterwards the client's tables are refused. Safe to call twice."""
-        if isinstance(self.runtime, Closed):
+        if isinstance(self.runtime, ClosedRuntime):
             return
-        runtime, closed = self.runtime, cast(Runtime, Closed(_CLOSED))
+        runtime, closed = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
         for table in self._tables:
             table._runtime = closed
         self.runtime = closed
@@ -466,7 +466,7 @@ def connect(
         if mode is not None:
             check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
         if wire is not None:
-            check_wire(client.runtime, settings.wire or Wire(), "psfleet.connect")
+            check_wire(client.runtime, settings.wire or WireSettings(), "psfleet.connect")
     except ConfigError:
         client.close()
         raise

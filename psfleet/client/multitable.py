@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.runtime.interface import Awaited, Gradient, Read, Runtime
+from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
 from psfleet.schema.table import TableSpec
 
-__all__ = ["PlainTable", "TablesAhead", "by_table", "gradients_of", "reads_of"]
+__all__ = ["ClientTable", "TablesAhead", "by_table", "gradients_of", "reads_of"]
 
 Floats = NDArray[np.float32]
-T = TypeVar("T", bound="PlainTable")
+T = TypeVar("T", bound="ClientTable")
 
 
-class PlainTable(ABC):
+class ClientTable(ABC):
     """What a call for several tables needs to know of each.
 
     Attributes:
@@ -51,7 +51,7 @@ class PlainTable(ABC):
 class TablesAhead(Generic[T]):
     """Values of several tables on their way, see `Client.pull_ahead`."""
 
-    def __init__(self, tables: Sequence[T], awaited: Awaited) -> None:
+    def __init__(self, tables: Sequence[T], awaited: PendingPull) -> None:
         self._tables = tables
         self._awaited = awaited
 
@@ -92,7 +92,7 @@ def _parts(
             f"it got {parts!r:.80} of {type(parts).__name__}"
         )
     for table in parts:
-        if not isinstance(table, PlainTable):
+        if not isinstance(table, ClientTable):
             raise UsageError(
                 f"a key of this {call} is {table!r}; it must be a table, "
                 "as sparse_table() and dense_table() return it"

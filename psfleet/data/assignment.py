@@ -14,7 +14,17 @@ more room, for more of them.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LOOKAHEAD", "MOST", "Entry", "Lap", "Plan", "Range", "laps_of", "length", "part"]
+__all__ = [
+    "LOOKAHEAD",
+    "MOST",
+    "EpochRange",
+    "PlanEntry",
+    "Range",
+    "RoundPlan",
+    "laps_of",
+    "length",
+    "part",
+]
 
 Range = tuple[int, int]
 """Positions from the first number up to, and without, the second."""
@@ -45,30 +55,30 @@ def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class EpochRange:
     """What there is of an epoch; `repeats` times, in as many epochs in a row, if that is all of it."""
 
     ranges: tuple[Range, ...]
     repeats: int = 1
 
 
-def laps_of(ranges: Iterable[Range], size: int) -> list[Lap]:
+def laps_of(ranges: Iterable[Range], size: int) -> list[EpochRange]:
     """The ranges, those of one epoch together, in order."""
-    found: list[Lap] = []
+    found: list[EpochRange] = []
     begun = -1  # the epoch of the last lap, if there may be more of it
     for low, high in ranges:
         while low < high:
             epoch, offset = divmod(low, size)
             if epoch == begun:
                 end = min(high, (epoch + 1) * size)
-                found[-1] = Lap((*found[-1].ranges, (low, end)))
+                found[-1] = EpochRange((*found[-1].ranges, (low, end)))
             elif offset == 0 and high - low >= size:
                 repeats, begun = (high - low) // size, -1
-                found.append(Lap(((low, low + size),), repeats))
+                found.append(EpochRange(((low, low + size),), repeats))
                 end = low + repeats * size
             else:
                 end, begun = min(high, (epoch + 1) * size), epoch
-                found.append(Lap(((low, end),)))
+                found.append(EpochRange(((low, end),)))
             low = end
     return found
 
@@ -88,7 +98,7 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlanEntry:
     """From round `first` on these seats share the stream, in order of seat."""
 
     first: int
@@ -97,7 +107,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """The deal of one dataset.
 
     Attributes:
@@ -109,7 +119,7 @@ class Plan:
 
     size: int
     batch: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[PlanEntry, ...] = ()
     withdrawn: frozenset[tuple[int, int]] = frozenset()
 
     def share(self, seat: int, number: int) -> tuple[Range, ...]:
@@ -182,7 +192,7 @@ class Plan:
 
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
-    ) -> "Plan":
+    ) -> "RoundPlan":
         """The plan after a change of the members.
 
         Args:
@@ -204,18 +214,18 @@ class Plan:
         if unchanged or not (lost or rest):
             return self
         kept = tuple(entry for entry in self.entries if entry.first < number)
-        entries = (*kept, Entry(number, tuple(seats), (*lost, *rest)))
+        entries = (*kept, PlanEntry(number, tuple(seats), (*lost, *rest)))
         withdrawn = frozenset(pair for pair in self.withdrawn if pair[0] > closed) | set(out)
-        return Plan(self.size, self.batch, entries, withdrawn)
+        return RoundPlan(self.size, self.batch, entries, withdrawn)
 
-    def _entry(self, number: int) -> Entry | None:
+    def _entry(self, number: int) -> PlanEntry | None:
         return next((e for e in reversed(self.entries) if e.first <= number), None)
 
     def _seats(self, number: int) -> tuple[int, ...]:
         entry = self._entry(number)
         return () if entry is None else entry.seats
 
-    def _laps(self, entry: Entry) -> list[tuple[Lap, int, int]]:
+    def _laps(self, entry: PlanEntry) -> list[tuple[EpochRange, int, int]]:
         """The laps of an entry, each with its first round and how many rounds each of its epochs takes."""
         found = []
         start = entry.first

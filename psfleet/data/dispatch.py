@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.data.assignment import MOST, Range
-from psfleet.data.peekable import Coming
+from psfleet.data.peekable import Peekable
 from psfleet.errors import UsageError
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Runtime
@@ -24,13 +24,13 @@ def batches(
     shuffle_seed: int | None,
     merged: int,
     runtime: Callable[[], Any] = runtimes.active,
-) -> Coming[Any]:
+) -> Peekable[Any]:
     """See Fleet.dataset; `merged`: batches of one push."""
-    dataset = _Dataset(source, batch_size, epochs, shuffle_seed, runtime)
-    return Coming(dataset.run(merged), dataset.peek)
+    dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, runtime)
+    return Peekable(dataset.run(merged), dataset.peek)
 
 
-class _Dataset:
+class _DatasetPass:
     """One use of a dataset."""
 
     def __init__(
@@ -47,7 +47,7 @@ class _Dataset:
         self._batch = batch_size
         self._epochs = MOST // max(self._size, 1) if epochs is None else epochs
         self._seed = shuffle_seed
-        self._order = _Order(self._size, shuffle_seed)
+        self._order = _SampleSequence(self._size, shuffle_seed)
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
 
     def run(self, merged: int) -> Iterator[Any]:
@@ -64,7 +64,7 @@ class _Dataset:
         runtime = self._runtime()
         seed = -1 if self._seed is None else self._seed
         asked = (self._size, self._batch, self._epochs, seed, merged)
-        for ranges in runtime.shares(_Steps(runtime), *asked):
+        for ranges in runtime.shares(_RuntimePusher(runtime), *asked):
             (coming, samples), self._seen = self._seen, ((), None)
             yield samples if coming == ranges else self._samples(ranges)
 
@@ -84,7 +84,7 @@ class _Dataset:
         return [self._source[index] for index in chosen]
 
 
-class _Steps:
+class _RuntimePusher:
     """Who pushes, for the one who deals."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -99,7 +99,7 @@ class _Steps:
         self._runtime.flush()
 
 
-class _Order:
+class _SampleSequence:
     """Which sample is at which position: a pure function of seed and epoch."""
 
     def __init__(self, size: int, seed: int | None) -> None:

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Coming", "Counted", "Peeked", "Renewed", "with_next"]
+__all__ = ["BufferedPeekable", "Peekable", "RepeatablePeekable", "SizedPeekable", "with_next"]
 
 T = TypeVar("T")
 
 
-class Coming(Generic[T]):
+class Peekable(Generic[T]):
     """An iterator over a source that can show its next item.
 
     Args:
@@ -22,7 +22,7 @@ class Coming(Generic[T]):
         self._items = items
         self._peek = peek
 
-    def __iter__(self) -> "Coming[T]":
+    def __iter__(self) -> "Peekable[T]":
         return self
 
     def __next__(self) -> T:
@@ -33,18 +33,18 @@ class Coming(Generic[T]):
         return self._peek()
 
 
-class Renewed(Coming[T]):
+class RepeatablePeekable(Peekable[T]):
     """A peekable iterable over a source that can be read again: each `for` loop begins anew.
 
     Args:
         begin: Begins to read the source.
     """
 
-    def __init__(self, begin: Callable[[], Coming[T]]) -> None:
+    def __init__(self, begin: Callable[[], Peekable[T]]) -> None:
         self._begin = begin
-        self._now: Coming[T] | None = None
+        self._now: Peekable[T] | None = None
 
-    def __iter__(self) -> Coming[T]:
+    def __iter__(self) -> Peekable[T]:
         self._now = self._begin()
         return self._now
 
@@ -56,7 +56,7 @@ class Renewed(Coming[T]):
         return (self._now or iter(self)).peek()
 
 
-class Counted(Renewed[T]):
+class SizedPeekable(RepeatablePeekable[T]):
     """A repeatable peekable that knows its number of items.
 
     Args:
@@ -64,7 +64,7 @@ class Counted(Renewed[T]):
         count: How many items a loop has.
     """
 
-    def __init__(self, begin: Callable[[], Coming[T]], count: Callable[[], int]) -> None:
+    def __init__(self, begin: Callable[[], Peekable[T]], count: Callable[[], int]) -> None:
         super().__init__(begin)
         self._count = count
 
@@ -75,7 +75,7 @@ class Counted(Renewed[T]):
         return True
 
 
-class Peeked(Generic[T]):
+class BufferedPeekable(Generic[T]):
     """A peekable over any iterator; showing the next item takes it from the iterator."""
 
     def __init__(self, items: Iterator[T]) -> None:
@@ -103,6 +103,6 @@ def with_next(items: Iterable[T], wanted: Callable[[], bool]) -> Iterator[tuple[
         wanted: Whether to look ahead now; if not, None stands for the next item.
     """
     found = iter(items)
-    source = found if isinstance(found, Coming) else Peeked(found)
+    source = found if isinstance(found, Peekable) else BufferedPeekable(found)
     for item in source:
         yield item, source.peek() if wanted() else None

@@ -15,17 +15,17 @@ from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageErro
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
-from psfleet.runtime.finiteness import Watch
-from psfleet.runtime.interface import Closed, Done, Gradient, Read, TableState
+from psfleet.runtime.finiteness import NonFiniteCheck
+from psfleet.runtime.interface import ClosedRuntime, CompletedPush, Gradient, Read, TableState
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import Answer, EndCut, Join, Push, Refuse, Shrink, Tick
+from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.strategy import Wire
+from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
-from psfleet.wire.compression import Packer, repacked, value_format
+from psfleet.wire.compression import GradientCompressor, repacked, value_format
 
 __all__ = ["EmbeddedRuntime"]
 
@@ -55,13 +55,13 @@ class EmbeddedRuntime:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        wire: Wire | None = None,
-        watch: Watch | None = None,
+        wire: WireSettings | None = None,
+        watch: NonFiniteCheck | None = None,
     ) -> None:
         self._shard = Shard()
-        self.wire = wire or Wire()
-        self._packer = Packer(self.worker_index, self.wire.gradients)
-        self._watch = watch or Watch(self.worker_index)
+        self.wire = wire or WireSettings()
+        self._packer = GradientCompressor(self.worker_index, self.wire.gradients)
+        self._watch = watch or NonFiniteCheck(self.worker_index)
         self._clock = clock
         self._ticked = clock()
         self._specs: dict[int, TableSpec] = {}
@@ -103,7 +103,7 @@ class EmbeddedRuntime:
     @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Done:
+    ) -> CompletedPush:
         """See Runtime.push."""
         merged = self._merged(gradients)
         self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
@@ -112,7 +112,7 @@ class EmbeddedRuntime:
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
-        return Done()
+        return CompletedPush()
 
     def _tick(self) -> None:
         every, now = self._shard.tables.tick_every, self._clock()
@@ -187,7 +187,7 @@ class EmbeddedRuntime:
             )
         before = self._base if delta else None
         self._saves += 1
-        cutting = Cutting(self._saves, since=before[0] if before else 0, remember=delta or base)
+        cutting = PendingCut(self._saves, since=before[0] if before else 0, remember=delta or base)
         save_fleet(path, [self._shard], cutting, before[1] if before else None)
         if delta or base:
             self._base = self._saves, path
@@ -238,16 +238,16 @@ class EmbeddedRuntime:
 
     def close(self) -> None:
         """Release the tables; later calls are refused."""
-        self._shard = cast(Shard, Closed(_CLOSED))
+        self._shard = cast(Shard, ClosedRuntime(_CLOSED))
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
         """The number of the last answer."""
         number = 0
         for instruction in instructions:
-            if isinstance(instruction, Refuse):
+            if isinstance(instruction, SendError):
                 raise instruction.error
-            if not isinstance(instruction, Answer):
+            if not isinstance(instruction, SendOutcome):
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
             number = instruction.number
         return number

@@ -19,13 +19,13 @@ from psfleet.pipeline.global_norm import shared_norms
 from psfleet.platform.interrupts import deferred
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.operation import Array, Gradient
-from psfleet.program.plan import Plan, make_plan
+from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable, VariableSource
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import ReadsAhead
+from psfleet.runtime.interface import PrefetchingRuntime
 from psfleet.settings.environment import plan_file
 from psfleet.stages.links import here
 from psfleet.wire import grpc_process
@@ -67,7 +67,7 @@ class Executor:
         _settle_process()
         self.place = place or CPUPlace()
         self.meter: Any = None
-        self._plans: OrderedDict[tuple[int, tuple[str, ...]], Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, tuple[str, ...]], ExecutionPlan] = OrderedDict()
         self._coming: _Pair = None, None
 
     def run(
@@ -154,7 +154,7 @@ class Executor:
         arrays = check_feed(program, plan.feeds, feed or {})
         if plan_file() and plan.backwards and program.updates:
             _write_plan(program, plan, arrays)
-        run: Run | PipelinedRun
+        run: ProgramRun | PipelinedRun
         if plan.pipelined:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
         else:
@@ -168,7 +168,7 @@ class Executor:
             return results
         return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
 
-    def _plan(self, program: Program, fetches: Sequence[Variable]) -> Plan:
+    def _plan(self, program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
         key = (program.version, tuple(variable.name for variable in fetches))
         if key not in self._plans:
             self._plans[key] = make_plan(program, fetches)
@@ -180,11 +180,11 @@ class Executor:
     def _step(
         self,
         program: Program,
-        plan: Plan,
+        plan: ExecutionPlan,
         feeds: dict[Variable, Array],
         following: Mapping[str, Any] | None,
-    ) -> Run:
-        kind = RecomputingRun if plan.recomputes else Run
+    ) -> ProgramRun:
+        kind = RecomputingRun if plan.recomputes else ProgramRun
         run = kind(program, plan, feeds, self.meter)
         if not program.records:
             return run
@@ -302,7 +302,7 @@ def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _reads_ahead() -> bool:
     runtime = runtimes.active() if runtimes.is_active() else None
-    return isinstance(runtime, ReadsAhead) and runtime.reads_ahead
+    return isinstance(runtime, PrefetchingRuntime) and runtime.reads_ahead
 
 
 def _check_whole(program: Program) -> None:
@@ -314,7 +314,7 @@ def _check_whole(program: Program) -> None:
         )
 
 
-def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> None:
+def _write_plan(program: Program, plan: ExecutionPlan, feeds: dict[Variable, Array]) -> None:
     """For `psfleet plan`: say what the step would be, and end the script."""
     from psfleet.pipeline.plan_report import study
 
@@ -322,7 +322,7 @@ def _write_plan(program: Program, plan: Plan, feeds: dict[Variable, Array]) -> N
     raise SystemExit(0)
 
 
-def _counted(plan: Plan, samples: int) -> int:
+def _counted(plan: ExecutionPlan, samples: int) -> int:
     """The samples that this process tells of: of several stages only the first one does."""
     return 0 if plan.pipelined and here().process else samples
 

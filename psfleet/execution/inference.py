@@ -31,7 +31,7 @@ from psfleet.program.variable import Variable
 from psfleet.rules.sgd import SGD
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Read, TableState
-from psfleet.schema.table import Initializer, TableSpec, key_of
+from psfleet.schema.table import InitializerSpec, TableSpec, key_of
 
 __all__ = ["load_inference", "save_inference"]
 
@@ -114,7 +114,7 @@ def load_inference(path: str) -> tuple[Program, list[str], list[Variable]]:
         name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
         arrays = _read_weights(Path(path) / Path(name).name)
         program = Program(for_test=True)
-        tables = _Tables()
+        tables = _InferenceTables()
         for entry in leaves:
             program.add(_read_leaf(entry, arrays, tables))
         for entry in records:
@@ -131,7 +131,7 @@ def _read_weights(where: Path) -> dict[str, NDArray[Any]]:
         return arrays
 
 
-class _Tables:
+class _InferenceTables:
     """Rows of a loaded model. Implements psfleet.parameters.parameter.Binding; nobody updates them."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ def _record(record: Record) -> dict[str, Any]:
     }
 
 
-def _read_leaf(entry: Any, arrays: dict[str, NDArray[Any]], tables: _Tables) -> Variable:
+def _read_leaf(entry: Any, arrays: dict[str, NDArray[Any]], tables: _InferenceTables) -> Variable:
     kinds = {"name": str, "shape": list, "dtype": str, "is_data": bool, "parameter": dict | None}
     name, shape, dtype, is_data, described = exact(entry, "leaf", **kinds)
     variable = Variable(name, tuple(shape), dtype, stop_gradient=True)
@@ -243,7 +243,9 @@ def _read_leaf(entry: Any, arrays: dict[str, NDArray[Any]], tables: _Tables) -> 
         sparse=True,
         distributed=distributed,
         seed=seed,
-        initializer=Initializer(*exact(start, "initializer", kind=str, low=number, high=number)),
+        initializer=InitializerSpec(
+            *exact(start, "initializer", kind=str, low=number, high=number)
+        ),
     )
     tables.add(parameter, arrays[f"ids/{name}"], arrays[f"rows/{name}"])
     variable.parameter = parameter

@@ -11,12 +11,12 @@ from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import FaultSettings
 
-__all__ = ["BrokenThread", "Crashes", "Death", "Died", "Faults"]
+__all__ = ["CrashFaults", "DeathFault", "MessageFaults", "SimulatedDeath", "ThreadFault"]
 
 Send = Callable[[str, bytes, float], bytes]
 
 
-class Faults:
+class MessageFaults:
     """Loses answers and repeats requests; give it to a ClusterRuntime as `meddle`.
 
     A lost answer is the hard case: the server has done the work and the worker does not know. A
@@ -66,7 +66,7 @@ class Faults:
             self.duplicated += duplicated
 
 
-class BrokenThread(Exception):
+class ThreadFault(Exception):
     """An error that nobody expects, in the thread that PSFLEET_BROKEN_THREAD names."""
 
     @classmethod
@@ -80,11 +80,11 @@ class BrokenThread(Exception):
             raise cls(f"a test wants thread {name!r} to fail")
 
 
-class Died(PsfleetError):
+class SimulatedDeath(PsfleetError):
     """The worker that makes this call is dead; only its thread does not know yet."""
 
 
-class Death:
+class DeathFault:
     """Ends one worker at its n-th call, as a kill would; give it to a ClusterRuntime as `meddle`.
 
     Its calls to other servers may be under way. Whoever catches Died lets the runtime go with
@@ -114,7 +114,9 @@ class Death:
                     send(method, request, seconds)
             if now or self.happened:
                 self.happened = True
-                raise Died(f"the worker has died before {method} to server {server} was answered")
+                raise SimulatedDeath(
+                    f"the worker has died before {method} to server {server} was answered"
+                )
             return send(method, request, seconds)
 
         return meddled
@@ -125,7 +127,7 @@ class Death:
             return self.calls == 0
 
 
-class Crashes:
+class CrashFaults:
     """Kills this process, as `kill -9` would, when it reaches a point for the n-th time.
 
     Args:
@@ -148,7 +150,7 @@ class Crashes:
         self.count = count
 
     @classmethod
-    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "Crashes | None":
+    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "CrashFaults | None":
         """What PSFLEET_CRASH says: "point:count"; None: nothing."""
         point, _, count = from_variable(FaultSettings, "crash", variables).partition(":")
         return cls(point, int(count)) if point else None

@@ -13,21 +13,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from psfleet.checkpoint.worker_state import PLACE, Place, Remembered, read_states
-from psfleet.data.peekable import Coming, Counted, Peeked, Renewed
+from psfleet.checkpoint.worker_state import PLACE, LoopPosition, WorkerState, read_states
+from psfleet.data.peekable import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
-from psfleet.fleet.progress import Progress
+from psfleet.fleet.progress import ScriptProgress
 from psfleet.formats.document import reading
 from psfleet.platform.notices import say
 
-__all__ = ["Loops"]
+__all__ = ["DataLoops"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Loops:
+class DataLoops:
     """Of one process.
 
     Args:
@@ -54,12 +54,12 @@ class Loops:
         self._runtime = runtime
         self._snapshots = snapshots
         self._restarts = restarts
-        self._alone = Progress()
-        self._place = Place()
-        self._remembered = Remembered()
+        self._alone = ScriptProgress()
+        self._place = LoopPosition()
+        self._remembered = WorkerState()
         self._remembered.add(PLACE, self._place)
         self._restored: dict[str, Any] = {}
-        self._aim = Place()  # where the script was when it ran before
+        self._aim = LoopPosition()  # where the script was when it ran before
         self._there = False  # whether it is there again
         self._asked = self._keeps = False
         self._said: set[str] = set()
@@ -103,9 +103,9 @@ class Loops:
             self._mark(0)
 
     @property
-    def _progress(self) -> Progress:
+    def _progress(self) -> ScriptProgress:
         """How far the script is with its pushes."""
-        found: Progress = self._of_runtime("progress", self._alone)
+        found: ScriptProgress = self._of_runtime("progress", self._alone)
         return found
 
     def _of_runtime(self, name: str, otherwise: Any) -> Any:
@@ -142,7 +142,7 @@ class Loops:
 
     # -- loops ---------------------------------------------------------------------------------
 
-    def stepping(self, found: Coming[T]) -> Coming[T]:
+    def stepping(self, found: Peekable[T]) -> Peekable[T]:
         """The same batches, which the fleet deals; what is remembered is taken after each."""
 
         def taken() -> Iterator[T]:
@@ -157,9 +157,9 @@ class Loops:
             self._mark(loop, latest=True)
             untrained.check()
 
-        return Coming(taken(), found.peek)
+        return Peekable(taken(), found.peek)
 
-    def shard(self, batches: Iterable[T], repeatable: bool) -> Coming[T]:
+    def shard(self, batches: Iterable[T], repeatable: bool) -> Peekable[T]:
         """See Fleet.shard."""
         if not isinstance(batches, Iterable):
             raise UsageError(
@@ -182,20 +182,20 @@ class Loops:
                 "generator with the same seed everywhere",
             )
 
-        def begin() -> Coming[T]:
-            own = Peeked(self._own(batches))
+        def begin() -> Peekable[T]:
+            own = BufferedPeekable(self._own(batches))
 
             def peek() -> T | None:
                 found = own.peek()
                 return None if found is None else found[1]
 
-            return Coming(self._sharded(own, repeatable), peek)
+            return Peekable(self._sharded(own, repeatable), peek)
 
         if isinstance(batches, Iterator):
             return begin()
         if not isinstance(batches, Sized):
-            return Renewed(begin)
-        return Counted(begin, lambda: len(range(self._index, len(batches), self._workers)))
+            return RepeatablePeekable(begin)
+        return SizedPeekable(begin, lambda: len(range(self._index, len(batches), self._workers)))
 
     def _say(self, about: str, text: str) -> None:
         """Print a line to standard error, once."""

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from psfleet.data.dispatch import batches
-from psfleet.data.peekable import Counted
+from psfleet.data.peekable import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
 from psfleet.execution.inference import save_inference
 from psfleet.execution.model_files import load, save
 from psfleet.fleet import stats
-from psfleet.fleet.data_loops import Loops
+from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.util import Util
-from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.local_sgd import LocalSGDRuntime
 from psfleet.modes.switch import change, check_mode, connect
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
@@ -41,10 +41,10 @@ class Fleet:
 
     def __init__(self) -> None:
         self._joined: Environment | None = None
-        self._place = links.Place()
+        self._place = links.StagePosition()
         self._strategy: DistributedStrategy | runtimes.Parts | None = None
         self._load_path: str | None = None
-        self._loops: Loops | None = None
+        self._loops: DataLoops | None = None
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Fleet:
             before.close()
         runtimes.provide(self._connect if cluster else self._embed)
         here = self._environment
-        self._place = links.Place(
+        self._place = links.StagePosition(
             here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
         )
         links.settle(self._place, _link)
@@ -90,11 +90,11 @@ class Fleet:
             return Environment()
         return self._joined
 
-    def _own_loops(self) -> Loops:
+    def _own_loops(self) -> DataLoops:
         if self._loops is None:
             here = self._environment
             snapshots = bool(here.snapshot_every or here.resume or here.durability == "snapshot")
-            self._loops = Loops(
+            self._loops = DataLoops(
                 here.rank,
                 here.workers,
                 self.barrier_worker,
@@ -109,7 +109,7 @@ class Fleet:
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         runtime.check = lambda wanted: dataclasses.replace(settings, consistency=wanted)
-        return runtime if settings.localsgd is None else LocalRuntime(runtime, settings.localsgd)
+        return runtime if settings.localsgd is None else LocalSGDRuntime(runtime, settings.localsgd)
 
     def _embed(self, asked: runtimes.Parts) -> runtimes.Runtime:
         self._hear(asked)
@@ -199,8 +199,8 @@ class Fleet:
             self.stop_worker()
         finally:
             runtimes.provide(None)
-            links.settle(links.Place())
-            self._joined, self._place = None, links.Place()
+            links.settle(links.StagePosition())
+            self._joined, self._place = None, links.StagePosition()
             self._strategy = self._load_path = None
             self._loops = None
 
@@ -326,7 +326,7 @@ class Fleet:
         if self.worker_num() > 1 or merged > 1 or epochs is None:
             return stepping
         size = source if isinstance(source, int) else len(source)
-        return Counted(lambda: stepping, lambda: epochs * -(-size // batch_size))
+        return SizedPeekable(lambda: stepping, lambda: epochs * -(-size // batch_size))
 
     def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:
         """This worker's part of the batches: every worker_num-th, starting with its index.
@@ -485,7 +485,7 @@ class Fleet:
         return stats.staleness()
 
 
-def _link(place: links.Place, queue_size: int) -> links.Links:
+def _link(place: links.StagePosition, queue_size: int) -> links.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
     found: links.Links = runtimes.active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
     return found

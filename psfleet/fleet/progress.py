@@ -14,13 +14,13 @@ from typing import Any
 from psfleet.checkpoint.worker_state import read_states
 from psfleet.formats.document import Format, exact, reading
 
-__all__ = ["Progress"]
+__all__ = ["ScriptProgress"]
 
 _FORMAT = Format("worker progress")
 _HEAD = json.dumps(_FORMAT.document())[:-1]
 
 
-class Progress:
+class ScriptProgress:
     """Of one life.
 
     Args:

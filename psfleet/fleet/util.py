@@ -12,7 +12,7 @@ from psfleet.runtime import interface as runtimes
 __all__ = ["Util"]
 
 
-class _Seat(Protocol):
+class _FleetView(Protocol):
     """What a helper must know of the fleet."""
 
     def worker_index(self) -> int:
@@ -31,7 +31,7 @@ class _Seat(Protocol):
 class Util:
     """Small helpers across workers, as `fleet.util`."""
 
-    def __init__(self, fleet: _Seat) -> None:
+    def __init__(self, fleet: _FleetView) -> None:
         self._fleet = fleet
 
     def all_reduce(

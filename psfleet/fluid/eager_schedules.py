@@ -10,7 +10,7 @@ from typing import Annotated
 from psfleet.optimizer import lr
 from psfleet.optimizer.lr.decay import BelowOne
 from psfleet.optimizer.lr.scheduler import LRScheduler
-from psfleet.optimizer.lr.update_counted import PerUpdate
+from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.validation.annotations import (
     Must,
     NonNegative,
@@ -40,10 +40,10 @@ Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
 Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")]
 
 
-class _Counting(PerUpdate):
+class _PerUpdateSchedule(PerUpdateSchedule):
     """An older schedule at begin + step * (updates before this one)."""
 
-    def __init__(self, older: PerUpdate, begin: int, step: int) -> None:
+    def __init__(self, older: PerUpdateSchedule, begin: int, step: int) -> None:
         super().__init__(older.base_lr, lambda n: older.rate(begin + step * n))
 
     def __call__(self) -> float:
@@ -53,7 +53,7 @@ class _Counting(PerUpdate):
         return rate
 
 
-class NoamDecay(_Counting):
+class NoamDecay(_PerUpdateSchedule):
     """learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5), n from `begin`."""
 
     @checked
@@ -69,7 +69,7 @@ class NoamDecay(_Counting):
         super().__init__(lr.noam_decay(d_model, warmup_steps, learning_rate), begin, step)
 
 
-class PiecewiseDecay(_Counting):
+class PiecewiseDecay(_PerUpdateSchedule):
     """values[i] until update boundaries[i], the last value from then on."""
 
     @checked
@@ -84,7 +84,7 @@ class PiecewiseDecay(_Counting):
         super().__init__(lr.piecewise_decay(boundaries, values), begin, step)
 
 
-class ExponentialDecay(_Counting):
+class ExponentialDecay(_PerUpdateSchedule):
     """As lr.exponential_decay."""
 
     @checked
@@ -102,7 +102,7 @@ class ExponentialDecay(_Counting):
         super().__init__(older, begin, step)
 
 
-class NaturalExpDecay(_Counting):
+class NaturalExpDecay(_PerUpdateSchedule):
     """As lr.natural_exp_decay."""
 
     @checked
@@ -120,7 +120,7 @@ class NaturalExpDecay(_Counting):
         super().__init__(older, begin, step)
 
 
-class InverseTimeDecay(_Counting):
+class InverseTimeDecay(_PerUpdateSchedule):
     """As lr.inverse_time_decay."""
 
     @checked
@@ -138,7 +138,7 @@ class InverseTimeDecay(_Counting):
         super().__init__(older, begin, step)
 
 
-class PolynomialDecay(_Counting):
+class PolynomialDecay(_PerUpdateSchedule):
     """As lr.polynomial_decay."""
 
     @checked
@@ -157,7 +157,7 @@ class PolynomialDecay(_Counting):
         super().__init__(older, begin, step)
 
 
-class CosineDecay(_Counting):
+class CosineDecay(_PerUpdateSchedule):
     """As lr.cosine_decay."""
 
     @checked
@@ -173,7 +173,7 @@ class CosineDecay(_Counting):
         super().__init__(lr.cosine_decay(learning_rate, step_each_epoch, epochs), begin, step)
 
 
-class LinearLrWarmup(_Counting):
+class LinearLrWarmup(_PerUpdateSchedule):
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`, or that schedule."""
 
     @checked

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.cache import load_text
-from psfleet.kernels.cuda_text import CudaText
+from psfleet.kernels.cuda_text import CudaSource
 from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
 __all__ = ["cuda_kernels", "update_dense", "update_rows"]
 
@@ -26,15 +26,15 @@ _THREADS = 128
 
 
 @cache
-def cuda_kernels(rule: Rule, l1: bool, l2: bool, dim: int) -> tuple[CudaText, ModuleType]:
+def cuda_kernels(rule: Rule, l1: bool, l2: bool, dim: int) -> tuple[CudaSource, ModuleType]:
     """The CUDA kernels of a rule; dim 0: for dense arrays."""
-    text = CudaText(rule, l1, l2, dim)
+    text = CudaSource(rule, l1, l2, dim)
     return text, load_text(f"cuda_{rule.name}_{dim}", text.module())
 
 
 def update_dense(
     rule: Rule,
-    decay: Decay,
+    decay: DecaySpec,
     learning_rate: float,
     step: int,
     values: Sequence[Floats],
@@ -68,7 +68,7 @@ def update_dense(
 
 def update_rows(
     rule: Rule,
-    decay: Decay,
+    decay: DecaySpec,
     learning_rate: float,
     step: int,
     table: Floats,
@@ -99,7 +99,7 @@ def update_rows(
 
 
 def _run(
-    text: CudaText,
+    text: CudaSource,
     kernels: ModuleType,
     units: int,
     n: int,

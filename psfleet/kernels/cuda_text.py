@@ -12,7 +12,7 @@ from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
 from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
 
-__all__ = ["CudaText"]
+__all__ = ["CudaSource"]
 
 _HEAD = """\
 import math
@@ -24,7 +24,7 @@ ZERO = np.float32(0)
 """
 
 
-class CudaText:
+class CudaSource:
     """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
 
     Kernels, with `values` standing for the arrays named in `arguments`:

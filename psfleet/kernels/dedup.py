@@ -15,7 +15,7 @@ from psfleet.kernels.initial_values import address_of
 
 __all__ = [
     "VIRTUAL_SHARDS",
-    "Dedup",
+    "UniqueIds",
     "dedup",
     "first_repeat",
     "merge_pushes",
@@ -51,7 +51,7 @@ def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
     return owned
 
 
-class Dedup:
+class UniqueIds:
     """The distinct ids of one batch.
 
     Attributes:
@@ -105,7 +105,7 @@ class Dedup:
         _add(self.inverse, self.shift, gradients, sums)
 
 
-def dedup(ids: Ids, groups: int) -> Dedup:
+def dedup(ids: Ids, groups: int) -> UniqueIds:
     """The distinct ids of a batch, dealt to `groups` servers.
 
     Args:
@@ -138,7 +138,7 @@ def dedup(ids: Ids, groups: int) -> Dedup:
     ends = np.cumsum(counts)
     out, offsets = np.empty(count, np.int64), ends - counts
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
-    return Dedup(np.split(out, ends[:-1]), inverse, shift)
+    return UniqueIds(np.split(out, ends[:-1]), inverse, shift)
 
 
 def first_repeat(ids: Ids) -> int | None:

@@ -10,7 +10,7 @@ import numba
 
 from psfleet.errors import RuleError
 from psfleet.kernels.cache import load_text
-from psfleet.kernels.rule_text import RuleText
+from psfleet.kernels.rule_text import RuleSource
 from psfleet.rules.rule import Rule
 
 __all__ = ["dense_kernels", "sparse_kernels", "static_kernels", "width_kernels"]
@@ -39,7 +39,7 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
         l1, l2: Whether these regularizations are added to the gradient.
         width: How many weights a unit has, as a constant for the compiler; 0: the call says it.
     """
-    text = RuleText(rule, l1, l2, width=width)
+    text = RuleSource(rule, l1, l2, width=width)
     return _compiled(
         rule,
         f"dense_{rule.name}",
@@ -62,7 +62,7 @@ def sparse_kernels(
     Args:
         scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
     """
-    text = RuleText(rule, l1, l2, dim)
+    text = RuleSource(rule, l1, l2, dim)
     template = _source("sparse.txt") + (_source("rest.txt") if every_row else "")
     return _compiled(
         rule,

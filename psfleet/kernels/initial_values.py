@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_code import CONSTANT, NORMAL, TRUNCATED, UNIFORM
-from psfleet.schema.table import Initializer, key_of
+from psfleet.schema.table import InitializerSpec, key_of
 
 __all__ = ["address_of", "initial_array", "initial_rows", "initializer_arguments"]
 
@@ -17,7 +17,7 @@ _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated
 
 
 def initial_rows(
-    ids: NDArray[np.int64], dim: int, initializer: Initializer, seed: int, name: str
+    ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
     """The first values of rows: float32 [*ids.shape, dim].
 
@@ -36,7 +36,7 @@ def initial_rows(
 
 
 def initial_array(
-    shape: tuple[int, ...], initializer: Initializer, seed: int, name: str
+    shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
     """The first values of a dense array: one long row of id 0, float32 in `shape`."""
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
@@ -44,7 +44,7 @@ def initial_array(
 
 
 def initializer_arguments(
-    initializer: Initializer, seed: int, name: str
+    initializer: InitializerSpec, seed: int, name: str
 ) -> tuple[int, float, float, np.uint64]:
     """(kind, low, span, stream) as `filling.fill_row` takes them."""
     uniform = initializer.kind == "uniform"

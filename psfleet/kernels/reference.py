@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
 __all__ = ["twin_push"]
 
@@ -36,7 +36,7 @@ _NAMES: dict[str, Any] = {
 
 def twin_push(
     rule: Rule,
-    decay: Decay,
+    decay: DecaySpec,
     learning_rate: float,
     step: int,
     values: list[Floats],
@@ -71,7 +71,7 @@ def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
     return [*values[:fixed], values[fixed + (step - 1) % rule.turns]]
 
 
-def _decayed(weights: Floats, gradient: Floats, decay: Decay) -> Floats:
+def _decayed(weights: Floats, gradient: Floats, decay: DecaySpec) -> Floats:
     decayed = gradient.copy()
     if decay.l2:
         decayed += np.float32(decay.l2) * weights

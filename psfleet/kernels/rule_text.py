@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from psfleet.rules.functions import functions_of
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
-__all__ = ["CHUNK", "LANES", "RuleText", "result_count", "scalars_of", "scratch_for", "sum_count"]
+__all__ = ["CHUNK", "LANES", "RuleSource", "result_count", "scalars_of", "scratch_for", "sum_count"]
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
 # CHUNK values, value i goes to lane i % LANES (float32) and the lanes are folded in halves to one;
@@ -38,7 +38,7 @@ ZERO = np.float32(0)
 
 
 def scalars_of(
-    rule: Rule, decay: Decay, learning_rate: float, step: int, resting: bool = False
+    rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
 ) -> NDArray[np.float32]:
     """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
 
@@ -51,7 +51,7 @@ def scalars_of(
     return np.array([*make(learning_rate, step), *extra], np.float32)
 
 
-class RuleText:
+class RuleSource:
     """Text for one rule, with or without regularization.
 
     Attributes:

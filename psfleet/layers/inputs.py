@@ -7,7 +7,7 @@ from numpy.typing import DTypeLike
 
 from psfleet.errors import UsageError
 from psfleet.program.dtypes import dtype_of
-from psfleet.program.ops.source import Fill
+from psfleet.program.ops.source import FillConstant
 from psfleet.program.program import default_main_program
 from psfleet.program.shapes import extents
 from psfleet.program.variable import Variable, apply
@@ -42,7 +42,7 @@ def fill_constant(
     shape: Sequence[int], dtype: DTypeLike, value: float, force_cpu: bool = False, out: Any = None
 ) -> Variable:
     """An array of one value."""
-    return apply(Fill(tuple(shape), dtype_of(dtype).name, value))
+    return apply(FillConstant(tuple(shape), dtype_of(dtype).name, value))
 
 
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:

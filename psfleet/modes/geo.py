@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.geo_copies import Copies, DenseCopy, SparseCopy
-from psfleet.runtime.interface import Done, Gradient, Read, Runtime, TableState
+from psfleet.modes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
+from psfleet.runtime.interface import CompletedPush, Gradient, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.tables.dense import DenseTable
 
 __all__ = ["GeoRuntime"]
@@ -45,11 +45,11 @@ class GeoRuntime:
         settings: How often to exchange, how many rows to copy.
     """
 
-    def __init__(self, fleet: Runtime, settings: Consistency) -> None:
+    def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
         self._fleet = fleet
         self._settings = settings
         self._local = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None))
-        self._copies: dict[int, Copies] = {}
+        self._copies: dict[int, LocalTable] = {}
         self._steps = 0  # since the last exchange
         self._samples = 0
         self._loss: float | None = None
@@ -94,10 +94,10 @@ class GeoRuntime:
             self._local.write_table(spec.key, state)
             table = self._local.table(spec.key)
             assert isinstance(table, DenseTable)
-            self._copies[spec.key] = DenseCopy(table)
+            self._copies[spec.key] = LocalDenseTable(table)
         else:
             self._local.create(mine)
-            self._copies[spec.key] = SparseCopy(self._local, mine)
+            self._copies[spec.key] = LocalSparseTable(self._local, mine)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. Rows come from the servers when they are first read after an exchange."""
@@ -116,14 +116,14 @@ class GeoRuntime:
                 assert read.ids is not None
                 self._rows(read.table).refresh(read.ids, rows)
 
-    def _rows(self, key: int) -> SparseCopy:
+    def _rows(self, key: int) -> LocalSparseTable:
         copy = self._copies[key]
-        assert isinstance(copy, SparseCopy)
+        assert isinstance(copy, LocalSparseTable)
         return copy
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Done:
+    ) -> CompletedPush:
         """See Runtime.push. Updates the copies; every k-th exchanges."""
         self._local.push([_untravelled(gradient) for gradient in gradients])
         for gradient in gradients:
@@ -133,7 +133,7 @@ class GeoRuntime:
         self._steps += 1
         if self._steps >= self._settings.k_steps:
             self._exchange(1.0 / self.worker_num)
-        return Done()
+        return CompletedPush()
 
     # -- exchanging ----------------------------------------------------------------------------
 
@@ -151,7 +151,9 @@ class GeoRuntime:
             copy.forget()
 
     def _read_dense(self) -> None:
-        dense = {key: copy for key, copy in self._copies.items() if isinstance(copy, DenseCopy)}
+        dense = {
+            key: copy for key, copy in self._copies.items() if isinstance(copy, LocalDenseTable)
+        }
         values = self._fleet.pull([Read(key) for key in dense]) if dense else []
         for copy, value in zip(dense.values(), values, strict=True):
             copy.refresh(value.reshape(-1))

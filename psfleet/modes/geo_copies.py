@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.kernels.dedup import dedup
 from psfleet.rules import make_rule
-from psfleet.schema.table import Decay, TableSpec
+from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.assigned_weights import rows_of, set_rows, set_values, values_of
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 
-__all__ = ["Copies", "DenseCopy", "SparseCopy"]
+__all__ = ["LocalDenseTable", "LocalSparseTable", "LocalTable"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-class Copies(Protocol):
+class LocalTable(Protocol):
     """A copy of one table."""
 
     @property
@@ -46,7 +46,7 @@ class Copies(Protocol):
         """Drop the copies, of which nothing is owed."""
 
 
-class DenseCopy:
+class LocalDenseTable:
     """A dense table and the base of what it has learned."""
 
     def __init__(self, table: DenseTable) -> None:
@@ -56,17 +56,17 @@ class DenseCopy:
 
     @property
     def owes(self) -> bool:
-        """See Copies."""
+        """See LocalTable."""
         return bool((values_of(self._table) != self._base).any())
 
     def __len__(self) -> int:
         return 0
 
     def touch(self, ids: Ids) -> None:
-        """See Copies."""
+        """See LocalTable."""
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """See Copies."""
+        """See LocalTable."""
         delta = (values_of(self._table) - self._base) * np.float32(share)
         self._base = values_of(self._table) if share == 1.0 else self._base + delta
         return delta.reshape(self._table.spec.shape), None
@@ -77,24 +77,24 @@ class DenseCopy:
         self._base = value.copy()
 
     def expire(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
 
     def settle(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
         self._base = values_of(self._table)
 
     def forget(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
 
 
-class SparseCopy:
+class LocalSparseTable:
     """Rows of a sparse table, the base of what they have learned, and which of them are up to date."""
 
     def __init__(self, local: EmbeddedRuntime, spec: TableSpec) -> None:
         self._local = local
         self._spec = spec
         self._bases = dataclasses.replace(
-            spec, rule=make_rule("sgd", {}), decay=Decay(), every_row=False
+            spec, rule=make_rule("sgd", {}), decay=DecaySpec(), every_row=False
         )
         self._base = SparseTable(self._bases)
         self._fresh = _NONE  # ascending
@@ -109,14 +109,14 @@ class SparseCopy:
 
     @property
     def owes(self) -> bool:
-        """See Copies."""
+        """See LocalTable."""
         return bool(self._touched) or len(self._owing) > 0
 
     def __len__(self) -> int:
         return max(len(self._base), len(self._table))
 
     def touch(self, ids: Ids) -> None:
-        """See Copies."""
+        """See LocalTable."""
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
@@ -139,7 +139,7 @@ class SparseCopy:
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """See Copies. A part of it of rows pushed since the last exchange, all of it of any rows."""
+        """See LocalTable. A part of it of rows pushed since the last exchange, all of it of any rows."""
         named = [*self._touched, *([self._owing] if share == 1.0 else [])]
         if self._spec.every_row and named:
             named = [self._table.ids()]
@@ -156,11 +156,11 @@ class SparseCopy:
         return delta, ids
 
     def expire(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
         self._fresh = _NONE
 
     def settle(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
         self._base = SparseTable(self._bases)
         ids = self._table.ids()
         set_rows(self._base, ids, rows_of(self._table, ids))
@@ -168,7 +168,7 @@ class SparseCopy:
         self._touched.clear()
 
     def forget(self) -> None:
-        """See Copies."""
+        """See LocalTable."""
         self._table.remove(self._table.ids())
         self._base = SparseTable(self._bases)
         self._fresh, self._owing = _NONE, _NONE

@@ -21,33 +21,33 @@ from numpy.typing import NDArray
 from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
 from psfleet.platform.interrupts import deferred, wait_for
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime, TableState
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 
-__all__ = ["MergingRuntime"]
+__all__ = ["HalfAsyncRuntime"]
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class _Step:
+class _QueuedPush:
     """A push that waits."""
 
     gradients: list[Gradient]
     samples: int
     loss: float | None
-    runtime: "MergingRuntime"
+    runtime: "HalfAsyncRuntime"
     done: bool = False
 
     def wait(self, timeout: float | None = None) -> None:
-        """See Ticket.wait."""
+        """See PendingPush.wait."""
         self.runtime.settle(lambda: self.done, timeout)
 
 
-class MergingRuntime:
+class HalfAsyncRuntime:
     """Implements psfleet.runtime.interface.Runtime on a cluster, with a queue before its pushes.
 
     An error of a push is raised by its ticket and by every later call: no push is skipped.
@@ -57,12 +57,12 @@ class MergingRuntime:
         settings: How many gradients to merge, and how many may wait.
     """
 
-    def __init__(self, fleet: Runtime, settings: Consistency) -> None:
+    def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
         self._fleet = fleet
         self._settings = settings
         self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
         self._changed = threading.Condition()
-        self._queue: deque[_Step] = deque()
+        self._queue: deque[_QueuedPush] = deque()
         self._sending = 0  # steps that have left the queue and are not acknowledged
         self._error: PsfleetError | None = None
         self._closing = False
@@ -97,7 +97,7 @@ class MergingRuntime:
     @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> _Step:
+    ) -> _QueuedPush:
         """See Runtime.push. Waits while the queue is full."""
         # Checked before it waits: an error of what has been taken is final.
         known = self._fleet.specs()
@@ -105,7 +105,7 @@ class MergingRuntime:
             if gradient.table not in known:
                 raise UnknownTable(f"table {gradient.table:#x} is unknown; create it first")
         check_gradients([known[gradient.table] for gradient in gradients], gradients)
-        step = _Step([_owned(gradient) for gradient in gradients], samples, loss, self)
+        step = _QueuedPush([_owned(gradient) for gradient in gradients], samples, loss, self)
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:
             self._queue.append(step)
@@ -158,12 +158,12 @@ class MergingRuntime:
                 return
             self._ended(steps, None)
 
-    def _send(self, step: _Step) -> Ticket:
+    def _send(self, step: _QueuedPush) -> PendingPush:
         return self._use(
             lambda: self._fleet.push(step.gradients, samples=step.samples, loss=step.loss)
         )
 
-    def _next(self) -> list[_Step] | None:
+    def _next(self) -> list[_QueuedPush] | None:
         """What leaves together next; None when this runtime is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
@@ -182,7 +182,7 @@ class MergingRuntime:
             self._changed.notify_all()
             return steps
 
-    def _ended(self, steps: Sequence[_Step], error: PsfleetError | None) -> None:
+    def _ended(self, steps: Sequence[_QueuedPush], error: PsfleetError | None) -> None:
         with self._changed:
             self._error, self._sending = error, 0
             for step in steps:
@@ -263,7 +263,7 @@ def _owned(gradient: Gradient) -> Gradient:
     )
 
 
-def _kind(step: _Step) -> tuple[Any, ...] | None:
+def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
     """Equal for steps that may be summed; None: it leaves alone."""
     kinds = []
     for gradient in step.gradients:
@@ -276,7 +276,7 @@ def _kind(step: _Step) -> tuple[Any, ...] | None:
     return tuple(kinds)
 
 
-def _merged(steps: Sequence[_Step]) -> _Step:
+def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
     """One push in place of all: dense gradients summed, rows side by side for the push to sum."""
     if len(steps) == 1:
         return steps[0]
@@ -294,4 +294,4 @@ def _merged(steps: Sequence[_Step]) -> _Step:
         gradients.append(
             Gradient(first.table, values, ids, first.learning_rate, first.precision, first.scale)
         )
-    return _Step(gradients, sum(step.samples for step in steps), last.loss, last.runtime)
+    return _QueuedPush(gradients, sum(step.samples for step in steps), last.loss, last.runtime)

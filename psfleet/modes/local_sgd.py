@@ -8,16 +8,23 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.interface import Done, Gradient, Read, Runtime, TableState, Ticket
+from psfleet.runtime.interface import (
+    CompletedPush,
+    Gradient,
+    PendingPush,
+    Read,
+    Runtime,
+    TableState,
+)
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import LocalSGD
+from psfleet.strategy import LocalSGDSettings
 
-__all__ = ["LocalRuntime"]
+__all__ = ["LocalSGDRuntime"]
 
 Floats = NDArray[np.float32]
 
 
-class LocalRuntime:
+class LocalSGDRuntime:
     """A cluster's runtime whose dense tables are trained in this process for `k_steps` pushes at a time.
 
     Implements psfleet.runtime.interface.Runtime. Sparse tables stay on the servers. Each worker has its own
@@ -34,7 +41,7 @@ class LocalRuntime:
         settings: When the local training begins, and how often weights are averaged.
     """
 
-    def __init__(self, fleet: Runtime, settings: LocalSGD) -> None:
+    def __init__(self, fleet: Runtime, settings: LocalSGDSettings) -> None:
         self._fleet = fleet
         self._settings = settings
         self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
@@ -85,13 +92,13 @@ class LocalRuntime:
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Ticket:
+    ) -> PendingPush:
         """See Runtime.push. Every k-th waits for all workers and averages."""
         local = self._local.specs()
         near = [_whole(gradient) for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
         self._samples += samples
-        ticket: Ticket = Done()
+        ticket: PendingPush = CompletedPush()
         if near:
             self._local.push(near)
             self._since += 1
@@ -102,7 +109,7 @@ class LocalRuntime:
         self._advance()
         return ticket
 
-    def _send(self, gradients: Sequence[Gradient], loss: float | None) -> Ticket:
+    def _send(self, gradients: Sequence[Gradient], loss: float | None) -> PendingPush:
         ticket = self._fleet.push(gradients, samples=self._samples, loss=loss)
         self._samples, self._near = 0, False
         return ticket

@@ -8,31 +8,31 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
 from psfleet.modes.geo import GeoRuntime
-from psfleet.modes.half_async import MergingRuntime
+from psfleet.modes.half_async import HalfAsyncRuntime
 from psfleet.platform.notices import say
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import (
-    Awaited,
     Gradient,
+    PendingPull,
+    PendingPush,
+    PrefetchingRuntime,
     Read,
-    ReadsAhead,
     Runtime,
     TableState,
-    Ticket,
     pull_ahead,
 )
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
-from psfleet.strategy import Consistency, Settings, Wire
+from psfleet.strategy import ConsistencySettings, Settings, WireSettings
 
-__all__ = ["ChangingRuntime", "Cluster", "change", "check_mode", "check_wire", "connect"]
+__all__ = ["ClusterLike", "ModeSwitchRuntime", "change", "check_mode", "check_wire", "connect"]
 
 Floats = NDArray[np.float32]
 
 
-class Cluster(Runtime, Protocol):
+class ClusterLike(Runtime, Protocol):
     """The runtime of a cluster: psfleet_worker.cluster_runtime.ClusterRuntime."""
 
     @property
@@ -53,16 +53,16 @@ class Cluster(Runtime, Protocol):
 
 
 def connect(
-    environment: Environment, consistency: Consistency, wire: Wire | None = None
-) -> "ChangingRuntime":
+    environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
+) -> "ModeSwitchRuntime":
     """The cluster that the environment names, in this mode."""
     cluster: Any = runtimes.load_runtime(
         "cluster", environment, consistency.mode, _staleness(consistency), wire=wire
     )
-    return ChangingRuntime(cluster, consistency)
+    return ModeSwitchRuntime(cluster, consistency)
 
 
-class ChangingRuntime:
+class ModeSwitchRuntime:
     """Implements psfleet.runtime.interface.Runtime; what scripts hold on to while the mode changes.
 
     Args:
@@ -75,10 +75,10 @@ class ChangingRuntime:
             mode is changed from outside the script.
     """
 
-    def __init__(self, cluster: Cluster, consistency: Consistency) -> None:
+    def __init__(self, cluster: ClusterLike, consistency: ConsistencySettings) -> None:
         self._cluster = cluster
         self.consistency = _settled(cluster, consistency)
-        self.check: Callable[[Consistency], Any] = lambda wanted: None
+        self.check: Callable[[ConsistencySettings], Any] = lambda wanted: None
         self._enter()
 
     def _enter(self) -> None:
@@ -88,7 +88,7 @@ class ChangingRuntime:
         self._cluster.correct(correction)
         self._inner = _around(self._cluster, asked)
 
-    def set_mode(self, consistency: Consistency) -> None:
+    def set_mode(self, consistency: ConsistencySettings) -> None:
         """Go on in another mode; all workers must come here between the same two steps.
 
         Raises:
@@ -128,16 +128,16 @@ class ChangingRuntime:
 
     @property
     def reads_ahead(self) -> bool:
-        """See ReadsAhead."""
-        return isinstance(self._inner, ReadsAhead) and self._inner.reads_ahead
+        """See PrefetchingRuntime."""
+        return isinstance(self._inner, PrefetchingRuntime) and self._inner.reads_ahead
 
-    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
-        """See ReadsAhead.pull_ahead."""
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
+        """See PrefetchingRuntime.pull_ahead."""
         return pull_ahead(self._inner, reads)
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Ticket:
+    ) -> PendingPush:
         """See Runtime.push."""
         return self._inner.push(gradients, samples=samples, loss=loss)
 
@@ -197,7 +197,7 @@ class ChangingRuntime:
         return self._inner.stats()
 
     def _release(self) -> None:
-        if isinstance(self._inner, GeoRuntime | MergingRuntime):
+        if isinstance(self._inner, GeoRuntime | HalfAsyncRuntime):
             self._inner.release()
 
     def abandon(self) -> None:
@@ -210,13 +210,13 @@ class ChangingRuntime:
         self._inner.close()
 
 
-def change(runtime: Runtime, consistency: Consistency) -> None:
+def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
     """Let the runtime go on in another mode, if it is one of a cluster; embedded all modes are one.
 
     Raises:
         ConfigError: The workers ask for different things; nothing was changed.
     """
-    if isinstance(runtime, ChangingRuntime):
+    if isinstance(runtime, ModeSwitchRuntime):
         runtime.set_mode(consistency)
 
 
@@ -234,7 +234,7 @@ def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
         )
 
 
-def check_wire(runtime: Runtime, wire: Wire, caller: str) -> None:
+def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
     """Refuse to join a runtime whose values travel in another form.
 
     Raises:
@@ -248,7 +248,7 @@ def check_wire(runtime: Runtime, wire: Wire, caller: str) -> None:
         )
 
 
-def _settled(cluster: Cluster, wanted: Consistency) -> Consistency:
+def _settled(cluster: ClusterLike, wanted: ConsistencySettings) -> ConsistencySettings:
     """What was asked for, or the mode that the fleet has come to in the meantime.
 
     Settings that servers do not know, those of geo and half-async, are then the usual ones until the script
@@ -257,17 +257,17 @@ def _settled(cluster: Cluster, wanted: Consistency) -> Consistency:
     mode, staleness = cluster.mode
     if (wanted.mode, _staleness(wanted)) == (mode, staleness):
         return wanted
-    return Consistency(mode, staleness) if mode == "ssp" else Consistency(mode)
+    return ConsistencySettings(mode, staleness) if mode == "ssp" else ConsistencySettings(mode)
 
 
-def _staleness(consistency: Consistency) -> int:
+def _staleness(consistency: ConsistencySettings) -> int:
     return consistency.staleness if consistency.mode == "ssp" else 0
 
 
-def _around(cluster: Cluster, consistency: Consistency) -> Runtime:
+def _around(cluster: ClusterLike, consistency: ConsistencySettings) -> Runtime:
     """The cluster, or what stands before it in this mode."""
     if consistency.mode == "geo":
         return GeoRuntime(cluster, consistency)
     if consistency.mode == "half-async":
-        return MergingRuntime(cluster, consistency)
+        return HalfAsyncRuntime(cluster, consistency)
     return cluster

@@ -8,7 +8,7 @@ from psfleet import rules
 from psfleet.errors import ConfigError
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.parameter import Parameter
 from psfleet.parameters.placement import has_any_id
 from psfleet.parameters.regularizer import WeightDecay
@@ -55,7 +55,7 @@ class Adam(Optimizer):
         bias_correction_step: int = 0,
         sparse_mode: str | None = None,
         min_row_size_to_use_multithread: NonNegativeInt = 0,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         adam = rules.Adam(beta1, beta2, epsilon, bias_correction_step)
@@ -115,7 +115,7 @@ class AdamW(Optimizer):
         grad_clip: ClipGradBase | None = None,
         lazy_mode: bool = False,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.AdamW(beta1, beta2, epsilon, weight_decay)

@@ -9,24 +9,24 @@ from psfleet.parameters.gradient_norms import merge_rows
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import AMP
+from psfleet.strategy import AMPSettings
 
-__all__ = ["Shortener"]
+__all__ = ["GradientScaler"]
 
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
 
 
-class _Held(Protocol):
+class _HasTable(Protocol):
     """What has a table."""
 
     @property
     def spec(self) -> TableSpec: ...
 
 
-S = TypeVar("S", bound=_Held)
+S = TypeVar("S", bound=_HasTable)
 
 
-class Shortener:
+class GradientScaler:
     """Has the gradients of each step sent in 16 bits.
 
     float16 ends at 65,504 and loses what is below 2^-25, so its gradients travel multiplied by
@@ -38,7 +38,7 @@ class Shortener:
         scale: The factor of the next step.
     """
 
-    def __init__(self, settings: AMP) -> None:
+    def __init__(self, settings: AMPSettings) -> None:
         self._settings = settings
         self.scale = settings.init_loss_scaling if settings.dtype == "float16" else 1.0
         self._good = self._bad = 0  # steps in a row
@@ -88,7 +88,7 @@ class Shortener:
         )
 
 
-def _summed(seat: _Held, gradient: Gradient) -> Gradient:
+def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
     """The gradient with each id once: it is the sum that has to fit."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient

@@ -13,7 +13,7 @@ from psfleet.optimizer.clip import ClipGradBase
 from psfleet.parameters.binding import tables
 from psfleet.parameters.gradients import zeroed
 from psfleet.parameters.parameter import Parameter, as_numbers, fetch
-from psfleet.parameters.placeholders import Averaged
+from psfleet.parameters.placeholders import AveragedBinding
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.validation.annotations import (
     NonNegative,
@@ -135,7 +135,7 @@ class WeightAverage:
         averages = self._averages()
         for parameter, average in averages:
             self._shown.append((parameter, parameter.binding))
-            parameter.binding = Averaged(average)
+            parameter.binding = AveragedBinding(average)
         try:
             yield
         finally:

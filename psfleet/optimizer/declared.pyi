@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.regularizer import WeightDecay
 
 __all__ = [
@@ -50,7 +50,7 @@ class AMSGrad(Optimizer):
         grad_clip: ClipGradBase | None = None,
         lazy_mode: bool = False,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class ASGD(Optimizer):
@@ -62,7 +62,7 @@ class ASGD(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class Adadelta(Optimizer):
@@ -75,7 +75,7 @@ class Adadelta(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class Adagrad(Optimizer):
@@ -88,7 +88,7 @@ class Adagrad(Optimizer):
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class Adamax(Optimizer):
@@ -102,7 +102,7 @@ class Adamax(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class DecayedAdagrad(Optimizer):
@@ -115,7 +115,7 @@ class DecayedAdagrad(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class Ftrl(Optimizer):
@@ -129,7 +129,7 @@ class Ftrl(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class Momentum(Optimizer):
@@ -143,7 +143,7 @@ class Momentum(Optimizer):
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
         rescale_grad: float = 1.0,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class NAdam(Optimizer):
@@ -158,7 +158,7 @@ class NAdam(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class ProximalGD(Optimizer):
@@ -171,7 +171,7 @@ class ProximalGD(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class RAdam(Optimizer):
@@ -185,7 +185,7 @@ class RAdam(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class RMSProp(Optimizer):
@@ -200,7 +200,7 @@ class RMSProp(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class RowWiseAdagrad(Optimizer):
@@ -213,7 +213,7 @@ class RowWiseAdagrad(Optimizer):
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 class SGD(Optimizer):
@@ -224,7 +224,7 @@ class SGD(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None: ...
 
 AMSGradOptimizer = AMSGrad

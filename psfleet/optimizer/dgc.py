@@ -11,13 +11,13 @@ from psfleet import rules
 from psfleet.errors import ConfigError
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, ClipGradByNorm
-from psfleet.optimizer.optimizer import Older, Optimizer, Pairs, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Pairs, Rate
 from psfleet.parameters import binding
-from psfleet.parameters.gradients import Elements, Grad, densify
+from psfleet.parameters.gradients import Grad, SparseElements, densify
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import NonNegative
 
 __all__ = ["DGCMomentum"]
@@ -72,7 +72,7 @@ class DGCMomentum(Optimizer):
         name: str | None = None,
         parameters: Iterable[Any] | None = None,
         grad_clip: ClipGradBase | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         _check(rampup_begin_step, rampup_step, sparsity, num_trainers)
@@ -115,13 +115,13 @@ class DGCMomentum(Optimizer):
         self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
         super()._update(pairs, samples, loss)
 
-    def decay(self, parameter: Parameter | None = None) -> Decay:
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
         """Regularization that the servers add: of sparse parameters only."""
         if parameter is not None and not parameter.sparse:
-            return Decay()
+            return DecaySpec()
         return super().decay(parameter)
 
-    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | SparseElements:
         if parameter.sparse:
             return grad
         if isinstance(grad, SparseGrad):
@@ -164,7 +164,7 @@ class DGCMomentum(Optimizer):
         limit = self._clip_norm / workers**0.5
         return grad * np.float32(limit / norm) if norm > limit else grad
 
-    def _compressed(self, name: str, direction: Floats) -> Floats | Elements:
+    def _compressed(self, name: str, direction: Floats) -> Floats | SparseElements:
         """What is sent of what is not sent yet and this step's direction; the rest is kept."""
         unsent = self._unsent.get(name, np.float32(0)) + direction
         if name in self._whole:
@@ -175,7 +175,7 @@ class DGCMomentum(Optimizer):
         self._unsent[name] = np.where(large, np.float32(0), unsent)
         positions = np.flatnonzero(large)
         if _ELEMENT_BYTES * len(positions) < _VALUE_BYTES * unsent.size:
-            return Elements(positions, unsent.reshape(-1)[positions])
+            return SparseElements(positions, unsent.reshape(-1)[positions])
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:

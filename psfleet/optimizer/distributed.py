@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from psfleet.errors import UsageError
-from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.pipeline_optimizer import pipelining
@@ -56,7 +56,7 @@ class DistributedOptimizer:
         if self.settings.gradient_merge is not None:
             self.optimizer.merger = GradientMerger(self.settings.gradient_merge)
         if self.settings.amp is not None:
-            self.optimizer.shorten(Shortener(self.settings.amp))
+            self.optimizer.shorten(GradientScaler(self.settings.amp))
 
     def backward(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from psfleet.errors import UsageError
 from psfleet.optimizer.arguments import as_documented
-from psfleet.optimizer.optimizer import Older, Optimizer
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer
 from psfleet.rules.optimizer_spec import OptimizerSpec
 from psfleet.rules.rule import Rule
 
@@ -69,7 +69,7 @@ def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
             found.append(_argument(name, bool, False))
         else:
             found.append(shared[name].replace(annotation=types[name]))
-    older = Parameter("older", Parameter.VAR_KEYWORD, annotation=Unpack[Older])
+    older = Parameter("older", Parameter.VAR_KEYWORD, annotation=Unpack[LegacyArguments])
     return inspect.Signature([*found, older], return_annotation=None)
 
 

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from psfleet.parameters.gradients import Grad, scaled
 from psfleet.program.gradient import summed
-from psfleet.strategy import GradientMerge
+from psfleet.strategy import GradientMergeSettings
 
 __all__ = ["GradientMerger"]
 
@@ -19,7 +19,7 @@ class GradientMerger(Generic[P]):
     summed by the push. What waits when training ends before a k-th step is not applied.
     """
 
-    def __init__(self, settings: GradientMerge) -> None:
+    def __init__(self, settings: GradientMergeSettings) -> None:
         self._settings = settings
         self._kept: dict[int, tuple[P, Grad]] = {}
         self._steps = 0

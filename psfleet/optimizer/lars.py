@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from psfleet import rules
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.gradients import Grad, scaled
 from psfleet.parameters.parameter import Parameter
 from psfleet.parameters.regularizer import WeightDecay
@@ -42,7 +42,7 @@ class LarsMomentum(Optimizer):
         exclude_from_weight_decay: Sequence[str] | None = None,
         epsilon: float = 0.0,
         rescale_grad: float = 1.0,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.LarsMomentum(momentum, lars_coeff, lars_weight_decay, epsilon)
@@ -81,7 +81,7 @@ class Lamb(Optimizer):
         grad_clip: ClipGradBase | None = None,
         exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, None, grad_clip, name, **older)
         self._rule = rules.Lamb(beta1, beta2, epsilon, lamb_weight_decay)

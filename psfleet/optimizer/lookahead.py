@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import Optimizer, Pairs
-from psfleet.parameters.binding import Seat, Tables, tables
+from psfleet.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.parameters.parameter import Parameter
 from psfleet.rules.rule import Rule
 from psfleet.runtime.interface import TableState
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import PositiveInt, Range, checked
 
 __all__ = ["LookAhead"]
@@ -53,7 +53,7 @@ class LookAhead(Optimizer):
         """The inner optimizer's."""
         return self.inner_optimizer.rule(parameter)
 
-    def decay(self, parameter: Parameter | None = None) -> Decay:
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
         """The inner optimizer's."""
         return self.inner_optimizer.decay(parameter)
 
@@ -82,11 +82,11 @@ class LookAhead(Optimizer):
         """As Optimizer: the inner one clips."""
         self.inner_optimizer.clip_by(clip)
 
-    def shorten(self, shortener: Shortener) -> None:
+    def shorten(self, shortener: GradientScaler) -> None:
         """As Optimizer: the inner one sends the gradients."""
         self.inner_optimizer.shorten(shortener)
 
-    def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
+    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         return self.inner_optimizer._seat(parameter, by_rows)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
@@ -103,7 +103,7 @@ class LookAhead(Optimizer):
         if self._updates % self.k == 0:
             home.exclusively(lambda: self._look(home, seats))
 
-    def _look(self, home: Tables, seats: list[Seat]) -> None:
+    def _look(self, home: BoundTables, seats: list[BoundTable]) -> None:
         for seat in seats:
             state = home.runtime.read_table(seat.key)
             slow = _joined(self._slow[seat.parameter.name], state, seat)
@@ -133,13 +133,13 @@ class LookAhead(Optimizer):
         }
 
 
-def _weights(home: Tables, seat: Seat) -> tuple[Ids | None, Floats]:
+def _weights(home: BoundTables, seat: BoundTable) -> tuple[Ids | None, Floats]:
     home.runtime.flush()
     state = home.runtime.read_table(seat.key)
     return state.ids, state.values[0]
 
 
-def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: Seat) -> Floats:
+def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable) -> Floats:
     """The slow weights of the table's rows.
 
     A row that came after the first update was untouched then: it starts from its first value.

@@ -8,23 +8,23 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer import optimizer_state, program_access
-from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, clip_by_own
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.lr.scheduler import LRScheduler
-from psfleet.optimizer.lr.update_counted import PerUpdate
-from psfleet.parameters.binding import Seat, as_gradient, tables
-from psfleet.parameters.gradients import Elements, Grad, check_gradient, zeroed
+from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
+from psfleet.parameters.binding import BoundTable, as_gradient, tables
+from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.placeholders import Promised
+from psfleet.parameters.placeholders import LazyBinding
 from psfleet.parameters.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 from psfleet.stages.links import here
 from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, check, checked
 
-__all__ = ["Older", "Optimizer", "Rate"]
+__all__ = ["LegacyArguments", "Optimizer", "Rate"]
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
 _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
@@ -33,7 +33,7 @@ Pairs = Sequence[tuple[Parameter, Grad]]
 T = TypeVar("T", bound="Optimizer")
 
 
-class Older(TypedDict, total=False):
+class LegacyArguments(TypedDict, total=False):
     """Arguments that the older face of the API names differently, and those shared by all."""
 
     parameter_list: Iterable[Any] | None
@@ -78,7 +78,7 @@ class Optimizer:
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         owner = type(self).__name__
         self._name = name or owner
@@ -100,7 +100,7 @@ class Optimizer:
         self._updates = 0
         self._last_rate: float | None = None
         self.merger: GradientMerger[Parameter] | None = None
-        self.shortener: Shortener | None = None
+        self.shortener: GradientScaler | None = None
         self._promise(self._parameters or [], early=False)
 
     # -- what it is ----------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Optimizer:
         """The update rule for a parameter; None: for one without exceptions."""
         return self._rule
 
-    def decay(self, parameter: Parameter | None = None) -> Decay:
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
         """The regularization of a parameter, which the servers add to the gradient."""
         return as_decay(self._regularizer(parameter))
 
@@ -389,15 +389,15 @@ class Optimizer:
                 "loss, or start the job without --stages"
             )
 
-    def shorten(self, shortener: Shortener) -> None:
+    def shorten(self, shortener: GradientScaler) -> None:
         """Let gradients travel in 16 bits from now on."""
         self.shortener = shortener
 
-    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | Elements:
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad | SparseElements:
         """What is pushed for a gradient. A hook for compression."""
         return grad
 
-    def _seat(self, parameter: Parameter, by_rows: bool = False) -> Seat:
+    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         home = tables()
         known = home.find(self, parameter) is not None
         seat = home.seat(self, parameter, by_rows)
@@ -408,7 +408,7 @@ class Optimizer:
 
     def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
         """Let the parameters' values come from their tables, which are made when one is needed."""
-        promised = Promised(self._seat, early)
+        promised = LazyBinding(self._seat, early)
         for parameter in parameters:
             parameter.binding = parameter.binding or promised
 
@@ -511,7 +511,7 @@ def _rate(owner: str, value: Any) -> float | LRScheduler:
     if not program_access.is_symbolic(value):
         return value if isinstance(value, LRScheduler) else float(value)
     read = program_access.reader(value)
-    return PerUpdate(
+    return PerUpdateSchedule(
         read(0), lambda updates: check(owner, "learning_rate", read(updates), NonNegative)
     )
 

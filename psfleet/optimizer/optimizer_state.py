@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameters.binding import Seat, Tables
+from psfleet.parameters.binding import BoundTable, BoundTables
 from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime.interface import TableState
 from psfleet.validation.annotations import NonNegativeInt, check
@@ -17,7 +17,7 @@ __all__ = ["gather", "masters", "restore"]
 Floats = NDArray[np.float32]
 
 
-def gather(home: Tables, seats: Sequence[Seat]) -> dict[str, Any]:
+def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
     """`name.slot` and `name.step` (and `name.ids`, see Optimizer.state_dict) of every seat."""
     found: dict[str, Any] = {}
     for seat in seats:
@@ -32,7 +32,7 @@ def gather(home: Tables, seats: Sequence[Seat]) -> dict[str, Any]:
     return found
 
 
-def masters(home: Tables, seats: Sequence[Seat]) -> dict[str, Floats]:
+def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]:
     """The float32 weights of the parameters that show less precision."""
     return {
         seat.parameter.name: np.array(home.value(seat.parameter))
@@ -41,7 +41,9 @@ def masters(home: Tables, seats: Sequence[Seat]) -> dict[str, Floats]:
     }
 
 
-def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, Any]) -> None:
+def restore(
+    home: BoundTables, owner: str, seats: Sequence[BoundTable], found: dict[str, Any]
+) -> None:
     """Write the entries of `found` that belong to the seats; everything is checked first."""
     states = [
         (seat, _state(owner, seat, found))
@@ -62,7 +64,7 @@ def restore(home: Tables, owner: str, seats: Sequence[Seat], found: dict[str, An
     home.exclusively(write)
 
 
-def _state(owner: str, seat: Seat, found: dict[str, Any]) -> TableState:
+def _state(owner: str, seat: BoundTable, found: dict[str, Any]) -> TableState:
     """The table's state but for its weights."""
     name, ids = seat.parameter.name, None
     if seat.spec.kind == "sparse":
@@ -92,14 +94,14 @@ def _entry(owner: str, found: dict[str, Any], key: str) -> Any:
     return found[key]
 
 
-def _weights(home: Tables, seat: Seat, state: TableState) -> Floats:
+def _weights(home: BoundTables, seat: BoundTable, state: TableState) -> Floats:
     if seat.spec.kind == "dense":
         return np.array(home.value(seat.parameter))
     assert state.ids is not None
     return np.array(home.lookup(seat.parameter, state.ids))
 
 
-def _whole(seat: Seat, held: TableState, values: Floats, initial: float) -> Floats:
+def _whole(seat: BoundTable, held: TableState, values: Floats, initial: float) -> Floats:
     """The slot of all rows, those that the table does not have yet included."""
     assert held.ids is not None
     whole = np.full((seat.parameter.shape[0], seat.spec.dim), initial, np.float32)

@@ -7,13 +7,13 @@ from typing import Any
 from psfleet.errors import ConfigError, WrongType
 from psfleet.validation.annotations import NonNegative, check
 
-__all__ = ["Group", "groups_of"]
+__all__ = ["ParameterGroup", "groups_of"]
 
 _DECAY = frozenset({"regularization", "weight_decay"})  # two names of one argument
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """One dict of a list of groups.
 
     Attributes:
@@ -40,7 +40,7 @@ class Group:
         whole.lend(lender, self.parameters)
 
 
-def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> list[Group]:
+def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> list[ParameterGroup]:
     """The groups that a constructor was given; none: plain parameters.
 
     Args:
@@ -58,7 +58,7 @@ def groups_of(owner: str, given: Mapping[str, Any], allowed: Sequence[str]) -> l
     return [_group(owner, item, allowed) for item in said]
 
 
-def _group(owner: str, said: Any, allowed: Sequence[str]) -> Group:
+def _group(owner: str, said: Any, allowed: Sequence[str]) -> ParameterGroup:
     if not isinstance(said, Mapping):
         raise WrongType(
             f"{owner}: parameters has {said!r} beside groups; each entry must be a dict with 'params'"
@@ -76,4 +76,6 @@ def _group(owner: str, said: Any, allowed: Sequence[str]) -> Group:
         )
     factor = check(owner, "a group's learning_rate", said.get("learning_rate", 1.0), NonNegative)
     listed = said["params"]
-    return Group(list(listed) if isinstance(listed, list | tuple) else [listed], factor, settings)
+    return ParameterGroup(
+        list(listed) if isinstance(listed, list | tuple) else [listed], factor, settings
+    )

@@ -8,8 +8,8 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.settings.environment import read_environment
-from psfleet.stages.links import Place, here
-from psfleet.strategy import Pipeline, resolve
+from psfleet.stages.links import StagePosition, here
+from psfleet.strategy import PipelineSettings, resolve
 from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
 
 __all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
@@ -146,14 +146,14 @@ class PipelineOptimizer(Optimizer):
         return operations
 
     def _cut(self, backward: Any) -> None:
-        from psfleet.pipeline.cutting import Pipelining
+        from psfleet.pipeline.cutting import PipelineSpec
         from psfleet.program.sections import split
 
         sections = split(backward.loss, self.cut_list or [[backward.loss]])
         object.__setattr__(self, "sections", sections)
         parts = [section.records for section in sections if section.forward]
-        asked = self.asked or asked_by_launcher() or Pipeline()
-        backward.pipeline = Pipelining(
+        asked = self.asked or asked_by_launcher() or PipelineSettings()
+        backward.pipeline = PipelineSpec(
             asked.schedule,
             asked.stages,
             asked.micro_batches,
@@ -164,7 +164,7 @@ class PipelineOptimizer(Optimizer):
         if here().processes > 1 and self.cut_list:
             self._settle_process(here())
 
-    def _settle_process(self, place: Place) -> None:
+    def _settle_process(self, place: StagePosition) -> None:
         """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
         from psfleet.execution.executor import CUDAPlace
         from psfleet.pipeline.cores import pin
@@ -191,7 +191,7 @@ class PipelineOptimizer(Optimizer):
         setattr(self._inner, name, value)
 
 
-def pipelining(optimizer: Optimizer, asked: Pipeline) -> Optimizer:
+def pipelining(optimizer: Optimizer, asked: PipelineSettings) -> Optimizer:
     """The optimizer with a pipeline as a strategy asks for it; one of its own keeps its cuts."""
     inner: Any = optimizer
     while inner is not None:
@@ -204,6 +204,6 @@ def pipelining(optimizer: Optimizer, asked: Pipeline) -> Optimizer:
     return made
 
 
-def asked_by_launcher() -> Pipeline | None:
+def asked_by_launcher() -> PipelineSettings | None:
     """What the launcher's strategy says of pipelines."""
     return resolve(None, read_environment().strategy).pipeline

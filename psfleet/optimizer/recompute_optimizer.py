@@ -6,7 +6,7 @@ from typing import Any
 from psfleet.errors import UsageError
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.strategy import Recompute
+from psfleet.strategy import RecomputeSettings
 from psfleet.validation.annotations import checked
 
 __all__ = ["RecomputeOptimizer", "recomputing"]
@@ -90,7 +90,7 @@ class RecomputeOptimizer(Optimizer):
         setattr(self._inner, name, value)
 
 
-def recomputing(optimizer: Optimizer, settings: Recompute) -> RecomputeOptimizer:
+def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
     """The optimizer with recomputing as a strategy asks for it."""
     from psfleet.program.backward import Automatic
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 from psfleet import rules
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.optimizer import Older, Optimizer, Rate
+from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.regularizer import WeightDecay
 
 __all__ = ["Rprop"]
@@ -31,7 +31,7 @@ class Rprop(Optimizer):
         weight_decay: WeightDecay | float | None = None,
         grad_clip: ClipGradBase | None = None,
         name: str | None = None,
-        **older: Unpack[Older],
+        **older: Unpack[LegacyArguments],
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, **older)
         self._rule = rules.Rprop(self.get_lr(), *learning_rate_range, *etas)

@@ -9,30 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
-from psfleet.parameters.gradients import Elements, Grad, densify, pushed
+from psfleet.parameters.gradients import Grad, SparseElements, densify, pushed
 from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
-from psfleet.parameters.placeholders import Averaged, Promised
+from psfleet.parameters.placeholders import AveragedBinding, LazyBinding
 from psfleet.parameters.placement import has_any_id, place
 from psfleet.platform.interrupts import deferred
 from psfleet.rules.rule import Rule
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import (
-    Awaited,
     Gradient,
+    PendingPull,
+    PrefetchingRuntime,
     Read,
-    ReadsAhead,
     Runtime,
     TableState,
     is_trained,
 )
-from psfleet.schema.table import Decay, TableSpec
+from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
 
 __all__ = [
-    "Owner",
-    "Seat",
-    "Tables",
-    "Watcher",
+    "BoundTable",
+    "BoundTables",
+    "TableOwner",
+    "ValueCache",
     "as_gradient",
     "has_pushed",
     "invalidate",
@@ -45,18 +45,18 @@ Ids = NDArray[np.int64]
 _LOOKUPS = 8  # of one sparse table whose rows are kept within a step
 
 
-class Owner(Protocol):
+class TableOwner(Protocol):
     """What a table needs to know of the optimizer that updates it."""
 
     lazy: bool
     every_row: bool
 
     def rule(self, parameter: Parameter | None = None) -> Rule: ...
-    def decay(self, parameter: Parameter | None = None) -> Decay: ...
-    def lender(self, parameter: Parameter) -> "Owner": ...
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec: ...
+    def lender(self, parameter: Parameter) -> "TableOwner": ...
 
 
-class Watcher(Protocol):
+class ValueCache(Protocol):
     """Has seen values of tables."""
 
     def forget(self) -> None:
@@ -64,7 +64,7 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class BoundTable:
     """One parameter's table.
 
     Attributes:
@@ -75,7 +75,7 @@ class Seat:
     key: int
     spec: TableSpec
     parameter: Parameter
-    owner: Owner
+    owner: TableOwner
     value: Floats | None = None
     rows: list[tuple[Ids, Floats]] = field(default_factory=list)
 
@@ -94,19 +94,19 @@ class Seat:
         return np.arange(self.parameter.shape[0], dtype=np.int64)
 
 
-class Tables:
+class BoundTables:
     """The tables of one runtime. Implements psfleet.parameters.parameter.Binding for all parameters in it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
-        self._seats: dict[int, Seat] = {}
-        self._owned: dict[tuple[int, int], Seat] = {}
+        self._seats: dict[int, BoundTable] = {}
+        self._owned: dict[tuple[int, int], BoundTable] = {}
         self._names: dict[str, int] = {}
-        self._pushed: list[Seat] = []
+        self._pushed: list[BoundTable] = []
         # What the next push brings along: by table the sum of some values, their number and rate.
-        self._along: dict[int, tuple[Seat, Floats, int, float]] = {}
-        self._ahead: tuple[list[Read], Awaited] | None = None
+        self._along: dict[int, tuple[BoundTable, Floats, int, float]] = {}
+        self._ahead: tuple[list[Read], PendingPull] | None = None
 
     # -- Binding -------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Tables:
     def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
         """Bring what a step needs in one pull; with other workers about, all of it anew."""
         whole = {id(p): self._seats[id(p)] for p in dense}
-        rows: list[tuple[Seat, Ids]] = []
+        rows: list[tuple[BoundTable, Ids]] = []
         for parameter, ids in sparse:
             seat = self._seats[id(parameter)]
             check_rows(parameter, ids)
@@ -161,7 +161,7 @@ class Tables:
 
         Nothing is read ahead in modes in which a step must see the push before it.
         """
-        if not isinstance(self.runtime, ReadsAhead) or not self.runtime.reads_ahead:
+        if not isinstance(self.runtime, PrefetchingRuntime) or not self.runtime.reads_ahead:
             return
         seats = [self._seats[id(parameter)] for parameter in dense]
         rows = [(self._seats[id(parameter)], ids) for parameter, ids in sparse]
@@ -178,7 +178,7 @@ class Tables:
             return None
         return ahead[1].wait()
 
-    def _pull(self, dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> None:
+    def _pull(self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> None:
         reads = _reads(dense, sparse)
         if not reads:
             return
@@ -192,7 +192,7 @@ class Tables:
 
     @deferred()
     def push(
-        self, gradients: Sequence[tuple[Seat, Gradient]], samples: int, loss: float | None
+        self, gradients: Sequence[tuple[BoundTable, Gradient]], samples: int, loss: float | None
     ) -> None:
         """Send the gradients of one step. The runtime reports what goes wrong with them."""
         global _pushes
@@ -208,7 +208,7 @@ class Tables:
         for seat in self._pushed:
             seat.forget()
 
-    def send_along(self, seat: Seat, gradient: Floats, rate: float) -> None:
+    def send_along(self, seat: BoundTable, gradient: Floats, rate: float) -> None:
         """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
         known = self._along.get(seat.key)
         total, count = (gradient, 1) if known is None else (known[1] + gradient, known[2] + 1)
@@ -216,13 +216,13 @@ class Tables:
 
     # -- seats ---------------------------------------------------------------------------------
 
-    def seat(self, owner: Owner, parameter: Parameter, by_rows: bool = False) -> Seat:
+    def seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         """The parameter's table under this optimizer, made if it is new."""
-        if isinstance(parameter.binding, Averaged):
+        if isinstance(parameter.binding, AveragedBinding):
             raise UsageError(
                 f"parameter {parameter.name!r} shows its average; restore() before training on"
             )
-        if isinstance(parameter.binding, Promised):
+        if isinstance(parameter.binding, LazyBinding):
             parameter.binding = None
         seat = self._owned.get((id(owner), id(parameter)))
         if seat is not None and self._seats.get(id(parameter)) is seat:
@@ -237,7 +237,7 @@ class Tables:
         parameter.binding = self
         return seat
 
-    def find(self, owner: Owner, parameter: Parameter) -> Seat | None:
+    def find(self, owner: TableOwner, parameter: Parameter) -> BoundTable | None:
         """The parameter's table under this optimizer, if it has one."""
         return self._owned.get((id(owner), id(parameter)))
 
@@ -245,9 +245,9 @@ class Tables:
         """All parameters that have a table here."""
         return [seat.parameter for seat in self._seats.values()]
 
-    def _new_seat(self, owner: Owner, parameter: Parameter, by_rows: bool) -> Seat:
+    def _new_seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> BoundTable:
         spec = self._spec(owner, parameter, by_rows)
-        seat = Seat(spec.key, spec, parameter, owner)
+        seat = BoundTable(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
             self.runtime.create(spec, _master(parameter))
         elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
@@ -259,7 +259,7 @@ class Tables:
             self.runtime.create(spec)
         return seat
 
-    def _spec(self, owner: Owner, parameter: Parameter, by_rows: bool) -> TableSpec:
+    def _spec(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> TableSpec:
         if by_rows and len(parameter.shape) == 2:
             parameter.sparse = True
         owner = owner.lender(parameter)
@@ -281,11 +281,11 @@ class Tables:
             parameter.entry,
         )
 
-    def _preload(self, seat: Seat) -> None:
+    def _preload(self, seat: BoundTable) -> None:
         """Give a sparse table the rows that its parameter has now."""
         self.runtime.create(seat.spec)
         source = seat.parameter.binding
-        if isinstance(source, Tables) and not seat.bounded:
+        if isinstance(source, BoundTables) and not seat.bounded:
             state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
             ids, rows = state.ids, state.values[0]
         else:
@@ -293,13 +293,13 @@ class Tables:
         slots = [np.full_like(rows, slot.initial) for slot in seat.spec.rule.slots]
         self.runtime.write_table(seat.key, TableState(0, [rows, *slots], ids))
 
-    def _move(self, parameter: Parameter, seat: Seat) -> None:
+    def _move(self, parameter: Parameter, seat: BoundTable) -> None:
         """Bring the value that another optimizer's table holds into this one; state stays."""
         before = self._seats[id(parameter)]
         self.exclusively(lambda: self._copy_value(before, seat))
         seat.forget()
 
-    def _copy_value(self, source: Seat, target: Seat) -> None:
+    def _copy_value(self, source: BoundTable, target: BoundTable) -> None:
         if not target.bounded:
             raise UsageError(
                 f"parameter {target.parameter.name!r} has rows for any id and is "
@@ -309,7 +309,7 @@ class Tables:
         value = np.array(self.value(source.parameter), np.float32)
         self.write_value(target, value)
 
-    def write_value(self, seat: Seat, value: Floats) -> None:
+    def write_value(self, seat: BoundTable, value: Floats) -> None:
         """Set the weights of a table and leave its state. Call it within `exclusively`."""
         state = self.runtime.read_table(seat.key)
         if seat.spec.kind == "sparse":
@@ -351,24 +351,24 @@ class Tables:
             seat.forget()
 
 
-_known: list[Tables] = []
+_known: list[BoundTables] = []
 _pushes = 0  # of all tables that there were
-_watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
+_watchers: "weakref.WeakSet[ValueCache]" = weakref.WeakSet()
 
 
-def tables(runtime: Runtime | None = None) -> Tables:
+def tables(runtime: Runtime | None = None) -> BoundTables:
     """The tables of a runtime; None: of the active one."""
     runtime = runtime or runtimes.active()
     if not _known or _known[0].runtime is not runtime:
-        _known[:] = [Tables(runtime)]
+        _known[:] = [BoundTables(runtime)]
     return _known[0]
 
 
 def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
-    """Begin to bring what the next step needs, see `Tables.read_ahead`, if one runtime has it all."""
+    """Begin to bring what the next step needs, see `BoundTables.read_ahead`, if one runtime has it all."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
     binding = next(iter(bindings.values()), None)
-    if len(bindings) == 1 and isinstance(binding, Tables):
+    if len(bindings) == 1 and isinstance(binding, BoundTables):
         binding.read_ahead(dense, sparse)
 
 
@@ -377,7 +377,7 @@ def has_pushed() -> bool:
     return _pushes > 0
 
 
-def watch(watcher: Watcher) -> None:
+def watch(watcher: ValueCache) -> None:
     """Tell it, for as long as it lives, of each `invalidate`."""
     _watchers.add(watcher)
 
@@ -388,7 +388,7 @@ def invalidate() -> None:
         known.forget()
 
 
-def _reads(dense: Sequence[Seat], sparse: Sequence[tuple[Seat, Ids]]) -> list[Read]:
+def _reads(dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> list[Read]:
     return [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
 
 
@@ -401,9 +401,9 @@ def _alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
     )
 
 
-def as_gradient(seat: Seat, grad: Grad | Elements, rate: float) -> Gradient:
+def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
     """A gradient in the form that the seat's table takes."""
-    if isinstance(grad, Elements):
+    if isinstance(grad, SparseElements):
         return Gradient(seat.key, grad.values, grad.positions, rate)
     if seat.spec.kind == "sparse":
         if not isinstance(grad, SparseGrad):

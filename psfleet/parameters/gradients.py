@@ -11,7 +11,7 @@ from psfleet.parameters.parameter import Parameter, SparseGrad, as_numbers, chec
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import ShowClickEntry, part_of
 
-__all__ = ["Elements", "Grad", "check_gradient", "densify", "pushed", "scaled", "zeroed"]
+__all__ = ["Grad", "SparseElements", "check_gradient", "densify", "pushed", "scaled", "zeroed"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -19,7 +19,7 @@ Grad = Floats | SparseGrad
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
+class SparseElements:
     """A dense gradient that is zero but for some values.
 
     Attributes:

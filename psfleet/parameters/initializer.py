@@ -1,6 +1,6 @@
 """How parameters start, under the reference's names.
 
-Each is a small value whose `resolve(shape)` gives the `psfleet.schema.table.Initializer` that tables
+Each is a small value whose `resolve(shape)` gives the `psfleet.schema.table.InitializerSpec` that tables
 use: the same bits on every server and worker.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, PsfleetError, ShapeError
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, check_fields
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "Assign",
     "Constant",
     "ConstantInitializer",
+    "Initializer",
     "MSRAInitializer",
     "Normal",
     "NormalInitializer",
     "NumpyArrayInitializer",
-    "Start",
     "TruncatedNormal",
     "TruncatedNormalInitializer",
     "Uniform",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Start:
+class Initializer:
     """Base of all initializers.
 
     Attributes:
@@ -52,62 +52,62 @@ class Start:
         """The seed, 0 if the program's is to be used."""
         return int(getattr(self, "seed", 0))
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
         """The table's initializer for a parameter of this shape."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Constant(Start):
+class Constant(Initializer):
     """Every value is `value`."""
 
     value: float = 0.0
     force_cpu: bool = False
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
-        return Initializer("constant", float(self.value), 0.0)
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
+        return InitializerSpec("constant", float(self.value), 0.0)
 
 
 @dataclass(frozen=True)
-class Uniform(Start):
+class Uniform(Initializer):
     """Uniform in [low, high)."""
 
     low: float = -1.0
     high: float = 1.0
     seed: NonNegativeInt = 0
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
         if self.low > self.high:
             raise ConfigError(f"Uniform: low is {self.low!r}, above high {self.high!r}")
-        return Initializer("uniform", float(self.low), float(self.high))
+        return InitializerSpec("uniform", float(self.low), float(self.high))
 
 
 @dataclass(frozen=True)
-class Normal(Start):
+class Normal(Initializer):
     """Normal with mean `loc` and standard deviation `scale`."""
 
     loc: float = 0.0
     scale: NonNegative = 1.0
     seed: NonNegativeInt = 0
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
-        return Initializer("normal", float(self.loc), float(self.scale))
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
+        return InitializerSpec("normal", float(self.loc), float(self.scale))
 
 
 @dataclass(frozen=True)
-class TruncatedNormal(Start):
+class TruncatedNormal(Initializer):
     """As Normal, but drawn again while further than two deviations from the mean."""
 
     loc: float = 0.0
     scale: NonNegative = 1.0
     seed: NonNegativeInt = 0
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
-        return Initializer("truncated", float(self.loc), float(self.scale))
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
+        return InitializerSpec("truncated", float(self.loc), float(self.scale))
 
 
 @dataclass(frozen=True)
-class Xavier(Start):
+class Xavier(Initializer):
     """Variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010); fans of the shape if None."""
 
     uniform: bool = True
@@ -115,26 +115,26 @@ class Xavier(Start):
     fan_out: NonNegative | None = None
     seed: NonNegativeInt = 0
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
         fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
         fan_out = _fans(shape)[1] if self.fan_out is None else self.fan_out
         return _spread(self.uniform, 2.0 / max(fan_in + fan_out, 1))
 
 
 @dataclass(frozen=True)
-class MSRA(Start):
+class MSRA(Initializer):
     """Variance 2 / fan_in (He et al., 2015); the fan from the shape if not given."""
 
     uniform: bool = True
     fan_in: NonNegative | None = None
     seed: NonNegativeInt = 0
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
         fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
         return _spread(self.uniform, 2.0 / max(fan_in, 1))
 
 
-class Assign(Start):
+class Assign(Initializer):
     """The values of an array; for parameters with a known shape only, not for rows of any id."""
 
     def __init__(self, value: ArrayLike) -> None:
@@ -145,27 +145,29 @@ class Assign(Start):
         object.__setattr__(self, "value", array)
         self.value: NDArray[np.float32]
 
-    def resolve(self, shape: Sequence[int | None]) -> Initializer:
+    def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
         raise ConfigError(
             f"an array of shape {self.value.shape} cannot initialise a sparse table, whose rows appear "
             "by id; use Uniform, Normal or Constant, or set the rows after it is made"
         )
 
 
-def resolve(initializer: Start | Initializer | None, shape: Sequence[int | None]) -> Initializer:
+def resolve(
+    initializer: Initializer | InitializerSpec | None, shape: Sequence[int | None]
+) -> InitializerSpec:
     """What a table needs, from what a user may pass; None is uniform in [-0.01, 0.01)."""
     if initializer is None:
-        return Initializer()
-    if isinstance(initializer, Initializer):
+        return InitializerSpec()
+    if isinstance(initializer, InitializerSpec):
         return initializer
-    if isinstance(initializer, Start):
+    if isinstance(initializer, Initializer):
         return initializer.resolve(shape)
     raise ConfigError(f"initializer is {initializer!r}; it must be one of psfleet.initializer")
 
 
 def starting(
-    said: Start | Initializer | None, shape: Sequence[int | None], seed: int, owner: str
-) -> tuple[Initializer, int]:
+    said: Initializer | InitializerSpec | None, shape: Sequence[int | None], seed: int, owner: str
+) -> tuple[InitializerSpec, int]:
     """What a table needs, and the seed: the initializer's own one if it has one.
 
     Args:
@@ -175,7 +177,7 @@ def starting(
         found = resolve(said, shape)
     except PsfleetError as error:
         raise type(error)(f"{owner}: {error}") from None
-    own = said.own_seed if isinstance(said, Start) else 0
+    own = said.own_seed if isinstance(said, Initializer) else 0
     return found, own or seed
 
 
@@ -195,11 +197,11 @@ def _fans(shape: Sequence[int | None]) -> tuple[int, int]:
     return sizes[1] * field, sizes[0] * field
 
 
-def _spread(uniform: bool, variance: float) -> Initializer:
+def _spread(uniform: bool, variance: float) -> InitializerSpec:
     if uniform:
         limit = math.sqrt(3.0 * variance)
-        return Initializer("uniform", -limit, limit)
-    return Initializer("normal", 0.0, math.sqrt(variance))
+        return InitializerSpec("uniform", -limit, limit)
+    return InitializerSpec("normal", 0.0, math.sqrt(variance))
 
 
 ConstantInitializer = Constant

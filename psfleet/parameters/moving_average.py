@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
-from psfleet.parameters.placeholders import Promised
+from psfleet.parameters.placeholders import LazyBinding
 from psfleet.rules.rule import Rule
 from psfleet.rules.sgd import SGD
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
 __all__ = ["note", "promise"]
 
@@ -33,8 +33,8 @@ class _Average:
     def rule(self, parameter: Parameter | None = None) -> Rule:
         return SGD()
 
-    def decay(self, parameter: Parameter | None = None) -> Decay:
-        return Decay(l2=1.0)
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
+        return DecaySpec(l2=1.0)
 
     def lender(self, parameter: Parameter) -> "_Average":
         return self
@@ -48,7 +48,7 @@ def _average(momentum: float) -> _Average:
 def promise(parameter: Parameter, momentum: float) -> None:
     """Let a parameter's value come from its table, which is made when it is first needed."""
     owner = _average(momentum)
-    promised = Promised(lambda found: tables().seat(owner, found), early=True)
+    promised = LazyBinding(lambda found: tables().seat(owner, found), early=True)
     parameter.binding = parameter.binding or promised
 
 

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_array, initial_rows
-from psfleet.parameters.initializer import Assign, Start, starting
+from psfleet.parameters.initializer import Assign, Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 
 __all__ = [
     "Binding",
@@ -120,7 +120,7 @@ class Parameter:
         shape: tuple[int, ...] | None = None,
         sparse: bool = False,
         distributed: bool = False,
-        initializer: Initializer | Start | None = None,
+        initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         trainable: bool = True,
         learning_rate: float = 1.0,

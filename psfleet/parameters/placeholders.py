@@ -11,13 +11,13 @@ from psfleet.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.runtime import interface as runtimes
 from psfleet.schema.table import key_of
 
-__all__ = ["Averaged", "Promised"]
+__all__ = ["AveragedBinding", "LazyBinding"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-class Promised:
+class LazyBinding:
     """Stands in for a parameter's table until the value is needed; then the table is made.
 
     So a run starts from the value that the fleet has, not from the one that this process would start
@@ -59,7 +59,7 @@ class Promised:
             parameter.binding = parameter.binding or self
 
 
-class Averaged:
+class AveragedBinding:
     """Shows an average in place of a parameter's value. Implements psfleet.parameters.parameter.Binding.
 
     While it does, a run of the training program only evaluates.

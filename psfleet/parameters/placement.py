@@ -8,7 +8,7 @@ from typing import Literal
 
 from psfleet.parameters.parameter import Parameter
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import MAX_DIM, Decay
+from psfleet.schema.table import MAX_DIM, DecaySpec
 
 __all__ = ["Placement", "Reach", "has_any_id", "place", "reach"]
 
@@ -31,7 +31,7 @@ def has_any_id(parameter: Parameter) -> bool:
 
 
 def place(
-    parameter: Parameter, rule: Rule, decay: Decay, lazy: bool, every_row: bool = False
+    parameter: Parameter, rule: Rule, decay: DecaySpec, lazy: bool, every_row: bool = False
 ) -> Placement:
     """The table that gives a parameter the reference's semantics.
 
@@ -47,7 +47,7 @@ def place(
         return Placement("sparse", every_row)
     if not parameter.sparse or len(parameter.shape) != 2:
         return Placement("dense")
-    if not 1 <= parameter.shape[1] <= MAX_DIM or decay != Decay():
+    if not 1 <= parameter.shape[1] <= MAX_DIM or decay != DecaySpec():
         return Placement("dense")
     wanted = "touched" if lazy else reach(rule)
     return Placement("dense") if wanted == "all" else Placement("sparse", wanted == "stored")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import NonNegative, check, checked
 
 __all__ = [
@@ -35,7 +35,7 @@ class WeightDecay:
         self.coeff = float(coeff if regularization_coeff is None else regularization_coeff)
 
     @property
-    def decay(self) -> Decay:
+    def decay(self) -> DecaySpec:
         """The form in which a table carries it."""
         raise NotImplementedError
 
@@ -51,9 +51,9 @@ class L1Decay(WeightDecay):
     """Adds coeff * sign(w) to the gradient."""
 
     @property
-    def decay(self) -> Decay:
+    def decay(self) -> DecaySpec:
         """The form in which a table carries it."""
-        return Decay(l1=self.coeff)
+        return DecaySpec(l1=self.coeff)
 
     def gradient(self, value: Floats) -> Floats:
         """coeff * sign(w)."""
@@ -64,9 +64,9 @@ class L2Decay(WeightDecay):
     """Adds coeff * w to the gradient: no factor 2 or 1/2."""
 
     @property
-    def decay(self) -> Decay:
+    def decay(self) -> DecaySpec:
         """The form in which a table carries it."""
-        return Decay(l2=self.coeff)
+        return DecaySpec(l2=self.coeff)
 
     def gradient(self, value: Floats) -> Floats:
         """coeff * w."""
@@ -80,9 +80,9 @@ def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
     return L2Decay(check(owner, "weight_decay", value, NonNegative))
 
 
-def as_decay(regularizer: WeightDecay | None) -> Decay:
+def as_decay(regularizer: WeightDecay | None) -> DecaySpec:
     """What a table carries for it."""
-    return regularizer.decay if regularizer else Decay()
+    return regularizer.decay if regularizer else DecaySpec()
 
 
 L1DecayRegularizer = L1Decay

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
-from psfleet.program.plan import Plan
+from psfleet.program.plan import ExecutionPlan
 from psfleet.program.variable import Variable
 
 __all__ = ["balanced_edges", "balanced_parts", "edges_of", "parts_of", "records_of", "weight_of"]
@@ -33,7 +33,7 @@ def _size(variable: Variable) -> int:
     return math.prod(extent or 1 for extent in variable.shape)
 
 
-def records_of(plan: Plan, count: int) -> list[Record]:
+def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
     """The records of the plan's loss, in forward order.
 
     Raises:
@@ -58,13 +58,13 @@ def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) ->
     return balanced_edges(weights, _crossing(records), count)
 
 
-def parts_of(plan: Plan, edges: Sequence[int]) -> list[list[Record]]:
+def parts_of(plan: ExecutionPlan, edges: Sequence[int]) -> list[list[Record]]:
     """The records of the plan's loss, cut there."""
     records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
 
 
-def balanced_parts(plan: Plan, count: int) -> list[list[Record]]:
+def balanced_parts(plan: ExecutionPlan, count: int) -> list[list[Record]]:
     """The records of the plan's loss in `count` parts of about equal work, as far as shapes tell."""
     records = records_of(plan, count)
     return parts_of(plan, edges_of(records, [weight_of(record) for record in records], count))

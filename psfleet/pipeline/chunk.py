@@ -3,19 +3,19 @@
 from typing import Any
 
 from psfleet.parameters.parameter import Parameter
-from psfleet.pipeline.chunk_plan import Piece
-from psfleet.program.gradient import Sweep
+from psfleet.pipeline.chunk_plan import ChunkPlan
+from psfleet.program.gradient import BackwardPass
 from psfleet.program.operation import Array, Context, Gradient, Record
 from psfleet.program.plan import BackwardPlan
 from psfleet.program.program import Program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 
-__all__ = ["ChunkRun", "RecomputingChunkRun", "Rows", "chunk_run"]
+__all__ = ["ChunkRun", "RecomputingChunkRun", "StepRows", "chunk_run"]
 
 
-class Rows:
+class StepRows:
     """Stands for a sparse parameter: the rows that the whole step has fetched, by array of ids."""
 
     def __init__(self, parameter: Parameter) -> None:
@@ -37,7 +37,7 @@ class Rows:
         return self._parameter.lookup(ids)
 
 
-class ChunkRun(Run):
+class ChunkRun(ProgramRun):
     """A run of a piece on one micro-batch.
 
     Attributes:
@@ -48,9 +48,9 @@ class ChunkRun(Run):
     def __init__(
         self,
         program: Program,
-        piece: Piece,
+        piece: ChunkPlan,
         values: dict[Variable, Array],
-        rows: dict[str, Rows],
+        rows: dict[str, StepRows],
         meter: Any,
     ) -> None:
         super().__init__(program, piece.plan, values, meter)
@@ -64,14 +64,14 @@ class ChunkRun(Run):
         """What an operation gets: rows that are here in place of a sparse parameter."""
         return self._rows.get(variable.name) or super().input(variable)
 
-    def seeded(self, plan: BackwardPlan) -> Sweep:
+    def seeded(self, plan: BackwardPlan) -> BackwardPass:
         """A sweep that starts with what has arrived, and with 1 if the loss is made here."""
         seeds = dict(self.arrived)
         if plan.backward.loss.record in set(self.plan.forward):
             seeds.update(super().seeded(plan).gradients)
-        return Sweep(seeds)
+        return BackwardPass(seeds)
 
-    def take_gradients(self, plan: BackwardPlan, sweep: Sweep) -> None:
+    def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
         """Keep what the sweep has left."""
         self.gradients.update(sweep.gradients)
 
@@ -85,7 +85,7 @@ class ChunkRun(Run):
             self.gradients.update(sweep.gradients)
 
     def _inputs_of(
-        self, record: Record, needs: tuple[bool, ...], own: set[Variable], sweep: Sweep
+        self, record: Record, needs: tuple[bool, ...], own: set[Variable], sweep: BackwardPass
     ) -> None:
         context = self.contexts.pop(record)
         gradient = sweep.gradients.pop(record.output, None)
@@ -100,7 +100,7 @@ class ChunkRun(Run):
 
     def backward_weights(self) -> None:
         """Second half: the other gradients of parameters."""
-        sweep = Sweep({})
+        sweep = BackwardPass({})
         for record, context, gradient, late in self._pending:
             context.needs = late
             sweep.step(record, context, gradient)
@@ -113,7 +113,11 @@ class RecomputingChunkRun(ChunkRun, RecomputingRun):
 
 
 def chunk_run(
-    program: Program, piece: Piece, values: dict[Variable, Array], rows: dict[str, Rows], meter: Any
+    program: Program,
+    piece: ChunkPlan,
+    values: dict[Variable, Array],
+    rows: dict[str, StepRows],
+    meter: Any,
 ) -> ChunkRun:
     """A run of the piece, recomputing if its backward pass asks for it."""
     kind = RecomputingChunkRun if piece.plan.recomputes else ChunkRun

@@ -16,14 +16,14 @@ from psfleet.program.backward import Backward
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
 from psfleet.program.ops.embedding import Embedding
-from psfleet.program.plan import BackwardPlan, Plan, last_uses
+from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
 from psfleet.program.variable import Variable
 
-__all__ = ["Piece", "cut_plan"]
+__all__ = ["ChunkPlan", "cut_plan"]
 
 
 @dataclass(eq=False)
-class Piece:
+class ChunkPlan:
     """The part of a plan that belongs to one chunk.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece:
         owned: Leaves whose whole gradient comes together here.
     """
 
-    plan: Plan
+    plan: ExecutionPlan
     early: list[Record]
     lookups: list[tuple[Parameter, Variable]]
     dense: list[Variable]
@@ -50,7 +50,7 @@ class Piece:
     owned: list[Variable] = field(default_factory=list)
 
 
-def cut_plan(plan: Plan, parts: Sequence[Sequence[Record]]) -> list[Piece]:
+def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[ChunkPlan]:
     """The pieces of a plan.
 
     Args:
@@ -81,7 +81,7 @@ def cut_plan(plan: Plan, parts: Sequence[Sequence[Record]]) -> list[Piece]:
     return pieces
 
 
-def _homes(plan: Plan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
+def _homes(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
     home = {record: i for i, part in enumerate(parts) for record in part}
     for record in plan.forward:
         if record not in home:
@@ -91,7 +91,7 @@ def _homes(plan: Plan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
     return home
 
 
-def _piece(plan: Plan, backward: BackwardPlan, records: list[Record]) -> Piece:
+def _piece(plan: ExecutionPlan, backward: BackwardPlan, records: list[Record]) -> ChunkPlan:
     own = set(records)
     active = [record for record in backward.records if record in own]
     needs = {record: backward.needs[record] for record in active}
@@ -106,8 +106,8 @@ def _piece(plan: Plan, backward: BackwardPlan, records: list[Record]) -> Piece:
         for ids, table in [record.inputs[:2]]
         if table.parameter
     }
-    return Piece(
-        Plan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
+    return ChunkPlan(
+        ExecutionPlan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
         [record for record in ancestors(used) if record in early],
         [pair for key, pair in lookups.items() if key in known],
         [v for v in plan.dense if v in used],
@@ -115,7 +115,7 @@ def _piece(plan: Plan, backward: BackwardPlan, records: list[Record]) -> Piece:
 
 
 def _connect_values(
-    pieces: list[Piece], records: list[list[Record]], home: dict[Record, int]
+    pieces: list[ChunkPlan], records: list[list[Record]], home: dict[Record, int]
 ) -> None:
     for user, own in enumerate(records):
         for variable in dict.fromkeys(v for record in own for v in record.inputs):
@@ -125,7 +125,9 @@ def _connect_values(
                 pieces[maker].gives.setdefault(variable, []).append(user)
 
 
-def _connect_gradients(pieces: list[Piece], backward: Backward, home: dict[Record, int]) -> None:
+def _connect_gradients(
+    pieces: list[ChunkPlan], backward: Backward, home: dict[Record, int]
+) -> None:
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.wanted}
     for user, piece in enumerate(pieces):
         for record, needs in piece.plan.needs.items():

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psfleet.settings.environment import threads
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 
 __all__ = ["cores_of", "pin"]
 
 
-def cores_of(place: Place, start: int, width: int, available: Sequence[int]) -> list[int]:
+def cores_of(place: StagePosition, start: int, width: int, available: Sequence[int]) -> list[int]:
     """The cores of a process: `width` of the available ones, side by side, process after process.
 
     Args:
@@ -26,7 +26,7 @@ def cores_of(place: Place, start: int, width: int, available: Sequence[int]) -> 
     return sorted({available[(first + i) % len(available)] for i in range(width)})
 
 
-def pin(place: Place, start: int) -> None:
+def pin(place: StagePosition, start: int) -> None:
     """Keep all threads of this process to its cores: as many as its BLAS has threads.
 
     Processes of several workers that do not share a host are counted as if they did.

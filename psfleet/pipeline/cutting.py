@@ -6,18 +6,18 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.pipeline.balance import balanced_parts
-from psfleet.pipeline.chunk_plan import Piece, cut_plan
+from psfleet.pipeline.chunk_plan import ChunkPlan, cut_plan
 from psfleet.pipeline.simulation import live_micro_batches
 from psfleet.program.backward import Automatic
 from psfleet.program.operation import Record
-from psfleet.program.plan import Plan
+from psfleet.program.plan import ExecutionPlan
 from psfleet.stages.schedule import Schedule, make_schedule
 
-__all__ = ["Cut", "Pipelining", "check_share"]
+__all__ = ["PartitionedPlan", "PipelineSpec", "check_share"]
 
 
 @dataclass
-class Cut:
+class PartitionedPlan:
     """A plan cut for a number of stages.
 
     Attributes:
@@ -25,12 +25,12 @@ class Cut:
         per_stage: Chunks of each stage.
     """
 
-    pieces: list[Piece]
+    pieces: list[ChunkPlan]
     per_stage: int
 
 
 @dataclass(eq=False)
-class Pipelining:
+class PipelineSpec:
     """How a program is run as a pipeline; attached to its backward pass.
 
     Attributes:
@@ -49,10 +49,10 @@ class Pipelining:
     chunks: int = 1
     parts: Sequence[Sequence[Record]] | None = None
     queue_size: int = 30
-    _cuts: dict[int, tuple[Plan, Cut]] = field(default_factory=dict)
+    _cuts: dict[int, tuple[ExecutionPlan, PartitionedPlan]] = field(default_factory=dict)
     _schedules: dict[tuple[int, int, int], Schedule] = field(default_factory=dict)
 
-    def cut(self, plan: Plan, stages: int) -> Cut:
+    def cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
         """The plan's pieces for a number of stages, made once.
 
         Raises:
@@ -63,15 +63,15 @@ class Pipelining:
             known = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
         return known[1]
 
-    def _cut(self, plan: Plan, stages: int) -> Cut:
+    def _cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
         parts = self.parts or balanced_parts(plan, max(self.stages, stages) * self.chunks)
         check_share(len(parts), stages)
-        cut = Cut(cut_plan(plan, parts), len(parts) // stages)
+        cut = PartitionedPlan(cut_plan(plan, parts), len(parts) // stages)
         for number, piece in enumerate(cut.pieces):
             self._set_budget(piece, number % stages, stages, cut.per_stage)
         return cut
 
-    def _set_budget(self, piece: Piece, stage: int, stages: int, per_stage: int) -> None:
+    def _set_budget(self, piece: ChunkPlan, stage: int, stages: int, per_stage: int) -> None:
         """Share a memory budget for activations among the micro-batches that are alive at once."""
         for plan in piece.plan.backwards:
             wanted: Any = plan.backward.checkpoints

@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 
 from psfleet.parameters.parameter import Parameter, SparseGrad, fetch
-from psfleet.pipeline.chunk import ChunkRun, Rows, chunk_run
-from psfleet.pipeline.cutting import Pipelining
+from psfleet.pipeline.chunk import ChunkRun, StepRows, chunk_run
+from psfleet.pipeline.cutting import PipelineSpec
 from psfleet.pipeline.messages import pack, unpack
 from psfleet.pipeline.micro_batches import combine, micro_feeds, micro_sizes
 from psfleet.pipeline.timing import agree_on_parts
 from psfleet.program.gradient import ancestors, summed
 from psfleet.program.operation import Array, Gradient
-from psfleet.program.plan import Plan
+from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
 from psfleet.stages import links as ways
-from psfleet.stages.links import Links, Place
+from psfleet.stages.links import Links, StagePosition
 from psfleet.stages.schedule import Action, Work
 
 __all__ = ["PipelinedRun", "pipelined_step", "settle_parts"]
@@ -54,9 +54,9 @@ class PipelinedRun:
     def __init__(
         self,
         program: Program,
-        plan: Plan,
+        plan: ExecutionPlan,
         feeds: Mapping[Variable, Array],
-        place: Place,
+        place: StagePosition,
         links: Links | None,
         number: int,
         meter: Any = None,
@@ -70,7 +70,7 @@ class PipelinedRun:
         self._number = number
         self._meter = meter
         self._backward = plan.backwards[0].backward
-        wish: Pipelining = self._backward.pipeline
+        wish: PipelineSpec = self._backward.pipeline
         cut = wish.cut(plan, place.stages)
         self._pieces = cut.pieces
         self._sizes = micro_sizes(feeds, wish.micro_batches)
@@ -81,7 +81,7 @@ class PipelinedRun:
         self._seen: dict[Variable, dict[int, Array]] = defaultdict(dict)
         self._runs: dict[tuple[int, int], ChunkRun] = {}
         self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, StepRows] = {}
         self._results: Values = {}
         self._shares = [size / sum(self._sizes) for size in self._sizes]
         self._uneven = len(set(self._sizes)) > 1
@@ -105,7 +105,7 @@ class PipelinedRun:
         self.values[self._backward.loss] = self._results[self._backward.loss]
 
     def result(self, variable: Variable) -> Any:
-        """A value to hand out, as Run.result."""
+        """A value to hand out, as ProgramRun.result."""
         value = self._results.get(variable)
         if value is not None:
             return value
@@ -119,7 +119,9 @@ class PipelinedRun:
         early = {r for piece in pieces for r in piece.early}
         early |= set(ancestors(results)) & set(self._plan.early)
         for micro, feeds in enumerate(micro_feeds(self._feeds, self._sizes)):
-            run = Run(self._micro_program(micro), Plan(constants=self._plan.constants), feeds)
+            run = ProgramRun(
+                self._micro_program(micro), ExecutionPlan(constants=self._plan.constants), feeds
+            )
             run.forward(sorted(early, key=lambda record: record.serial))
             self._given.append(run.values)
         lookups = {(p.name, ids): (p, ids) for piece in pieces for p, ids in piece.lookups}
@@ -140,7 +142,7 @@ class PipelinedRun:
             self._deal_rows(parameter, ids, parameter.lookup(flat))
 
     def _deal_rows(self, parameter: Parameter, ids: Variable, rows: Array) -> None:
-        stand_in = self._rows.setdefault(parameter.name, Rows(parameter))
+        stand_in = self._rows.setdefault(parameter.name, StepRows(parameter))
         start = 0
         for given in self._given:
             own = given[ids]
@@ -179,7 +181,7 @@ class PipelinedRun:
             piece,
             self._given[micro],
             self._rows,
-            _Watch(self._meter, self._runs) if self._meter else None,
+            _LiveActivations(self._meter, self._runs) if self._meter else None,
         )
         self._runs[chunk, micro] = run
         for variable, maker in piece.takes.items():
@@ -317,14 +319,14 @@ class PipelinedRun:
 
 def pipelined_step(
     program: Program,
-    plan: Plan,
+    plan: ExecutionPlan,
     feeds: Mapping[Variable, Array],
     results: Sequence[Variable],
     meter: Any = None,
 ) -> PipelinedRun:
     """One step as this process's stage runs it, done but for the update."""
     place = ways.here()
-    wish: Pipelining = plan.backwards[0].backward.pipeline
+    wish: PipelineSpec = plan.backwards[0].backward.pipeline
     far = ways.links(wish.queue_size) if place.processes > 1 else None
     settle_parts(program, plan, feeds, place, far)
     run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
@@ -333,10 +335,14 @@ def pipelined_step(
 
 
 def settle_parts(
-    program: Program, plan: Plan, feeds: Mapping[Variable, Array], place: Place, far: Links | None
+    program: Program,
+    plan: ExecutionPlan,
+    feeds: Mapping[Variable, Array],
+    place: StagePosition,
+    far: Links | None,
 ) -> None:
     """If the script has named no cuts, measure once, in the first step, where they are best."""
-    wish: Pipelining = plan.backwards[0].backward.pipeline
+    wish: PipelineSpec = plan.backwards[0].backward.pipeline
     count = max(wish.stages, place.stages) * wish.chunks
     if wish.parts is None and count > 1:
         tag = f"{ways.next_step()}/cuts"
@@ -351,14 +357,14 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
     return gradient * np.float32(factor)
 
 
-class _Watch:
+class _LiveActivations:
     """Shows a meter all micro-batches that are alive as if they were one run."""
 
     def __init__(self, meter: Any, runs: Mapping[tuple[int, int], ChunkRun]) -> None:
         self._meter = meter
         self._runs = runs
 
-    def measure(self, run: Run) -> None:
+    def measure(self, run: ProgramRun) -> None:
         """Called after each operation of any of them."""
         self._meter.measure(self)
 

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.chunk_plan import Piece
-from psfleet.pipeline.cutting import Pipelining, check_share
+from psfleet.pipeline.chunk_plan import ChunkPlan
+from psfleet.pipeline.cutting import PipelineSpec, check_share
 from psfleet.pipeline.engine import PipelinedRun, settle_parts
 from psfleet.pipeline.simulation import EQUAL, picture, simulate
 from psfleet.program.operation import Array, Gradient
-from psfleet.program.plan import Plan
+from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
-from psfleet.program.recompute import Meter, RecomputePlan
+from psfleet.program.recompute import ActivationMeter, RecomputePlan
 from psfleet.program.variable import Variable
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from psfleet.stages.schedule import Action, Schedule, Work
 
-__all__ = ["Measured", "StudiedRun", "report", "study"]
+__all__ = ["ProfilingRun", "StepProfile", "report", "study"]
 
 
 @dataclass
-class Measured:
+class StepProfile:
     """What one step took, by chunk.
 
     Attributes:
@@ -42,20 +42,22 @@ class Measured:
     sent: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
 
-class StudiedRun(PipelinedRun):
+class ProfilingRun(PipelinedRun):
     """A step in one process that measures itself.
 
     Attributes:
         measured: After `complete`.
     """
 
-    def __init__(self, program: Program, plan: Plan, feeds: Mapping[Variable, Array]) -> None:
-        super().__init__(program, plan, feeds, Place(), None, 0)
-        self.measured = Measured()
+    def __init__(
+        self, program: Program, plan: ExecutionPlan, feeds: Mapping[Variable, Array]
+    ) -> None:
+        super().__init__(program, plan, feeds, StagePosition(), None, 0)
+        self.measured = StepProfile()
         self._chunk = 0
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ChunkPlan]:
         """Of the program."""
         return self._pieces
 
@@ -69,7 +71,7 @@ class StudiedRun(PipelinedRun):
         """Whole gradients by leaf."""
         return self._totals
 
-    def row_bytes(self, piece: Piece) -> int:
+    def row_bytes(self, piece: ChunkPlan) -> int:
         """Bytes of the rows that a piece looks up, and of their ids."""
         return sum(
             given[ids].size * (8 + 4 * parameter.shape[1])
@@ -85,7 +87,7 @@ class StudiedRun(PipelinedRun):
         taken = time.perf_counter() - begin
         self.measured.seconds[key] = min(taken, self.measured.seconds.get(key, math.inf))
         if action.work is Work.FORWARD:
-            meter = Meter()
+            meter = ActivationMeter()
             meter.measure(self._runs[action.chunk, action.micro])
             held = self.measured.held
             held[action.chunk] = max(held[action.chunk], meter.peak_bytes)
@@ -97,7 +99,7 @@ class StudiedRun(PipelinedRun):
         super()._give(way, variable, chunk, micro, value)
 
 
-def study(program: Program, plan: Plan, feeds: Mapping[Variable, Array]) -> str:
+def study(program: Program, plan: ExecutionPlan, feeds: Mapping[Variable, Array]) -> str:
     """The report on a training step that could be run now; nothing is updated.
 
     Args:
@@ -107,15 +109,15 @@ def study(program: Program, plan: Plan, feeds: Mapping[Variable, Array]) -> str:
     """
     backward = plan.backwards[0].backward
     if backward.pipeline is None:
-        backward.pipeline = Pipelining()
-    settle_parts(program, plan, feeds, Place(), None)
+        backward.pipeline = PipelineSpec()
+    settle_parts(program, plan, feeds, StagePosition(), None)
     for _ in range(2):  # the first one warms up
-        run = StudiedRun(program, plan, feeds)
+        run = ProfilingRun(program, plan, feeds)
         run.complete([])
     return report(run, backward.pipeline)
 
 
-def report(run: StudiedRun, wish: Pipelining) -> str:
+def report(run: ProfilingRun, wish: PipelineSpec) -> str:
     """What the measured step means for the stages that are asked for."""
     stages = wish.stages
     check_share(len(run.pieces), stages)
@@ -139,7 +141,7 @@ def report(run: StudiedRun, wish: Pipelining) -> str:
     )
 
 
-def _table(run: StudiedRun, schedule: Schedule) -> Iterator[str]:
+def _table(run: ProfilingRun, schedule: Schedule) -> Iterator[str]:
     yield (
         f"{'':<9}{'operations':>11}{'parameters':>12}{'activations':>13}{'memory':>12}"
         f"{'to stages':>12}{'with servers':>14}  a step"
@@ -178,7 +180,7 @@ def _peak(actions: Sequence[Action], held: Mapping[int, int], split: bool) -> in
     return peak
 
 
-def _recomputes(run: StudiedRun) -> Iterator[str]:
+def _recomputes(run: ProfilingRun) -> Iterator[str]:
     for number, piece in enumerate(run.pieces):
         plan: RecomputePlan | None = piece.plan.recompute
         if plan is not None:

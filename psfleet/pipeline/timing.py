@@ -10,11 +10,11 @@ from psfleet.parameters.parameter import fetch
 from psfleet.pipeline.balance import edges_of, parts_of, records_of
 from psfleet.pipeline.micro_batches import micro_feeds, micro_sizes
 from psfleet.program.operation import Array, Context, Record
-from psfleet.program.plan import Plan, last_uses
+from psfleet.program.plan import ExecutionPlan, last_uses
 from psfleet.program.program import Program
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable, compute
-from psfleet.stages.links import Links, Place
+from psfleet.stages.links import Links, StagePosition
 
 __all__ = ["agree_on_parts", "measure"]
 
@@ -27,11 +27,11 @@ _ENOUGH = 0.5  # seconds of measuring after which the least times do
 
 def agree_on_parts(
     program: Program,
-    plan: Plan,
+    plan: ExecutionPlan,
     feeds: Mapping[Variable, Array],
     micro_batches: int,
     count: int,
-    place: Place,
+    place: StagePosition,
     links: Links | None,
     tag: str,
 ) -> list[list[Record]]:
@@ -57,10 +57,13 @@ def agree_on_parts(
 
 
 def measure(
-    program: Program, plan: Plan, feeds: Mapping[Variable, Array], records: Sequence[Record]
+    program: Program,
+    plan: ExecutionPlan,
+    feeds: Mapping[Variable, Array],
+    records: Sequence[Record],
 ) -> list[float]:
     """Seconds that each record takes, forward and back; the least of a few times."""
-    run = Run(program, plan, dict(feeds))
+    run = ProgramRun(program, plan, dict(feeds))
     run.forward(plan.early)
     fetch(
         [v.parameter for v in plan.dense if v.parameter],
@@ -74,7 +77,7 @@ def measure(
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _seconds(run: Run, record: Record, releases: Mapping[Record, list[Any]]) -> float:
+def _seconds(run: ProgramRun, record: Record, releases: Mapping[Record, list[Any]]) -> float:
     needs = run.plan.needs.get(record, ())
     context = Context(run.program, record, needs or (False,) * len(record.inputs))
     inputs = [run.input(variable) for variable in record.needed(any(needs))]

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from psfleet.faults.crash_points import BrokenThread
+from psfleet.faults.crash_points import ThreadFault
 from psfleet.platform.notices import say
 
 __all__ = ["ServiceThread", "ends_process"]
@@ -39,7 +39,7 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Do what it is for."""
         with ends_process(f"thread {self.name!r}"):
-            BrokenThread.check(self.name)
+            ThreadFault.check(self.name)
             super().run()
 
 

@@ -15,7 +15,7 @@ from psfleet.program import names
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 from psfleet.validation.annotations import Must, NonNegative, check_fields
 
 __all__ = ["Attribute", "ParamAttr", "attribute", "create_parameter", "make_parameter"]
@@ -36,7 +36,7 @@ class ParamAttr:
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
-    initializer: Initializer | initializers.Start | None = None
+    initializer: InitializerSpec | initializers.Initializer | None = None
     learning_rate: NonNegative = 1.0
     regularizer: WeightDecay | NonNegative | None = None
     trainable: bool = True
@@ -47,7 +47,7 @@ class ParamAttr:
         check_fields("ParamAttr", self)
 
 
-Attribute: TypeAlias = ParamAttr | str | bool | Initializer | initializers.Start | None
+Attribute: TypeAlias = ParamAttr | str | bool | InitializerSpec | initializers.Initializer | None
 
 
 def attribute(said: Attribute) -> ParamAttr | None:
@@ -61,7 +61,7 @@ def attribute(said: Attribute) -> ParamAttr | None:
             return ParamAttr(name=said)
         case ParamAttr():
             return said
-        case Initializer() | initializers.Start():
+        case InitializerSpec() | initializers.Initializer():
             return ParamAttr(initializer=said)
     raise UsageError(
         f"a parameter attribute is {said!r}; it must be a ParamAttr, a name, an "

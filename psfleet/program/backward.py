@@ -34,7 +34,7 @@ class Backward:
         wanted: By leaf variable, the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
         checkpoints: Activations between these are dropped and computed again; None: all are kept.
-        pipeline: psfleet.pipeline.cutting.Pipelining: run in micro-batches by stages; None: whole.
+        pipeline: psfleet.pipeline.cutting.PipelineSpec: run in micro-batches by stages; None: whole.
     """
 
     loss: Variable

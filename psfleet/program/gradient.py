@@ -13,7 +13,7 @@ from psfleet.program.ops.scatter import scatter_rows
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable
 
-__all__ = ["Sweep", "ancestors", "dense_rows", "summed"]
+__all__ = ["BackwardPass", "ancestors", "dense_rows", "summed"]
 
 
 def ancestors(targets: "Iterable[Variable]") -> list[Record]:
@@ -50,7 +50,7 @@ def dense_rows(grad: SparseGrad, shape: tuple[int, ...]) -> NDArray[Any]:
     return scatter_rows(grad.ids, grad.rows, shape)
 
 
-class Sweep:
+class BackwardPass:
     """Gradients on their way from the loss to the leaves.
 
     Attributes:

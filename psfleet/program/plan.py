@@ -14,7 +14,7 @@ from psfleet.program.ops.embedding import Embedding
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
 
-__all__ = ["BackwardPlan", "Plan", "last_uses", "make_plan"]
+__all__ = ["BackwardPlan", "ExecutionPlan", "last_uses", "make_plan"]
 
 Needs = dict[Record, tuple[bool, ...]]
 
@@ -29,7 +29,7 @@ class BackwardPlan:
 
 
 @dataclass
-class Plan:
+class ExecutionPlan:
     """The pruned program.
 
     Attributes:
@@ -72,14 +72,14 @@ class Plan:
         return any(plan.backward.pipeline is not None for plan in self.backwards)
 
 
-def make_plan(program: Program, fetches: Sequence[Variable]) -> Plan:
+def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
     """The plan for these results and the program's updates."""
     results = list(fetches)
     for update in program.updates:
         results += [variable for _, variable in update.params_grads]
         results += [update.loss] if update.loss is not None else []
     records, backwards = _needed(results)
-    plan = Plan()
+    plan = ExecutionPlan()
     plan.late = _depending_on_gradients(records)
     before = [record for record in records if record not in set(plan.late)]
     plan.backwards = [_backward_plan(backward) for backward in backwards]
@@ -136,7 +136,7 @@ def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
     return found
 
 
-def _leaves(plan: Plan, results: Iterable[Variable], records: Sequence[Record]) -> None:
+def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[Record]) -> None:
     """Sort the variables that no record makes."""
     used = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
     for variable in dict.fromkeys([*used, *results]):

@@ -18,13 +18,13 @@ from psfleet.program.backward import Automatic, Backward
 from psfleet.program.feed import check_feed
 from psfleet.program.gradient import ancestors
 from psfleet.program.operation import Record
-from psfleet.program.plan import BackwardPlan, Plan, last_uses, make_plan
+from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses, make_plan
 from psfleet.program.program import Program
 from psfleet.program.recompute_cuts import choose_cuts, owner_of, profile
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 
-__all__ = ["Meter", "RecomputePlan", "RecomputingRun", "Segment", "peak_activation_bytes"]
+__all__ = ["ActivationMeter", "RecomputePlan", "RecomputingRun", "Segment", "peak_activation_bytes"]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class RecomputePlan:
     stay: set[Variable]
 
 
-class RecomputingRun(Run):
+class RecomputingRun(ProgramRun):
     """A run that recomputes."""
 
     def main(self) -> None:
@@ -92,7 +92,7 @@ class RecomputingRun(Run):
                 self.values.pop(variable, None)
 
 
-def make_recompute_plan(run: Run) -> RecomputePlan:
+def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
     """Cut the plan's forward records at the checkpoints, or where a measurement says."""
     plan = run.plan
     if len(plan.backwards) != 1:
@@ -109,7 +109,7 @@ def make_recompute_plan(run: Run) -> RecomputePlan:
     return _segmented(plan, backward, parts, drops)
 
 
-def _edges(plan: Plan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
+def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
     """Positions in the forward records behind the checkpoints, with both ends."""
     places = {record.output: i for i, record in enumerate(plan.forward)}
     used = ancestors([backward.loss])
@@ -124,7 +124,10 @@ def _edges(plan: Plan, backward: Backward, checkpoints: Sequence[Variable]) -> l
 
 
 def _segmented(
-    plan: Plan, backward: BackwardPlan, parts: Sequence[list[Record]], drops: Sequence[bool]
+    plan: ExecutionPlan,
+    backward: BackwardPlan,
+    parts: Sequence[list[Record]],
+    drops: Sequence[bool],
 ) -> RecomputePlan:
     home = {record: i for i, part in enumerate(parts) for record in part}
     replays = [
@@ -166,7 +169,7 @@ def _made_elsewhere(records: Sequence[Record]) -> set[Variable]:
     return {v for record in records for v in record.inputs if v not in made}
 
 
-class Meter:
+class ActivationMeter:
     """Measures a run's peak of activation bytes: set it as `executor.meter`.
 
     Attributes:
@@ -177,14 +180,14 @@ class Meter:
     def __init__(self) -> None:
         self.peak_bytes = 0
 
-    def measure(self, run: Run) -> None:
+    def measure(self, run: ProgramRun) -> None:
         """Look at what is alive now."""
         given = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
         alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in given}
         self.peak_bytes = max(self.peak_bytes, sum(alive.values()))
 
 
-def _owners(run: Run) -> Iterable[Any]:
+def _owners(run: ProgramRun) -> Iterable[Any]:
     for variable, value in run.values.items():
         if isinstance(value, np.ndarray) and variable not in run.inputs:
             yield owner_of(value)
@@ -199,8 +202,8 @@ def peak_activation_bytes(program: Program, feed: Mapping[str, Any]) -> int:
 
     The step is run forward and backward, and updates nothing.
     """
-    plan, meter = make_plan(program, []), Meter()
-    kind = RecomputingRun if plan.recomputes else Run
+    plan, meter = make_plan(program, []), ActivationMeter()
+    kind = RecomputingRun if plan.recomputes else ProgramRun
     run = kind(program, plan, check_feed(program, plan.feeds, feed), meter)
     run.forward(plan.early)
     fetch(

@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.program.operation import Context
-from psfleet.program.run import Run
+from psfleet.program.run import ProgramRun
 from psfleet.program.variable import compute
 
-__all__ = ["Costs", "choose_cuts", "even_cuts", "owner_of", "peak_of", "profile"]
+__all__ = ["ForwardCosts", "choose_cuts", "even_cuts", "owner_of", "peak_of", "profile"]
 
 LEVELS = 256
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Costs:
+class ForwardCosts:
     """What the forward pass costs, operation by operation.
 
     Attributes:
@@ -49,7 +49,7 @@ class Costs:
     seconds: NDArray[np.float64]
 
 
-def profile(run: Run) -> Costs:
+def profile(run: ProgramRun) -> ForwardCosts:
     """Measure the plan's forward records on the run's own values, keeping nothing."""
     records = run.plan.forward
     before = dict(run.values)
@@ -78,7 +78,7 @@ def profile(run: Run) -> Costs:
         for variable in run.plan.releases.get(record, ()):
             run.values.pop(variable, None)
     run.values = before
-    return Costs(saved, crossing, seconds)
+    return ForwardCosts(saved, crossing, seconds)
 
 
 def _new_bytes(part: Any, seen: dict[int, Any]) -> int:
@@ -107,7 +107,7 @@ def even_cuts(count: int) -> tuple[list[int], list[bool]]:
     return edges, [True] * (len(edges) - 2) + [False]
 
 
-def peak_of(costs: Costs, edges: list[int], drops: list[bool]) -> int:
+def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
     """The bytes that segments take at the worst moment, as the dynamic program counts them."""
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     held = peak = 0
@@ -118,7 +118,7 @@ def peak_of(costs: Costs, edges: list[int], drops: list[bool]) -> int:
     return max(peak, held)
 
 
-def choose_cuts(costs: Costs, budget: int | None) -> tuple[list[int], list[bool]]:
+def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
     """The cuts of least time within the budget.
 
     Args:
@@ -141,7 +141,7 @@ def choose_cuts(costs: Costs, budget: int | None) -> tuple[list[int], list[bool]
     return found
 
 
-def _search(costs: Costs, budget: int) -> tuple[list[int], list[bool]] | None:
+def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | None:
     """best[j, r]: the least time for the part before j that holds at most r units then."""
     count = len(costs.saved)
     unit = budget / LEVELS

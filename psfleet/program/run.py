@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.program.gradient import Sweep
+from psfleet.program.gradient import BackwardPass
 from psfleet.program.operation import Array, Context, Gradient, Record
-from psfleet.program.plan import BackwardPlan, Plan
+from psfleet.program.plan import BackwardPlan, ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable, compute, operand
 
-__all__ = ["Run"]
+__all__ = ["ProgramRun"]
 
 
-class Run:
+class ProgramRun:
     """The state of one run.
 
     Attributes:
@@ -24,7 +24,7 @@ class Run:
     """
 
     def __init__(
-        self, program: Program, plan: Plan, feeds: dict[Variable, Array], meter: Any = None
+        self, program: Program, plan: ExecutionPlan, feeds: dict[Variable, Array], meter: Any = None
     ) -> None:
         self.program = program
         self.plan = plan
@@ -75,12 +75,12 @@ class Run:
         sweep.run(plan.records, self.contexts, keep)
         self.take_gradients(plan, sweep)
 
-    def seeded(self, plan: BackwardPlan) -> Sweep:
+    def seeded(self, plan: BackwardPlan) -> BackwardPass:
         """A sweep that starts with the loss's own gradient, 1."""
         loss = plan.backward.loss
-        return Sweep({loss: np.ones_like(self.values[loss])})
+        return BackwardPass({loss: np.ones_like(self.values[loss])})
 
-    def take_gradients(self, plan: BackwardPlan, sweep: Sweep) -> None:
+    def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
         """Make the leaves' gradients the values of the variables that stand for them."""
         for variable, gradient in plan.backward.wanted.items():
             self.values[gradient] = sweep.gradients.get(variable)

@@ -10,7 +10,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
 from psfleet.program.dtypes import dtype_of, usual_dtype
-from psfleet.program.gradient import Sweep, ancestors, dense_rows, summed
+from psfleet.program.gradient import BackwardPass, ancestors, dense_rows, summed
 from psfleet.program.operation import Array, Context, Gradient, Op, Record, Shape
 from psfleet.program.operators import Operators
 from psfleet.program.program import Program, default_main_program, in_eager_mode
@@ -147,7 +147,7 @@ class Variable(Operators):
                 f"backward() of {self.name!r} with shape {self.shape}: grad_tensor has "
                 f"shape {seed.shape}"
             )
-        sweep = Sweep({self: seed})
+        sweep = BackwardPass({self: seed})
         records = [r for r in ancestors([self]) if not r.output.stop_gradient]
         contexts = {record: _left(record) for record in records}
         sweep.run(records, contexts)

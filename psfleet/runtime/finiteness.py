@@ -10,12 +10,12 @@ from psfleet.errors import UsageError
 from psfleet.platform.notices import say
 from psfleet.settings.environment import on_nan
 
-__all__ = ["Watch"]
+__all__ = ["NonFiniteCheck"]
 
 Floats = NDArray[np.float32]
 
 
-class Watch:
+class NonFiniteCheck:
     """Looks at what one worker pushes, as PSFLEET_ON_NAN says: say, stop or ignore.
 
     After the first word it looks no more: NaN goes from the weights into everything.

@@ -20,19 +20,19 @@ from psfleet.settings.choices import Format
 from psfleet.settings.environment import check_alone
 
 __all__ = [
-    "Awaited",
-    "Closed",
-    "Done",
+    "ClosedRuntime",
+    "CompletedPull",
+    "CompletedPush",
     "Format",
     "Gradient",
     "Parts",
+    "PendingPull",
+    "PendingPush",
     "Precision",
-    "Pulled",
+    "PrefetchingRuntime",
     "Read",
-    "ReadsAhead",
     "Runtime",
     "TableState",
-    "Ticket",
     "active",
     "hold",
     "is_active",
@@ -112,7 +112,7 @@ class TableState:
     scores: Floats | None = None
 
 
-class Ticket(Protocol):
+class PendingPush(Protocol):
     """A push under way."""
 
     def wait(self, timeout: float | None = None) -> None:
@@ -126,21 +126,21 @@ class Ticket(Protocol):
         """
 
 
-class Done:
+class CompletedPush:
     """The ticket of a push that is already applied."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
 
 
-class Awaited(Protocol):
+class PendingPull(Protocol):
     """A pull under way."""
 
     def wait(self) -> list[Floats]:
         """The values, as `Runtime.pull` gives them; the same each time it is asked."""
 
 
-class Closed:
+class ClosedRuntime:
     """Stands where something was that is closed: whatever is asked of it is refused.
 
     Args:
@@ -154,37 +154,37 @@ class Closed:
         raise UsageError(self._sentence)
 
 
-class Pulled:
+class CompletedPull:
     """A pull that is over."""
 
     def __init__(self, values: list[Floats]) -> None:
         self._values = values
 
     def wait(self) -> list[Floats]:
-        """See Awaited.wait."""
+        """See PendingPull.wait."""
         return self._values
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
+class PrefetchingRuntime(Protocol):
     """A runtime that can read while its worker computes."""
 
     @property
     def reads_ahead(self) -> bool:
         """Whether it does in the mode that it is in; else `pull_ahead` is a plain pull."""
 
-    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """As `Runtime.pull`, but it only begins: every push before it is in the values, none after it.
 
         One at a time: the next one, and whatever else waits for the servers, first waits for this.
         """
 
 
-def pull_ahead(runtime: "Runtime", reads: Sequence[Read]) -> Awaited:
+def pull_ahead(runtime: "Runtime", reads: Sequence[Read]) -> PendingPull:
     """Begin a pull; where the runtime cannot read ahead, it is over at once."""
-    if isinstance(runtime, ReadsAhead):
+    if isinstance(runtime, PrefetchingRuntime):
         return runtime.pull_ahead(reads)
-    return Pulled(runtime.pull(reads))
+    return CompletedPull(runtime.pull(reads))
 
 
 class Runtime(Protocol):
@@ -215,7 +215,7 @@ class Runtime(Protocol):
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Ticket:
+    ) -> PendingPush:
         """Send the gradients of one step. At most one gradient per table.
 
         Args:

@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class _Part:
+class _SingleEntry:
     """One of several things that an entry says."""
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbabilityEntry(_Part):
+class ProbabilityEntry(_SingleEntry):
     """Each push that names an id without a row gives it one with this probability.
 
     The draw is a hash of id, table, seed and the table's step: the same on any number of servers,
@@ -78,7 +78,7 @@ class ProbabilityEntry(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class CountFilterEntry(_Part):
+class CountFilterEntry(_SingleEntry):
     """An id gets its row with its `count_filter`-th push, which is the first to update it.
 
     Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
@@ -110,7 +110,7 @@ class CountFilterEntry(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class ShowClickEntry(_Part):
+class ShowClickEntry(_SingleEntry):
     """Rows know how often they were shown and clicked; `shrink` removes those that are worth little.
 
     A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
@@ -161,7 +161,7 @@ class ShowClickEntry(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class TTLEntry(_Part):
+class TTLEntry(_SingleEntry):
     """Rows that no push names for some time go, and so do ids that wait for a row.
 
     Attributes:
@@ -188,7 +188,7 @@ class TTLEntry(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityEntry(_Part):
+class CapacityEntry(_SingleEntry):
     """The table holds so many rows at most, or as many as fit into so much memory.
 
     Attributes:
@@ -226,7 +226,7 @@ class CapacityEntry(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Entries(_Part):
+class Entries(_SingleEntry):
     """Several at once, made by `&`.
 
     Attributes:

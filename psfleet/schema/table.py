@@ -17,8 +17,8 @@ __all__ = [
     "MAX_DIM",
     "MAX_NAME",
     "OWN",
-    "Decay",
-    "Initializer",
+    "DecaySpec",
+    "InitializerSpec",
     "TableSpec",
     "key_of",
 ]
@@ -43,7 +43,7 @@ def key_of(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Initializer:
+class InitializerSpec:
     """How values start: a pure function of (seed, table, id, position), the same on every server.
 
     `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
@@ -71,7 +71,7 @@ class Initializer:
 
 
 @dataclass(frozen=True, slots=True)
-class Decay:
+class DecaySpec:
     """Regularization that the server adds to the gradient: g + l2 * w + l1 * sign(w)."""
 
     l1: float = 0.0
@@ -106,8 +106,8 @@ class TableSpec:
     kind: _Kind
     shape: tuple[int, ...]
     rule: Rule
-    decay: Decay = field(default_factory=Decay)
-    initializer: Initializer = field(default_factory=Initializer)
+    decay: DecaySpec = field(default_factory=DecaySpec)
+    initializer: InitializerSpec = field(default_factory=InitializerSpec)
     seed: int = 0
     every_row: bool = False
     entry: Entry | None = None

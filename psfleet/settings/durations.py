@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from psfleet.errors import ConfigError
 
-__all__ = ["Interval"]
+__all__ = ["SnapshotInterval"]
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Interval:
+class SnapshotInterval:
     """A time or a number of rounds; exactly one of them is not 0.
 
     Attributes:
@@ -23,7 +23,7 @@ class Interval:
     rounds: int = 0
 
     @classmethod
-    def parse(cls, text: str, name: str) -> "Interval":
+    def parse(cls, text: str, name: str) -> "SnapshotInterval":
         """What a text says; `name`: of the setting, for messages.
 
         Raises:

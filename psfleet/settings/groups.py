@@ -5,7 +5,7 @@ from typing import Literal
 
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, SettingKind, one_of
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 
 __all__ = [
     "FaultSettings",
@@ -22,7 +22,7 @@ _ROLE = SettingKind(
     lambda value: False,
     choices=("server", "worker"),
 )
-_LIMITS = SettingKind("like tables=20000,message=67108864", Limits.read, lambda value: False)
+_LIMITS = SettingKind("like tables=20000,message=67108864", ServerLimits.read, lambda value: False)
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ class UserSettings:
         one_of("auto", "inline"),
         names="PSFLEET_LANE",
     )
-    limits: Limits = setting(
-        Limits(),
+    limits: ServerLimits = setting(
+        ServerLimits(),
         "What a server takes at most, such as `tables=20000,message=67108864`",
         _LIMITS,
         names="PSFLEET_LIMITS",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.errors import ConfigError
-from psfleet.settings.durations import Interval
+from psfleet.settings.durations import SnapshotInterval
 
 __all__ = ["BYTES", "INTERVAL", "SECONDS", "SettingKind", "kind_of", "one_of"]
 
@@ -57,7 +57,7 @@ def _seconds(text: str) -> float:
 
 def _interval(text: str) -> str:
     try:
-        Interval.parse(text, "")
+        SnapshotInterval.parse(text, "")
     except ConfigError:
         raise ValueError from None
     return text

@@ -10,7 +10,7 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting, settings_of
 
-__all__ = ["Limits"]
+__all__ = ["ServerLimits"]
 
 _LARGEST_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
 
@@ -18,7 +18,7 @@ _count: Any = partial(setting, least=1)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Limits of one server."""
 
     message: int = setting(
@@ -55,7 +55,7 @@ class Limits:
         check(self, lambda one: f"limit {one.name}")
 
     @classmethod
-    def read(cls, text: str) -> "Limits":
+    def read(cls, text: str) -> "ServerLimits":
         """The limits that PSFLEET_LIMITS says; what it does not name is as usual.
 
         Raises:

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Gradient
-from psfleet.shard.events import Push, State
-from psfleet.shard.shard_tables import Tables
+from psfleet.shard.events import PartState, Push
+from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["check_room", "find_surplus", "hold"]
 
 Ids = NDArray[np.int64]
-Parts = Sequence[Gradient] | Sequence[State]
+Parts = Sequence[Gradient] | Sequence[PartState]
 
 
-def check_room(tables: Tables, parts: Parts, held: Sequence[Push]) -> None:
+def check_room(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> None:
     """Refuse rows for which a table has no room beside those of the pushes that are held."""
     for table, ids in _wanted(tables, parts, held):
         table.check_room(ids)
 
 
-def find_surplus(tables: Tables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
+def find_surplus(tables: ShardTables, parts: Parts, held: Sequence[Push]) -> list[tuple[int, Ids]]:
     """Where memory is short: the rows that are to go, by table, of tables that may let rows go.
 
     Raises:
@@ -45,7 +45,7 @@ def find_surplus(tables: Tables, parts: Parts, held: Sequence[Push]) -> list[tup
     return [(table.spec.key, gone) for table, _, gone in found if len(gone)]
 
 
-def hold(tables: Tables, pushes: Sequence[Push]) -> None:
+def hold(tables: ShardTables, pushes: Sequence[Push]) -> None:
     """Take memory for pushes that wait for their round, the newest last.
 
     Raises:
@@ -69,7 +69,7 @@ def hold(tables: Tables, pushes: Sequence[Push]) -> None:
 
 
 def _wanted(
-    tables: Tables, parts: Parts, held: Sequence[Push]
+    tables: ShardTables, parts: Parts, held: Sequence[Push]
 ) -> Iterator[tuple[SparseTable, list[Ids]]]:
     """The sparse tables of these parts, and all ids that their next update may name."""
     wanted: dict[int, list[Ids]] = {part.table: [] for part in parts if part.ids is not None}

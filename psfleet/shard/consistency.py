@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull
-from psfleet.shard.membership_view import Seated
+from psfleet.shard.membership_view import SeatView
 from psfleet.shard.rounds import Rounds
-from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.ssp_clock import WorkerClocks
 
-__all__ = ["Consistency"]
+__all__ = ["ConsistencyState"]
 
 
 @dataclass
-class Consistency:
+class ConsistencyState:
     """The mode, and the rounds or clocks that it needs.
 
     Attributes:
@@ -32,7 +32,7 @@ class Consistency:
 
     server: int
     rounds: Rounds
-    clocks: Clocks = field(default_factory=Clocks)
+    clocks: WorkerClocks = field(default_factory=WorkerClocks)
     mode: Mode | None = None
     switches: int = 0
 
@@ -82,7 +82,7 @@ class Consistency:
         """Go on in another mode; rounds go on after `last`."""
         self.rounds.go_on_from(last)
         self.mode, self.switches = event.mode, event.switch
-        self.clocks = Clocks(event.staleness)
+        self.clocks = WorkerClocks(event.staleness)
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Consistency:
         self.rounds.rest(worker, number)
         self._restart_if_met(True)
 
-    def install(self, seats: Mapping[int, Seated], before: Mapping[int, int]) -> None:
+    def install(self, seats: Mapping[int, SeatView], before: Mapping[int, int]) -> None:
         """Be what a view says; `before`: the life of each seat until now."""
         rested = bool(self.rounds.resting)
         self.rounds.install(seats, before)

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 from psfleet.shard.events import Push
 
-__all__ = ["MOST", "Counters"]
+__all__ = ["MOST", "ShardCounters"]
 
 MOST = 2**62  # that a count may reach; those on the wire have 64 bits
 
 
 @dataclass
-class Counters:
+class ShardCounters:
     """Not part of the shard's state.
 
     Attributes:

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
-from psfleet.shard.shard_tables import Table, Tables
+from psfleet.shard.shard_tables import ShardTables, Table
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_data import Mark
+from psfleet.tables.row_data import HistoryPoint
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
 
-__all__ = ["Moments"]
+__all__ = ["DeltaBases"]
 
 
-class Moments:
+class DeltaBases:
     """Of use for this process only: one that starts again remembers none."""
 
     def __init__(self) -> None:
-        self._marks: dict[int, dict[int, Mark]] = {}  # cut -> table -> mark
+        self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
 
     def __iter__(self) -> Iterator[int]:
         """The numbers of the cuts that are remembered."""
@@ -26,7 +26,7 @@ class Moments:
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
-    def remember(self, tables: Tables, number: int) -> None:
+    def remember(self, tables: ShardTables, number: int) -> None:
         """The cut of that number is made now."""
         self._marks[number] = {key: table.mark() for key, table in tables.sparse()}
 
@@ -39,7 +39,7 @@ class Moments:
                 table.release(mark)
 
 
-def _frozen(table: Table, mark: Mark | None) -> FrozenTable:
+def _frozen(table: Table, mark: HistoryPoint | None) -> FrozenTable:
     if isinstance(table, DenseTable) or mark is None:
         return table.freeze()
     changes = table.changed_since(mark)

@@ -14,41 +14,41 @@ from psfleet.errors import PsfleetError
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
-from psfleet.shard.membership_view import Freeze, Install, Position, Report
+from psfleet.shard.membership_view import InstallView, Position, PrepareView, ViewReport
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.snapshot_cuts import Cutting
-from psfleet.tables.row_data import Clock
+from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.tables.row_data import TableClock
 
 __all__ = [
-    "Answer",
     "BeginCut",
     "Call",
-    "Close",
-    "Create",
-    "Cut",
+    "CloseRound",
+    "CreateTable",
     "EndCut",
     "Event",
     "Evict",
     "Expire",
-    "Fill",
     "Instruction",
     "Join",
     "Journal",
-    "Keep",
     "Leave",
+    "MakeCut",
     "MarkCut",
     "Outcome",
+    "PartState",
     "Pull",
     "Push",
     "Record",
-    "Refuse",
-    "Retry",
-    "Serve",
+    "RestorePart",
+    "RetryRoom",
+    "SendError",
+    "SendOutcome",
+    "SendReport",
+    "SendValues",
     "Shrink",
-    "State",
-    "Tell",
     "Tick",
-    "Write",
+    "WriteSnapshot",
+    "WriteState",
 ]
 
 Call = Hashable
@@ -151,14 +151,14 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PartState:
     """Weights and optimizer state of a part of a table.
 
     Attributes:
         values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
         ids: Sparse: int64 [n]. Dense: None.
         step: Updates of the table so far.
-        touched, scores: Sparse: as psfleet.tables.row_data.Rows has them. None: not known; the rows count
+        touched, scores: Sparse: as psfleet.tables.row_data.RowData has them. None: not known; the rows count
             as pushed by the last update, and as never shown.
         start: Offset of the first value within this server's range (dense tables only).
     """
@@ -173,10 +173,10 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteState:
     """Set parts of tables: the `number`-th write of an incarnation, or of no worker (0)."""
 
-    states: tuple[State, ...]
+    states: tuple[PartState, ...]
     worker: int = 0
     incarnation: int = 0
     number: int = 0
@@ -207,7 +207,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class RestorePart:
     """Restore a part of a table from a snapshot.
 
     Attributes:
@@ -216,7 +216,7 @@ class Fill:
     """
 
     table: int
-    clock: Clock
+    clock: TableClock
     columns: Mapping[str, NDArray[Any]]
 
 
@@ -224,7 +224,7 @@ class Fill:
 class BeginCut:
     """Begin a snapshot and abandon an earlier incomplete one. The reply has the last round."""
 
-    cutting: Cutting
+    cutting: PendingCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class MarkCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryRoom:
     """The log may have room again: retry what waited for it."""
 
 
@@ -259,22 +259,22 @@ Event = (
     | Leave
     | Push
     | Pull
-    | Write
+    | WriteState
     | Shrink
     | Tick
-    | Fill
+    | RestorePart
     | BeginCut
     | MarkCut
     | EndCut
-    | Retry
+    | RetryRoom
     | Expire
-    | Freeze
-    | Install
+    | PrepareView
+    | InstallView
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateTable:
     """Create a table with this server's part of its first value, for worker `maker` (None: for no worker)."""
 
     spec: TableSpec
@@ -291,7 +291,7 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseRound:
     """Sync mode: close the round with the held pushes of these seats.
 
     Attributes:
@@ -304,13 +304,26 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MakeCut:
     """The cut of a snapshot: it holds the shard as it is at this record."""
 
     number: int
 
 
-Record = Create | Join | Leave | Push | Write | Shrink | Tick | Evict | Fill | Close | Cut | Install
+Record = (
+    CreateTable
+    | Join
+    | Leave
+    | Push
+    | WriteState
+    | Shrink
+    | Tick
+    | Evict
+    | RestorePart
+    | CloseRound
+    | MakeCut
+    | InstallView
+)
 """A durable change of a shard. The same records in the same order give the same shard."""
 
 Journal = Callable[[Record], None]
@@ -318,7 +331,7 @@ Journal = Callable[[Record], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendOutcome:
     """Reply to `call`: for a push its outcome, for join and leave a number, for join a clock too."""
 
     call: Call
@@ -328,7 +341,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class SendValues:
     """Read the tables for `call` (see Tables.read) and reply with the values.
 
     `keeper`: The worker whose values are remembered, see Pull.keeps; None: they are not.
@@ -340,7 +353,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class SendError:
     """Reply to `call` with this error; nothing was changed."""
 
     call: Call
@@ -348,7 +361,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class WriteSnapshot:
     """Write the frozen shard to a snapshot. This is not a reply."""
 
     frozen: FrozenShard
@@ -356,11 +369,11 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendReport:
     """Reply to `call` with the report of the prepared shard."""
 
     call: Call
-    report: Report
+    report: ViewReport
 
 
-Instruction = Answer | Serve | Refuse | Keep | Tell
+Instruction = SendOutcome | SendValues | SendError | WriteSnapshot | SendReport

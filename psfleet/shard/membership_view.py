@@ -9,14 +9,22 @@ server closes each round with the same lives, whoever died where.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Freeze", "Install", "Life", "Position", "Report", "Seated", "member"]
+__all__ = [
+    "Incarnation",
+    "InstallView",
+    "Position",
+    "PrepareView",
+    "SeatView",
+    "ViewReport",
+    "member",
+]
 
 Position = tuple[int, int]
 """How far a life is with its data (async modes): leases used up, and samples of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Incarnation:
     """One life of a seat and the rounds in which it counts: from `first` to `last`, None: and on.
 
     Incarnation 0 is nobody: the seat is vacant and somebody is expected.
@@ -32,7 +40,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
+class SeatView:
     """A seat in a view.
 
     Attributes:
@@ -41,18 +49,18 @@ class Seated:
         left: The present life has left in order.
     """
 
-    lives: tuple[Life, ...]
+    lives: tuple[Incarnation, ...]
     rests: int = 0
     left: bool = False
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> Incarnation | None:
         """The present life; None: the seat is removed."""
         return self.lives[-1] if self.lives and self.lives[-1].last is None else None
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class PrepareView:
     """A new view is coming. Answered with a Report.
 
     Attributes:
@@ -64,15 +72,15 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class InstallView:
     """The new view. Also a record: it takes effect once."""
 
     view: int
-    seats: Mapping[int, Seated]
+    seats: Mapping[int, SeatView]
 
 
 @dataclass(frozen=True)
-class Report:
+class ViewReport:
     """Where a server stands when it is frozen.
 
     Attributes:
@@ -103,6 +111,6 @@ class Report:
         return what.get(seat, 0) if self.lives.get(seat) == incarnation else 0
 
 
-def member(lives: Iterable[Life], number: int) -> Life | None:
+def member(lives: Iterable[Incarnation], number: int) -> Incarnation | None:
     """The life of a seat that counts in a round."""
     return next((life for life in lives if life.counts_in(number)), None)

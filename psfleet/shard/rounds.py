@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import Gap, ProtocolError
 from psfleet.shard.events import Push
-from psfleet.shard.membership_view import Seated
+from psfleet.shard.membership_view import SeatView
 
 __all__ = ["Rounds"]
 
@@ -117,7 +117,7 @@ class Rounds:
         self._forget(worker)
         self.rests.pop(worker, None)
 
-    def install(self, seats: Mapping[int, Seated], before: Mapping[int, int]) -> None:
+    def install(self, seats: Mapping[int, SeatView], before: Mapping[int, int]) -> None:
         """Be what a view says; `before`: the life of each seat until now.
 
         A seat's push that is held counts if the view says so, as if it were committed; else it is
@@ -140,7 +140,7 @@ class Rounds:
         slowest = min((self.rests[seat] for seat in self.seats - self.left), default=0)
         self.resting = {seat for seat in self.seats - self.left if self.rests[seat] > slowest}
 
-    def _settle_held(self, seat: int, seats: Mapping[int, Seated]) -> None:
+    def _settle_held(self, seat: int, seats: Mapping[int, SeatView]) -> None:
         push = self.held[seat]
         lives = {life.incarnation: life for life in seats[seat].lives} if seat in seats else {}
         life = lives.get(push.incarnation)

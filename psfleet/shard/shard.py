@@ -12,46 +12,46 @@ from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.shard import capacity
-from psfleet.shard.consistency import Consistency
-from psfleet.shard.counters import Counters
-from psfleet.shard.delta_bases import Moments
+from psfleet.shard.consistency import ConsistencyState
+from psfleet.shard.counters import ShardCounters
+from psfleet.shard.delta_bases import DeltaBases
 from psfleet.shard.events import (
-    Answer,
     BeginCut,
     Call,
-    Close,
-    Create,
-    Cut,
+    CloseRound,
+    CreateTable,
     EndCut,
     Event,
     Evict,
     Expire,
-    Fill,
     Instruction,
     Join,
     Journal,
-    Keep,
     Leave,
+    MakeCut,
     MarkCut,
     Pull,
     Push,
     Record,
-    Refuse,
-    Retry,
-    Serve,
+    RestorePart,
+    RetryRoom,
+    SendError,
+    SendOutcome,
+    SendReport,
+    SendValues,
     Shrink,
-    Tell,
     Tick,
-    Write,
+    WriteSnapshot,
+    WriteState,
 )
-from psfleet.shard.membership_view import Freeze, Install, Report
+from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.shard.shard_state import ShardState
-from psfleet.shard.shard_tables import Tables
-from psfleet.shard.snapshot_cuts import Cuts, Cutting
+from psfleet.shard.shard_tables import ShardTables
+from psfleet.shard.snapshot_cuts import CutState, PendingCut
 from psfleet.shard.stale_gradients import StaleGradients
-from psfleet.shard.staleness import Staleness
+from psfleet.shard.staleness import StalenessHistogram
 from psfleet.shard.updates import add, update
 from psfleet.shard.workers import Workers
 from psfleet.tables.restore import refill
@@ -77,14 +77,14 @@ class Shard:
         self.index = index
         self.servers = servers
         self.workers = Workers(index, workers)
-        self.consistency = Consistency(index, Rounds(set(range(workers))))
-        self.tables = Tables(index, servers)
-        self.cuts = Cuts()
-        self.moments = Moments()
+        self.consistency = ConsistencyState(index, Rounds(set(range(workers))))
+        self.tables = ShardTables(index, servers)
+        self.cuts = CutState()
+        self.moments = DeltaBases()
         self.journal: Journal | None = None
         self.waits_for_room = False
-        self.counters = Counters()
-        self.staleness = Staleness()
+        self.counters = ShardCounters()
+        self.staleness = StalenessHistogram()
         self.stale_gradients = StaleGradients()
         self._replaying = False
         self._parked: dict[Call, Pull] = {}
@@ -115,32 +115,32 @@ class Shard:
                     return self._join(event, call)
                 case Leave():
                     return self._leave(event, call)
-                case Write():
+                case WriteState():
                     return self._write(event, call)
                 case Shrink():
                     return self._shrink(event, call)
                 case Tick(seconds):
                     return self._tick(seconds, call)
-                case Fill():
+                case RestorePart():
                     self.fill(event)
-                    return [Answer(call)]
+                    return [SendOutcome(call)]
                 case BeginCut():
                     return self._begin_cut(event, call)
                 case MarkCut(number, worker, incarnation, last):
                     self.cuts.mark(number, worker, incarnation, last)
-                    return [Answer(call), *self._advance()]
+                    return [SendOutcome(call), *self._advance()]
                 case EndCut():
                     return self._end_cut(event, call)
-                case Retry():
-                    return [Answer(call), *self._advance()]
+                case RetryRoom():
+                    return [SendOutcome(call), *self._advance()]
                 case Expire():
                     return self._expire(call)
-                case Freeze():
-                    return [Tell(call, self._freeze(event))]
-                case Install():
+                case PrepareView():
+                    return [SendReport(call, self._freeze(event))]
+                case InstallView():
                     return self._install(event, call)
         except PsfleetError as error:
-            return [Refuse(call, error)]
+            return [SendError(call, error)]
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Shard:
         last = self.rounds.closed if self.mode == "sync" else self.workers.sequences[event.worker]
         clock = self.consistency.clocks.at.get(event.worker, 0)
         # A clock that begins beside others may be what a pull has waited for.
-        return [Answer(call, number=last, clock=clock), *self._advance()]
+        return [SendOutcome(call, number=last, clock=clock), *self._advance()]
 
     def _begin(self, worker: int, incarnation: int) -> None:
         self.cuts.give_up()  # the snapshot does not know of this life
@@ -191,7 +191,7 @@ class Shard:
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
             self.consistency.rest(event.worker, event.rest)
-        return [Answer(call, number=self.rounds.remaining()), *self._advance()]
+        return [SendOutcome(call, number=self.rounds.remaining()), *self._advance()]
 
     # -- pushes and pulls ----------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Shard:
             self._record(push)
             self._accept(push)
         self.counters.count(push, fresh)
-        return [Answer(call, "held" if sync else "applied"), *self._advance()]
+        return [SendOutcome(call, "held" if sync else "applied"), *self._advance()]
 
     def _corrected(self, push: Push) -> Push:
         if self.mode in ("sync", "geo") or push.correction is None:
@@ -248,7 +248,7 @@ class Shard:
 
     def _expire(self, call: Call) -> list[Instruction]:
         pull = self._parked.pop(call, None)
-        return [] if pull is None else [Refuse(call, self.consistency.late(pull))]
+        return [] if pull is None else [SendError(call, self.consistency.late(pull))]
 
     def _advance(self) -> list[Instruction]:
         """Close what can be closed and serve every pull that waits for nothing more.
@@ -262,7 +262,7 @@ class Shard:
             members, said = tuple(sorted(self.rounds.held)), self.workers.progress
             progress = {seat: said[seat] for seat in members if seat in said}
             try:
-                self._record(Close(self.rounds.closed + 1, members, progress))
+                self._record(CloseRound(self.rounds.closed + 1, members, progress))
             except NoRoom:
                 self.waits_for_room = True
                 break
@@ -277,10 +277,10 @@ class Shard:
             return False
         return self.workers.is_settled() and self.rounds.is_complete()
 
-    def _serve(self, call: Call, pull: Pull) -> Serve:
+    def _serve(self, call: Call, pull: Pull) -> SendValues:
         self.staleness.pulled(pull.worker)
         self.consistency.serve(pull)
-        return Serve(call, pull.reads, pull.worker if pull.keeps else None)
+        return SendValues(call, pull.reads, pull.worker if pull.keeps else None)
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -293,13 +293,13 @@ class Shard:
         if self.tables.has(spec):
             return False
         made = self.tables.make(spec, value)
-        self._record(Create(spec, value, maker))
+        self._record(CreateTable(spec, value, maker))
         self.tables[spec.key] = made
         if maker is not None:
             self.tables.makers[spec.key] = maker
         return True
 
-    def fill(self, fill: Fill) -> None:
+    def fill(self, fill: RestorePart) -> None:
         """Set a part of a table as a snapshot holds it.
 
         Raises:
@@ -311,7 +311,7 @@ class Shard:
         self._record(fill)
         refill(table, fill.clock, fill.columns)
 
-    def _write(self, write: Write, call: Call) -> list[Instruction]:
+    def _write(self, write: WriteState, call: Call) -> list[Instruction]:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
@@ -320,21 +320,21 @@ class Shard:
             self.workers.wrote(write)
             for state in write.states:
                 self.tables.restore(state)
-        return [Answer(call)]
+        return [SendOutcome(call)]
 
     def _shrink(self, event: Shrink, call: Call) -> list[Instruction]:
         self.tables.check_shrink(event)
         if not self.workers.is_new_write(event):
-            return [Answer(call)]
+            return [SendOutcome(call)]
         self._record(event)
         self.workers.wrote(event)
-        return [Answer(call, number=self.tables.shrink(event))]
+        return [SendOutcome(call, number=self.tables.shrink(event))]
 
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
         if seconds > 0 and self.tables.tick_every:
             self._record(Tick(seconds))
             self.tables.tick(seconds)
-        return [Answer(call)]
+        return [SendOutcome(call)]
 
     # -- snapshots -----------------------------------------------------------------------------
 
@@ -342,9 +342,9 @@ class Shard:
         cutting = event.cutting
         self._check_cut(cutting)
         self.cuts.begin(cutting)
-        return [Answer(call, number=self.rounds.closed), *self._advance()]
+        return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
 
-    def _check_cut(self, cutting: Cutting) -> None:
+    def _check_cut(self, cutting: PendingCut) -> None:
         """Refuse a round that does not say any more where all servers cut."""
         last = cutting.round
         if last is not None and self.mode not in (None, "sync"):
@@ -362,7 +362,7 @@ class Shard:
     def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
         self.cuts.give_up(event.number)
         self.moments.forget(self.tables, event.base)
-        return [Answer(call), *self._advance()]
+        return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
         """Refuse for now a push behind the mark of a cut that has not been made."""
@@ -381,16 +381,16 @@ class Shard:
         cutting = self.cuts.under_way
         assert cutting is not None
         try:
-            self._record(Cut(cutting.number))
+            self._record(MakeCut(cutting.number))
         except PsfleetError:  # it cannot be kept; whoever wanted it is not told that it was made
             self.cuts.give_up()
             return []
         self.cuts.made()
-        return [Keep(self.freeze(cutting))]
+        return [WriteSnapshot(self.freeze(cutting))]
 
-    def freeze(self, cutting: Cutting | None = None) -> FrozenShard:
+    def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
         """The shard as it is now, to be read while it goes on; close it when it is read."""
-        cutting = cutting or Cutting(0)
+        cutting = cutting or PendingCut(0)
         workers = self.workers
         frozen = FrozenShard(
             cutting.number,
@@ -419,17 +419,17 @@ class Shard:
         self.workers.become(state.workers)
         self.consistency = state.consistency
         self.consistency.server = self.index
-        self.cuts = Cuts(state.cut)
+        self.cuts = CutState(state.cut)
         self.tables.makers = state.makers
 
     # -- views ---------------------------------------------------------------------------------
 
-    def _freeze(self, event: Freeze) -> Report:
+    def _freeze(self, event: PrepareView) -> ViewReport:
         """Close no round until the view is installed; where this shard stands."""
         self.workers.freeze(event)
         self.cuts.give_up()
         workers, rounds = self.workers, self.rounds
-        return Report(
+        return ViewReport(
             self.mode or "",
             rounds.closed,
             dict(workers.lives),
@@ -441,23 +441,23 @@ class Shard:
             dict(workers.progress),
         )
 
-    def _install(self, event: Install, call: Call) -> list[Instruction]:
+    def _install(self, event: InstallView, call: Call) -> list[Instruction]:
         if event.view == self.workers.view:
-            return [Answer(call, number=self.rounds.remaining())]
+            return [SendOutcome(call, number=self.rounds.remaining())]
         self.workers.check_install(event)
         self._record(event)
         self._take_view(event)
         self.workers.frozen = False
         ended = [
-            Refuse(parked, self.workers.fenced(pull.worker, pull.incarnation))
+            SendError(parked, self.workers.fenced(pull.worker, pull.incarnation))
             for parked, pull in self._parked.items()
             if self.workers.lives.get(pull.worker) != pull.incarnation
         ]
         for refusal in ended:
             del self._parked[refusal.call]
-        return [Answer(call, number=self.rounds.remaining()), *ended, *self._advance()]
+        return [SendOutcome(call, number=self.rounds.remaining()), *ended, *self._advance()]
 
-    def _take_view(self, event: Install) -> None:
+    def _take_view(self, event: InstallView) -> None:
         self.consistency.install(event.seats, self.workers.lives)
         for worker, incarnation in self.workers.install(event):
             self._begin(worker, incarnation)
@@ -485,22 +485,22 @@ class Shard:
 
     def _replay(self, record: Record) -> None:
         match record:
-            case Create(spec, value, maker):
+            case CreateTable(spec, value, maker):
                 self.create(spec, value, maker)
-            case Close():
+            case CloseRound():
                 self._replay_close(record)
-            case Install():
+            case InstallView():
                 self._take_view(record)
-            case Cut(number):
+            case MakeCut(number):
                 self.cuts.last = number
             case Evict(key, ids):
                 self.tables.evict(key, ids)
             case _:
                 for instruction in self.handle(record, None):
-                    if isinstance(instruction, Refuse):
+                    if isinstance(instruction, SendError):
                         raise instruction.error
 
-    def _replay_close(self, record: Close) -> None:
+    def _replay_close(self, record: CloseRound) -> None:
         number, held = self.rounds.closed + 1, sorted(self.rounds.held)
         if record.round != number or record.members != tuple(held):
             raise ProtocolError(

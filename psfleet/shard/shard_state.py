@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass, field
 
-from psfleet.shard.consistency import Consistency
+from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.workers import Workers
 
@@ -22,7 +22,9 @@ class ShardState:
     """
 
     workers: Workers = field(default_factory=lambda: Workers(0, 0))
-    consistency: Consistency = field(default_factory=lambda: Consistency(0, Rounds(set())))
+    consistency: ConsistencyState = field(
+        default_factory=lambda: ConsistencyState(0, Rounds(set()))
+    )
     cut: int = 0
     makers: dict[int, int] = field(default_factory=dict)
 

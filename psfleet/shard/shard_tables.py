@@ -13,18 +13,18 @@ from psfleet.runtime.validation import check_elements
 from psfleet.schema.table import LARGEST, TableSpec
 from psfleet.shard.counters import MOST
 from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.events import Shrink, State
-from psfleet.tables.budget import Budget
+from psfleet.shard.events import PartState, Shrink
+from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 
-__all__ = ["Table", "Tables"]
+__all__ = ["ShardTables", "Table"]
 
 Floats = NDArray[np.float32]
 Table = DenseTable | SparseTable
 
 
-class Tables(dict[int, Table]):
+class ShardTables(dict[int, Table]):
     """By their keys. `read` may run beside everything else.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tables(dict[int, Table]):
         self.index = index
         self.servers = servers
         self.makers: dict[int, int] = {}
-        self.budget = Budget()
+        self.budget = MemoryBudget()
 
     def find(self, key: int) -> Table:
         """The table of that key.
@@ -140,7 +140,7 @@ class Tables(dict[int, Table]):
                 f"{'no' if gradient.ids is None else len(gradient.ids)} ids"
             )
 
-    def check_state(self, state: State) -> None:
+    def check_state(self, state: PartState) -> None:
         """Refuse a state that does not fit its table."""
         if state.step > MOST:
             raise UsageError(
@@ -159,7 +159,7 @@ class Tables(dict[int, Table]):
 
     # -- set -----------------------------------------------------------------------------------
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: PartState) -> None:
         """Set a part of a table."""
         table = self.find(state.table)
         if isinstance(table, DenseTable):

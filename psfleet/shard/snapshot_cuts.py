@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import ProtocolError
 
-__all__ = ["Cuts", "Cutting"]
+__all__ = ["CutState", "PendingCut"]
 
 
 @dataclass
-class Cutting:
+class PendingCut:
     """A cut that has not been made.
 
     Attributes:
@@ -36,7 +36,7 @@ class Cutting:
 
 
 @dataclass
-class Cuts:
+class CutState:
     """The cuts of one shard.
 
     Attributes:
@@ -45,9 +45,9 @@ class Cuts:
     """
 
     last: int = 0
-    under_way: Cutting | None = None
+    under_way: PendingCut | None = None
 
-    def begin(self, cutting: Cutting) -> None:
+    def begin(self, cutting: PendingCut) -> None:
         """A cut is wanted; one that was under way is given up.
 
         Raises:

@@ -10,11 +10,11 @@ each worker's stream.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Clocks"]
+__all__ = ["WorkerClocks"]
 
 
 @dataclass
-class Clocks:
+class WorkerClocks:
     """Clocks of one shard's workers; a seat without one has pushed nothing.
 
     Attributes:

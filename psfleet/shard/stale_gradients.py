@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import OWN
 from psfleet.shard.events import Correction, Push
-from psfleet.shard.shard_tables import Tables
+from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.dense import DenseTable
 
 __all__ = ["StaleGradients"]
@@ -52,7 +52,7 @@ class StaleGradients:
         with self._lock:
             self._pulled.pop(worker, None)
 
-    def correct(self, push: Push, staleness: int, tables: Tables) -> Push:
+    def correct(self, push: Push, staleness: int, tables: ShardTables) -> Push:
         """The push as it is to be applied; it itself if there is nothing to correct."""
         asked = push.correction
         if asked is None or not staleness:
@@ -71,7 +71,7 @@ class StaleGradients:
         return dataclasses.replace(push, gradients=gradients)
 
     def _compensated(
-        self, worker: int, gradient: Gradient, asked: Correction, tables: Tables
+        self, worker: int, gradient: Gradient, asked: Correction, tables: ShardTables
     ) -> Floats:
         with self._lock:
             kept = self._pulled.get(worker, {}).get(gradient.table)

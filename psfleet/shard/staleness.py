@@ -9,13 +9,13 @@ what came in between.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Staleness", "quantile"]
+__all__ = ["StalenessHistogram", "quantile"]
 
 _EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
 
 
 @dataclass
-class Staleness:
+class StalenessHistogram:
     """A histogram over the pushes of one shard; costs two additions for each.
 
     Attributes:

@@ -7,8 +7,8 @@ them a life begins when a view is installed that names it, and joining only find
 from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, Fenced, Gap, NotReady, ProtocolError
-from psfleet.shard.events import Push, Shrink, Write
-from psfleet.shard.membership_view import Freeze, Install, Position
+from psfleet.shard.events import Push, Shrink, WriteState
+from psfleet.shard.membership_view import InstallView, Position, PrepareView
 
 __all__ = ["Workers"]
 
@@ -147,14 +147,14 @@ class Workers:
         if progress:
             self.progress[worker] = progress
 
-    def is_new_write(self, write: Write | Shrink) -> bool:
+    def is_new_write(self, write: WriteState | Shrink) -> bool:
         """Whether the write is none that took effect before; one without a number always is."""
         if not write.number:  # a stock client may leave it out
             return True
         self.admit(write.worker, write.incarnation)
         return write.number > self.writes[write.worker]
 
-    def wrote(self, write: Write | Shrink) -> None:
+    def wrote(self, write: WriteState | Shrink) -> None:
         """A new write takes effect."""
         if write.number:
             self.writes[write.worker] = write.number
@@ -170,7 +170,7 @@ class Workers:
 
     # -- views ---------------------------------------------------------------------------------
 
-    def freeze(self, event: Freeze) -> None:
+    def freeze(self, event: PrepareView) -> None:
         """A new view is coming.
 
         Raises:
@@ -184,7 +184,7 @@ class Workers:
         self.promised = event.view
         self.refused |= set(event.ended.items())  # of decided views that have not come, too
 
-    def check_install(self, event: Install) -> None:
+    def check_install(self, event: InstallView) -> None:
         """Refuse a view for which the shard is not frozen."""
         if event.view != self.promised:
             raise ProtocolError(
@@ -192,7 +192,7 @@ class Workers:
                 f"for view {self.promised}"
             )
 
-    def install(self, event: Install) -> list[tuple[int, int]]:
+    def install(self, event: InstallView) -> list[tuple[int, int]]:
         """Be what a view says of who is there; the lives that are to begin, as (worker, life)."""
         self.view = self.promised = event.view
         self.refused = set()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, DeadlineExceeded
 
-__all__ = ["Links", "Place", "Post", "here", "links", "next_step", "settle"]
+__all__ = ["Links", "StagePosition", "ThreadLinks", "here", "links", "next_step", "settle"]
 
 Array = NDArray[Any]
 
@@ -37,7 +37,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePosition:
     """Which stage this process is, and which of its copies, which take micro-batches in turn.
 
     Attributes:
@@ -87,18 +87,18 @@ class Place:
         return f"worker {self.worker} stage {stage}{copy}"
 
 
-_here = Place()
-_make: Callable[[Place, int], Links] | None = None
+_here = StagePosition()
+_make: Callable[[StagePosition, int], Links] | None = None
 _links: Links | None = None
 _steps = itertools.count()
 
 
-def here() -> Place:
+def here() -> StagePosition:
     """This process's place: the only stage, unless `fleet.init()` has found others."""
     return _here
 
 
-def settle(place: Place, make: Callable[[Place, int], Links] | None = None) -> None:
+def settle(place: StagePosition, make: Callable[[StagePosition, int], Links] | None = None) -> None:
     """Say which stage this process is, and how it reaches the others once it needs to.
 
     Args:
@@ -127,7 +127,7 @@ def next_step() -> int:
     return next(_steps)
 
 
-class Post:
+class ThreadLinks:
     """Links of stages that are threads of one process: what `here` shows of them.
 
     Args:
@@ -143,7 +143,7 @@ class Post:
 
     def of(self, stage: int) -> Links:
         """The links of one stage."""
-        return _Boxes(self, stage)
+        return _Mailboxes(self, stage)
 
     def put(self, key: tuple[int, int, str], arrays: Sequence[Array]) -> None:
         """Leave a message."""
@@ -162,8 +162,8 @@ class Post:
             return self._boxes.pop(key)
 
 
-class _Boxes:
-    def __init__(self, post: Post, stage: int) -> None:
+class _Mailboxes:
+    def __init__(self, post: ThreadLinks, stage: int) -> None:
         self._post = post
         self._stage = stage
 

@@ -13,27 +13,33 @@ A strategy file is TOML with a table for each part that is to be on:
     k_steps = 4
 """
 
-from psfleet.strategy.consistency import Consistency
+from psfleet.strategy.consistency import ConsistencySettings
 from psfleet.strategy.distributed_strategy import DistributedStrategy
-from psfleet.strategy.execution import Pipeline, Recompute
+from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
 from psfleet.strategy.precedence import load_strategy_file, overridden, resolve
 from psfleet.strategy.strategy_settings import Settings
-from psfleet.strategy.update_rules import DGC, GradientMerge, Lamb, Lars, LocalSGD
-from psfleet.strategy.wire_format import AMP, Wire
+from psfleet.strategy.update_rules import (
+    DGCSettings,
+    GradientMergeSettings,
+    LambSettings,
+    LarsSettings,
+    LocalSGDSettings,
+)
+from psfleet.strategy.wire_format import AMPSettings, WireSettings
 
 __all__ = [
-    "AMP",
-    "DGC",
-    "Consistency",
+    "AMPSettings",
+    "ConsistencySettings",
+    "DGCSettings",
     "DistributedStrategy",
-    "GradientMerge",
-    "Lamb",
-    "Lars",
-    "LocalSGD",
-    "Pipeline",
-    "Recompute",
+    "GradientMergeSettings",
+    "LambSettings",
+    "LarsSettings",
+    "LocalSGDSettings",
+    "PipelineSettings",
+    "RecomputeSettings",
     "Settings",
-    "Wire",
+    "WireSettings",
     "load_strategy_file",
     "overridden",
     "resolve",

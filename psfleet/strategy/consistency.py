@@ -8,7 +8,7 @@ from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting, settings_of
 from psfleet.settings.mode import Mode
 
-__all__ = ["SETTINGS_OF", "Consistency"]
+__all__ = ["SETTINGS_OF", "ConsistencySettings"]
 
 _number = partial(setting, most=2**31 - 1)
 _count: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
@@ -16,7 +16,7 @@ _share: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
 
 
 @dataclass(frozen=True)
-class Consistency:
+class ConsistencySettings:
     """When pushes take effect, and how far workers may be apart.
 
     Modes: sync: in rounds averaged over the workers. async: at once. ssp: at once, no worker more than

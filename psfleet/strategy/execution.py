@@ -7,11 +7,11 @@ from psfleet.errors import ConfigError
 from psfleet.settings.choices import Schedule
 from psfleet.settings.declaration import check, setting
 
-__all__ = ["Pipeline", "Recompute"]
+__all__ = ["PipelineSettings", "RecomputeSettings"]
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineSettings:
     """The program is cut into pieces that stages run on micro-batches.
 
     A script that runs by itself is cut in the same places and runs the pieces in turn.
@@ -56,7 +56,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Recompute:
+class RecomputeSettings:
     """Activations between checkpoints are dropped and computed again in the backward pass."""
 
     checkpoints: tuple[str, ...] = setting(

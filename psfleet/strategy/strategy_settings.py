@@ -7,10 +7,16 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
-from psfleet.strategy.consistency import Consistency
-from psfleet.strategy.execution import Pipeline, Recompute
-from psfleet.strategy.update_rules import DGC, GradientMerge, Lamb, Lars, LocalSGD
-from psfleet.strategy.wire_format import AMP, Wire
+from psfleet.strategy.consistency import ConsistencySettings
+from psfleet.strategy.execution import PipelineSettings, RecomputeSettings
+from psfleet.strategy.update_rules import (
+    DGCSettings,
+    GradientMergeSettings,
+    LambSettings,
+    LarsSettings,
+    LocalSGDSettings,
+)
+from psfleet.strategy.wire_format import AMPSettings, WireSettings
 
 __all__ = ["PARTS", "Settings", "check_parts"]
 
@@ -19,16 +25,16 @@ __all__ = ["PARTS", "Settings", "check_parts"]
 class Settings:
     """A whole strategy; a part that is None is off."""
 
-    consistency: Consistency = dataclasses.field(default_factory=Consistency)
-    gradient_merge: GradientMerge | None = None
-    dgc: DGC | None = None
-    lars: Lars | None = None
-    lamb: Lamb | None = None
-    recompute: Recompute | None = None
-    pipeline: Pipeline | None = None
-    amp: AMP | None = None
-    localsgd: LocalSGD | None = None
-    wire: Wire | None = None
+    consistency: ConsistencySettings = dataclasses.field(default_factory=ConsistencySettings)
+    gradient_merge: GradientMergeSettings | None = None
+    dgc: DGCSettings | None = None
+    lars: LarsSettings | None = None
+    lamb: LambSettings | None = None
+    recompute: RecomputeSettings | None = None
+    pipeline: PipelineSettings | None = None
+    amp: AMPSettings | None = None
+    localsgd: LocalSGDSettings | None = None
+    wire: WireSettings | None = None
 
     def __post_init__(self) -> None:
         for first, second, reason in _CONTRADICTIONS:
@@ -89,16 +95,16 @@ _CONTRADICTIONS = (
 )
 
 PARTS: dict[str, Any] = {
-    "consistency": Consistency,
-    "gradient_merge": GradientMerge,
-    "dgc": DGC,
-    "lars": Lars,
-    "lamb": Lamb,
-    "recompute": Recompute,
-    "pipeline": Pipeline,
-    "amp": AMP,
-    "localsgd": LocalSGD,
-    "wire": Wire,
+    "consistency": ConsistencySettings,
+    "gradient_merge": GradientMergeSettings,
+    "dgc": DGCSettings,
+    "lars": LarsSettings,
+    "lamb": LambSettings,
+    "recompute": RecomputeSettings,
+    "pipeline": PipelineSettings,
+    "amp": AMPSettings,
+    "localsgd": LocalSGDSettings,
+    "wire": WireSettings,
 }
 
 

@@ -8,7 +8,13 @@ from typing import Any
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
 
-__all__ = ["DGC", "GradientMerge", "Lamb", "Lars", "LocalSGD"]
+__all__ = [
+    "DGCSettings",
+    "GradientMergeSettings",
+    "LambSettings",
+    "LarsSettings",
+    "LocalSGDSettings",
+]
 
 _size: Any = partial(
     setting, least=0, most=sys.float_info.max, wanted="a finite number of at least 0"
@@ -16,7 +22,7 @@ _size: Any = partial(
 
 
 @dataclass(frozen=True)
-class GradientMerge:
+class GradientMergeSettings:
     """Push the sum or the mean of the gradients of several steps in place of each."""
 
     k_steps: int = setting(1, "Steps whose gradients are merged", least=1)
@@ -27,7 +33,7 @@ class GradientMerge:
 
 
 @dataclass(frozen=True)
-class DGC:
+class DGCSettings:
     """Momentum becomes DGCMomentum: only the largest gradients are sent, the rest is kept."""
 
     rampup_begin_step: int = setting(0, "Steps before that begins", least=0)
@@ -45,7 +51,7 @@ class DGC:
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGDSettings:
     """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged."""
 
     k_steps: int = setting(1, "Updates between two averages", least=1)
@@ -58,7 +64,7 @@ class LocalSGD:
 
 
 @dataclass(frozen=True)
-class Lars:
+class LarsSettings:
     """Momentum becomes LarsMomentum."""
 
     lars_coeff: float = _size(0.001, "Trust coefficient")
@@ -73,7 +79,7 @@ class Lars:
 
 
 @dataclass(frozen=True)
-class Lamb:
+class LambSettings:
     """Adam becomes Lamb."""
 
     lamb_weight_decay: float = _size(0.01, "Weight decay")

@@ -9,13 +9,13 @@ from psfleet.settings.choices import Format
 from psfleet.settings.declaration import check, setting, settings_of
 from psfleet.settings.kinds import one_of
 
-__all__ = ["AMP", "Wire"]
+__all__ = ["AMPSettings", "WireSettings"]
 
 _least_1: Any = partial(setting, least=1, most=2**100, wanted="at least 1 and at most 2^100")
 
 
 @dataclass(frozen=True)
-class AMP:
+class AMPSettings:
     """Gradients travel in 16 bits."""
 
     dtype: str = setting(
@@ -57,7 +57,7 @@ _FORM = one_of(*_FORMATS)
 
 
 @dataclass(frozen=True)
-class Wire:
+class WireSettings:
     """In which form values travel between workers and servers: fewer bytes for less precision."""
 
     push: str = setting(
@@ -72,7 +72,7 @@ class Wire:
         check(self, lambda one: f"wire {one.name}")
 
     @classmethod
-    def both(cls, form: str) -> "Wire":
+    def both(cls, form: str) -> "WireSettings":
         """One form for both ways."""
         return cls(form, form)
 

@@ -9,12 +9,12 @@ from psfleet.kernels.hashing import drawn
 from psfleet.schema.entry import ProbabilityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
-from psfleet.tables.candidates import Waiting
-from psfleet.tables.index import Index
-from psfleet.tables.memory_accounting import Room
-from psfleet.tables.row_scan import Census
+from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.index import RowIndex
+from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.row_scan import RowScan
 
-__all__ = ["Admission"]
+__all__ = ["AdmissionFilter"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 _NONE = np.zeros(0, np.int64)
 
 
-class Admission:
+class AdmissionFilter:
     """Not thread-safe. A step is everywhere that of the table's last update.
 
     Args:
@@ -37,10 +37,10 @@ class Admission:
     def __init__(
         self,
         spec: TableSpec,
-        index: Index,
-        census: Census,
-        room: Room,
-        waiting: Waiting | None,
+        index: RowIndex,
+        census: RowScan,
+        room: MemoryAccount,
+        waiting: CandidateIds | None,
         stream: int,
     ) -> None:
         self._index = index

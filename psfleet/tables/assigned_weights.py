@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_data import Rows
+from psfleet.tables.row_data import RowData
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["add_rows", "add_values", "rows_of", "set_rows", "set_values", "values_of"]
@@ -56,7 +56,7 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats) -> None:
     there = order[np.searchsorted(ids, known.ids, sorter=order)]
     values[there, spec.dim :] = known.values[:, spec.dim :]
     scores[there] = known.scores
-    table.write(Rows(ids, values, np.full(len(ids), table.step), scores))
+    table.write(RowData(ids, values, np.full(len(ids), table.step), scores))
 
 
 def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import UsageError
 
-__all__ = ["Budget"]
+__all__ = ["MemoryBudget"]
 
 
 @dataclass
-class Budget:
+class MemoryBudget:
     """What each table takes, and whether it may take more. Asked by the tables themselves.
 
     Attributes:

@@ -7,15 +7,15 @@ from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
 from psfleet.schema.entry import CountFilterEntry
 from psfleet.tables import expiry
-from psfleet.tables.index import Index
-from psfleet.tables.row_data import Candidates
+from psfleet.tables.index import RowIndex
+from psfleet.tables.row_data import CandidateData
 
-__all__ = ["Waiting"]
+__all__ = ["CandidateIds"]
 
 Ids = NDArray[np.int64]
 
 
-class Waiting:
+class CandidateIds:
     """The candidates of one table on one server. Not thread-safe.
 
     Attributes:
@@ -26,7 +26,7 @@ class Waiting:
     def __init__(self, entry: CountFilterEntry, servers: int) -> None:
         self._needed = entry.count_filter
         self.capacity = -(-entry.candidates // servers)
-        self.index = Index(1, self.capacity, marks=False)
+        self.index = RowIndex(1, self.capacity, marks=False)
         self._kernels = static_kernels("index")
 
     @property
@@ -55,12 +55,12 @@ class Waiting:
             self.index.address, address_of(ids), len(ids), step, self._needed, address_of(passed)
         )
 
-    def read(self, step: int) -> Candidates:
+    def read(self, step: int) -> CandidateData:
         """All of them."""
         ids, slots = self.index.entries()
-        return Candidates(ids, self._counts(slots), self.index.recall(ids, step)[2])
+        return CandidateData(ids, self._counts(slots), self.index.recall(ids, step)[2])
 
-    def write(self, candidates: Candidates, step: int) -> None:
+    def write(self, candidates: CandidateData, step: int) -> None:
         """Set counts, leaving other candidates alone; of too many the latest stay."""
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, touched = candidates.ids[latest], candidates.touched[latest]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
 
-__all__ = ["PAGE", "FrozenDense", "FrozenRows", "Listed", "Rows"]
+__all__ = ["PAGE", "FrozenArrays", "FrozenRows", "Listed", "RowMemory"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -28,8 +28,8 @@ PAGE = 2048
 """Rows that are read at a time: a push waits no longer than that takes."""
 
 
-class Rows(Protocol):
-    """What a memory of rows must tell to be frozen: psfleet.tables.index.Index."""
+class RowMemory(Protocol):
+    """What a memory of rows must tell to be frozen: psfleet.tables.index.RowIndex."""
 
     def __len__(self) -> int: ...
     @property
@@ -68,7 +68,11 @@ class FrozenRows:
     """
 
     def __init__(
-        self, rows: Rows, lock: threading.Lock, step: Callable[[], int], only: Ids | None = None
+        self,
+        rows: RowMemory,
+        lock: threading.Lock,
+        step: Callable[[], int],
+        only: Ids | None = None,
     ) -> None:
         self._rows = rows
         self._lock = lock
@@ -153,7 +157,7 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
         yield np.concatenate(ids), np.concatenate(rows), np.concatenate(touched)
 
 
-class FrozenDense:
+class FrozenArrays:
     """The arrays that a dense table had when this was made: its weights, then its state slots."""
 
     def __init__(self, arrays: list[Floats], lock: threading.Lock) -> None:

@@ -12,8 +12,8 @@ from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.rule_text import scalars_of, scratch_for
 from psfleet.kernels.streaming import copy_over
 from psfleet.schema.table import MAX_DIM, TableSpec
-from psfleet.tables.copy_on_write import FrozenDense
-from psfleet.tables.row_snapshot import FrozenSlice
+from psfleet.tables.copy_on_write import FrozenArrays
+from psfleet.tables.row_snapshot import FrozenDenseTable
 
 __all__ = ["DenseTable"]
 
@@ -46,7 +46,7 @@ class DenseTable:
         # They never move, and asking NumPy where an array lies costs as much as a short update.
         self._scratch_place = address_of(self._scratch)
         self._weights_place, *self._slot_places = map(address_of, (self._weights, *self._slots))
-        self._views: list[FrozenDense] = []
+        self._views: list[FrozenArrays] = []
         self._lock = threading.Lock()
 
     @property
@@ -140,12 +140,12 @@ class DenseTable:
                 f"{self.count} values, not of {list(lengths)} from {start} on"
             )
 
-    def freeze(self) -> FrozenSlice:
+    def freeze(self) -> FrozenDenseTable:
         """The slice as it is now, to be read while the table goes on; see psfleet.tables.copy_on_write."""
         with self._lock:
-            arrays = FrozenDense([self._weights, *self._slots], self._lock)
+            arrays = FrozenArrays([self._weights, *self._slots], self._lock)
             self._views.append(arrays)
-        return FrozenSlice(
+        return FrozenDenseTable(
             self.spec, self.step, self.count, arrays, self._spread, self._views.remove
         )
 

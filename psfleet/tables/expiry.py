@@ -3,7 +3,7 @@
 import numpy as np
 
 from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.tables.index import Ids, Index
+from psfleet.tables.index import Ids, RowIndex
 
 __all__ = ["SETTLED", "due", "leaving"]
 
@@ -21,7 +21,7 @@ def due(step: int, ttl: int) -> tuple[int, int]:
     return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
 
 
-def leaving(index: Index, step: int, wanted: int, capacity: int) -> Ids:
+def leaving(index: RowIndex, step: int, wanted: int, capacity: int) -> Ids:
     """Ids of the rows that have to go so that `wanted` more fit; none if they do.
 
     At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["History"]
+__all__ = ["ChangeHistory"]
 
 Ids = NDArray[np.int64]
 
 
 @dataclass
-class History:
+class ChangeHistory:
     """Events since the oldest mark that is held; nothing is kept while none is.
 
     Attributes:

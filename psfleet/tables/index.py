@@ -32,7 +32,7 @@ from psfleet.kernels.initial_values import address_of
 from psfleet.tables.arena import Arena
 from psfleet.tables.copy_on_write import FrozenRows, Listed
 
-__all__ = ["EVERY", "ROW_BYTES", "Index"]
+__all__ = ["EVERY", "ROW_BYTES", "RowIndex"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -51,7 +51,7 @@ _LEAST = (
 )  # see `insert` in kernels/probing.py
 
 
-class Index:
+class RowIndex:
     """Rows of `width` float32 by id. Not thread-safe.
 
     Attributes:

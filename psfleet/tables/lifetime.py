@@ -3,17 +3,17 @@
 from psfleet.schema.entry import ShowClickEntry, TTLEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
-from psfleet.tables.candidates import Waiting
-from psfleet.tables.index import EVERY, Index
-from psfleet.tables.row_data import Clock
-from psfleet.tables.row_scan import Census
+from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.index import EVERY, RowIndex
+from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_scan import RowScan
 
-__all__ = ["Lifetime"]
+__all__ = ["RowLifetime"]
 
 _SHRINKS = 1024  # that are remembered
 
 
-class Lifetime:
+class RowLifetime:
     """Not thread-safe. A step is everywhere that of the table's last update.
 
     Args:
@@ -25,7 +25,12 @@ class Lifetime:
     """
 
     def __init__(
-        self, spec: TableSpec, index: Index, census: Census, waiting: Waiting | None, scores: int
+        self,
+        spec: TableSpec,
+        index: RowIndex,
+        census: RowScan,
+        waiting: CandidateIds | None,
+        scores: int,
     ) -> None:
         self._index = index
         self._census = census
@@ -74,11 +79,11 @@ class Lifetime:
         if step % expiry.SETTLED == 0:
             self._restamp(step, step)
 
-    def clock(self, step: int) -> Clock:
+    def clock(self, step: int) -> TableClock:
         """See SparseTable.clock."""
-        return Clock(step, self._shrinks, self._ticks)
+        return TableClock(step, self._shrinks, self._ticks)
 
-    def set_clock(self, clock: Clock, step: int) -> None:
+    def set_clock(self, clock: TableClock, step: int) -> None:
         """Set it to what it was; `step`: what the table's is until now."""
         if clock.step != step:
             self._restamp(step, clock.step)

@@ -6,16 +6,16 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
-from psfleet.tables.budget import Budget
-from psfleet.tables.candidates import Waiting
-from psfleet.tables.index import Index
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.candidates import CandidateIds
+from psfleet.tables.index import RowIndex
 
-__all__ = ["Room"]
+__all__ = ["MemoryAccount"]
 
 Ids = NDArray[np.int64]
 
 
-class Room:
+class MemoryAccount:
     """Not thread-safe, but for `surely_fit`.
 
     Args:
@@ -32,7 +32,7 @@ class Room:
     """
 
     def __init__(
-        self, spec: TableSpec, index: Index, waiting: Waiting | None, budget: Budget
+        self, spec: TableSpec, index: RowIndex, waiting: CandidateIds | None, budget: MemoryBudget
     ) -> None:
         capacity = part_of(spec.entry, CapacityEntry)
         self.evicts = capacity is not None and capacity.evicts

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.kernels.rule_text import RuleText
+from psfleet.kernels.rule_text import RuleSource
 from psfleet.schema.table import TableSpec
-from psfleet.tables.row_data import Rows
+from psfleet.tables.row_data import RowData
 
 __all__ = ["PackedRows", "check_rows"]
 
@@ -24,13 +24,13 @@ class PackedRows:
 
     def __init__(self, spec: TableSpec) -> None:
         self._spec = spec
-        self.scores = RuleText(spec.rule, False, False, spec.dim).row_width()
+        self.scores = RuleSource(spec.rule, False, False, spec.dim).row_width()
         self.width = self.scores + spec.scores
 
-    def unpack(self, ids: Ids, stored: Floats, touched: Ids) -> Rows:
+    def unpack(self, ids: Ids, stored: Floats, touched: Ids) -> RowData:
         """Stored rows [n, width] with all that is known of them."""
         scores = np.ascontiguousarray(stored[:, self.scores :])
-        return Rows(ids, self.values(stored), touched, scores)
+        return RowData(ids, self.values(stored), touched, scores)
 
     def values(self, stored: Floats) -> Floats:
         """Of stored rows [n, width] weights and state [n, dim * (1 + slots)]."""
@@ -43,7 +43,7 @@ class PackedRows:
         ]
         return np.concatenate(parts, axis=1)
 
-    def pack(self, rows: Rows) -> Floats:
+    def pack(self, rows: RowData) -> Floats:
         """The opposite of `unpack`: [n, width].
 
         Raises:

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_data import Candidates, Clock, Rows
+from psfleet.tables.row_data import CandidateData, RowData, TableClock
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["refill"]
 
 
 def refill(
-    table: DenseTable | SparseTable, clock: Clock, columns: Mapping[str, NDArray[Any]]
+    table: DenseTable | SparseTable, clock: TableClock, columns: Mapping[str, NDArray[Any]]
 ) -> None:
     """Set a part of a table from columns as psfleet.tables.row_snapshot names them.
 
@@ -33,10 +33,10 @@ def refill(
         ids = columns["ids"]
         scores = columns.get("scores", np.zeros((len(ids), 0), np.float32))
         rows = _column(table, columns, "rows")
-        table.write(Rows(ids, rows, _column(table, columns, "touched"), scores))
+        table.write(RowData(ids, rows, _column(table, columns, "touched"), scores))
     if "candidates" in columns:
         names = ("candidates", "candidate_counts", "candidate_touched")
-        table.write_candidates(Candidates(*(_column(table, columns, name) for name in names)))
+        table.write_candidates(CandidateData(*(_column(table, columns, name) for name in names)))
 
 
 def _column(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Candidates", "Changes", "Clock", "Mark", "Rows"]
+__all__ = ["CandidateData", "HistoryPoint", "RowData", "TableChanges", "TableClock"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -16,7 +16,7 @@ def _none() -> Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowData:
     """Rows of a sparse table with everything that is known of them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidateData:
     """Ids that have been pushed, but not often enough for a row.
 
     Attributes:
@@ -53,7 +53,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class TableClock:
     """What a table knows of time.
 
     Attributes:
@@ -68,7 +68,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HistoryPoint:
     """A point in a table's history. Made by `SparseTable.mark`; of use for that table only."""
 
     era: int
@@ -77,7 +77,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TableChanges:
     """What has become of a table since a mark.
 
     Attributes:

@@ -3,16 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.tables.history import History
-from psfleet.tables.index import Index
-from psfleet.tables.row_data import Changes, Mark
+from psfleet.tables.history import ChangeHistory
+from psfleet.tables.index import RowIndex
+from psfleet.tables.row_data import HistoryPoint, TableChanges
 
-__all__ = ["Census"]
+__all__ = ["RowScan"]
 
 Ids = NDArray[np.int64]
 
 
-class Census:
+class RowScan:
     """The one place where a row goes. Not thread-safe.
 
     Args:
@@ -20,10 +20,10 @@ class Census:
         rests: Every update changes every row.
     """
 
-    def __init__(self, index: Index, rests: bool) -> None:
+    def __init__(self, index: RowIndex, rests: bool) -> None:
         self._index = index
         self._rests = rests
-        self._history = History()
+        self._history = ChangeHistory()
         self._entries: tuple[Ids, Ids] | None = None
 
     def drop(self, ids: Ids) -> int:
@@ -48,11 +48,11 @@ class Census:
             self._entries = self._index.entries()
         return self._entries
 
-    def mark(self, step: int) -> Mark:
+    def mark(self, step: int) -> HistoryPoint:
         """See SparseTable.mark."""
-        return Mark(self._history.era, step, self._history.mark())
+        return HistoryPoint(self._history.era, step, self._history.mark())
 
-    def changed_since(self, mark: Mark, step: int) -> Changes:
+    def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
         """See SparseTable.changed_since."""
         removed, written = self._history.since(mark.event)
         everything = mark.era != self._history.era or (self._rests and step > mark.step)
@@ -61,8 +61,8 @@ class Census:
         changed = self._index.aged(step, most=most)[0]
         back = self._index.locate(written)[0] != 0
         gone = self._index.locate(removed)[0] == 0
-        return Changes(np.union1d(changed, written[back]), removed[gone])
+        return TableChanges(np.union1d(changed, written[back]), removed[gone])
 
-    def release(self, mark: Mark) -> None:
+    def release(self, mark: HistoryPoint) -> None:
         """See SparseTable.release."""
         self._history.release(mark.event)

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
-from psfleet.tables.copy_on_write import FrozenDense, FrozenRows
-from psfleet.tables.row_data import Candidates, Clock, Rows
+from psfleet.tables.copy_on_write import FrozenArrays, FrozenRows
+from psfleet.tables.row_data import CandidateData, RowData, TableClock
 
-__all__ = ["Columns", "FrozenSlice", "FrozenSparse", "FrozenTable"]
+__all__ = ["Columns", "FrozenDenseTable", "FrozenSparseTable", "FrozenTable"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -24,7 +24,7 @@ class FrozenTable(Protocol):
     @property
     def spec(self) -> TableSpec: ...
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> TableClock: ...
     def columns(self) -> Columns:
         """What `pages` will fill."""
 
@@ -35,17 +35,17 @@ class FrozenTable(Protocol):
         """The table need not remember the moment any more. Safe to call twice."""
 
 
-class FrozenSparse:
+class FrozenSparseTable:
     """Columns: ids, rows (weights and state), touched, scores; removed; candidates/*."""
 
     def __init__(
         self,
         spec: TableSpec,
-        clock: Clock,
+        clock: TableClock,
         rows: FrozenRows,
-        candidates: Candidates,
+        candidates: CandidateData,
         removed: Ids | None,
-        as_rows: Callable[[Ids, Floats, Ids], Rows],
+        as_rows: Callable[[Ids, Floats, Ids], RowData],
         forget: Callable[[FrozenRows], None],
     ) -> None:
         self.spec = spec
@@ -101,7 +101,7 @@ class FrozenSparse:
             self._forget = None
 
 
-class FrozenSlice:
+class FrozenDenseTable:
     """Of a dense table: one column for the weights ("value") and each state slot."""
 
     def __init__(
@@ -109,16 +109,16 @@ class FrozenSlice:
         spec: TableSpec,
         step: int,
         count: int,
-        arrays: FrozenDense,
+        arrays: FrozenArrays,
         spread: Callable[[Floats], Floats],
-        forget: Callable[[FrozenDense], None],
+        forget: Callable[[FrozenArrays], None],
     ) -> None:
         self.spec = spec
-        self.clock = Clock(step)
+        self.clock = TableClock(step)
         self._count = count
         self._arrays = arrays
         self._spread = spread
-        self._forget: Callable[[FrozenDense], None] | None = forget
+        self._forget: Callable[[FrozenArrays], None] | None = forget
 
     def columns(self) -> Columns:
         """See FrozenTable."""

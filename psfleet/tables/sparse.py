@@ -24,17 +24,17 @@ from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.rule_text import scalars_of, scratch_for
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.schema.table import TableSpec
-from psfleet.tables.admission import Admission
-from psfleet.tables.budget import Budget
-from psfleet.tables.candidates import Waiting
+from psfleet.tables.admission import AdmissionFilter
+from psfleet.tables.budget import MemoryBudget
+from psfleet.tables.candidates import CandidateIds
 from psfleet.tables.copy_on_write import SECTIONS, FrozenRows
-from psfleet.tables.index import ROW_BYTES, Index
-from psfleet.tables.lifetime import Lifetime
-from psfleet.tables.memory_accounting import Room
+from psfleet.tables.index import ROW_BYTES, RowIndex
+from psfleet.tables.lifetime import RowLifetime
+from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.packed_rows import PackedRows, check_rows
-from psfleet.tables.row_data import Candidates, Changes, Clock, Mark, Rows
-from psfleet.tables.row_scan import Census
-from psfleet.tables.row_snapshot import FrozenSparse
+from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
+from psfleet.tables.row_scan import RowScan
+from psfleet.tables.row_snapshot import FrozenSparseTable
 
 __all__ = ["SparseTable"]
 
@@ -53,7 +53,11 @@ class SparseTable:
     """
 
     def __init__(
-        self, spec: TableSpec, max_rows: int = 2**28, servers: int = 1, budget: Budget | None = None
+        self,
+        spec: TableSpec,
+        max_rows: int = 2**28,
+        servers: int = 1,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """An empty table.
 
@@ -73,9 +77,9 @@ class SparseTable:
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is not None:
             max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
-        self._index = index = Index(packed.width, max_rows, marks=spec.every_row)
+        self._index = index = RowIndex(packed.width, max_rows, marks=spec.every_row)
         filter_ = part_of(spec.entry, CountFilterEntry)
-        self._waiting = waiting = Waiting(filter_, servers) if filter_ is not None else None
+        self._waiting = waiting = CandidateIds(filter_, servers) if filter_ is not None else None
         self._kernels = sparse_kernels(
             rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
         )
@@ -83,10 +87,12 @@ class SparseTable:
         self._ring = np.empty(128, np.int64)
         self._scratch = scratch_for(rule)
         self._zeros = np.zeros(spec.dim, np.float32)
-        self._census = census = Census(index, spec.every_row)
-        self._room = Room(spec, index, waiting, Budget() if budget is None else budget)
-        self._admission = Admission(spec, index, census, self._room, waiting, int(initial[3]))
-        self._lifetime = Lifetime(spec, index, census, waiting, packed.scores)
+        self._census = census = RowScan(index, spec.every_row)
+        self._room = MemoryAccount(
+            spec, index, waiting, MemoryBudget() if budget is None else budget
+        )
+        self._admission = AdmissionFilter(spec, index, census, self._room, waiting, int(initial[3]))
+        self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -258,7 +264,7 @@ class SparseTable:
         with self._lock:
             return self._census.ascending()[0].copy()
 
-    def rows(self, ids: Ids) -> Rows:
+    def rows(self, ids: Ids) -> RowData:
         """The rows of these ids with all that is known of them; ids without a row are left out."""
         ids = np.ascontiguousarray(ids, np.int64)
         with self._lock:
@@ -267,7 +273,7 @@ class SparseTable:
             rows = self._index.gather(slots[known])
         return self._packed.unpack(ids[known], rows, touched[known])
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: RowData) -> None:
         """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
 
         Set the clock first, so that a table that evicts knows how old rows are.
@@ -288,12 +294,12 @@ class SparseTable:
             self._census.wrote(ids)
             self._room.account()
 
-    def candidates(self) -> Candidates:
+    def candidates(self) -> CandidateData:
         """The ids that have been pushed too seldom for a row."""
         with self._lock:
-            return Candidates() if self._waiting is None else self._waiting.read(self.step)
+            return CandidateData() if self._waiting is None else self._waiting.read(self.step)
 
-    def write_candidates(self, candidates: Candidates) -> None:
+    def write_candidates(self, candidates: CandidateData) -> None:
         """Set what `candidates` gave, leaving others alone; of too many the latest."""
         if self._waiting is None:
             if len(candidates):
@@ -306,24 +312,24 @@ class SparseTable:
             self._waiting.write(candidates, self.step)
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> TableClock:
         """What the table knows of time."""
         return self._lifetime.clock(self.step)
 
-    def set_clock(self, clock: Clock) -> None:
+    def set_clock(self, clock: TableClock) -> None:
         """Set it to what `clock` was; rows keep the steps at which they were pushed."""
         with self._lock:
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
 
-    def page(self, offset: int, limit: int) -> Rows:
+    def page(self, offset: int, limit: int) -> RowData:
         """Some of `rows`, in ascending order of id."""
         with self._lock:
             ids = self._census.ascending()[0][offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
-        """A page of ids and `Rows.values`, in ascending order of id."""
+        """A page of ids and `RowData.values`, in ascending order of id."""
         with self._lock:
             ids, slots = (array[offset : offset + limit] for array in self._census.ascending())
             rows = self._index.gather(slots)
@@ -337,32 +343,34 @@ class SparseTable:
             touched = np.full(len(ids), self.step)
         if scores is None:
             scores = np.zeros((len(ids), self.spec.scores), np.float32)
-        self.write(Rows(ids, values, touched, scores))
+        self.write(RowData(ids, values, touched, scores))
 
     def restore_step(self, step: int) -> None:
         """Set how many updates the table has had, and nothing else of its clock."""
         self.set_clock(dataclasses.replace(self.clock, step=step))
 
-    def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparse:
+    def freeze(self, only: Ids | None = None, removed: Ids | None = None) -> FrozenSparseTable:
         """The rows as they are now (of the ids `only`), to be read while the table goes on.
 
         Costs one byte a row now; see psfleet.tables.copy_on_write. Close it when it is read.
         """
         with self._lock:
-            waiting = Candidates() if self._waiting is None else self._waiting.read(self.step)
+            waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
             rows = FrozenRows(self._index, self._lock, lambda: self.step, only)
             self._index.views.append(rows)
             clock, forget = self.clock, self._index.views.remove
-        return FrozenSparse(self.spec, clock, rows, waiting, removed, self._packed.unpack, forget)
+        return FrozenSparseTable(
+            self.spec, clock, rows, waiting, removed, self._packed.unpack, forget
+        )
 
     # -- what has changed ----------------------------------------------------------------------
 
-    def mark(self) -> Mark:
+    def mark(self) -> HistoryPoint:
         """A point to which `changed_since` looks back; until its release, removed ids are kept."""
         with self._lock:
             return self._census.mark(self.step)
 
-    def changed_since(self, mark: Mark) -> Changes:
+    def changed_since(self, mark: HistoryPoint) -> TableChanges:
         """Which rows are new or may differ since the mark, and which are there no more.
 
         Costs one look at the index (13 ns a row, measured on a busy machine), and nothing while the table
@@ -371,7 +379,7 @@ class SparseTable:
         with self._lock:
             return self._census.changed_since(mark, self.step)
 
-    def release(self, mark: Mark) -> None:
+    def release(self, mark: HistoryPoint) -> None:
         """Nobody will ask for changes since this mark again."""
         with self._lock:
             self._census.release(mark)

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 
-__all__ = ["Clicks"]
+__all__ = ["ClicksWorkload"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Clicks:
+class ClicksWorkload:
     """Adam on the dense part, Adagrad on the rows.
 
     Attributes:
@@ -53,7 +53,7 @@ class Clicks:
             "sparse",
             (1,),
             make_rule("adagrad", {}),
-            initializer=Initializer("constant", 0.0),
+            initializer=InitializerSpec("constant", 0.0),
         )
 
     @functools.cached_property

@@ -46,7 +46,7 @@ class LocalFleet:
         dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
         durability: What servers keep; with a log `reviving` starts those that die again.
         crashes: Of some servers where each of its processes dies, one after the other
-            (psfleet.faults.crash_points.Crashes).
+            (psfleet.faults.crash_points.CrashFaults).
         credentials: Folders of the credentials of servers and workers, in place of its own.
         limits: What a server takes at most, as PSFLEET_LIMITS says it.
         snapshot_every: How often server 0 takes a snapshot, as PSFLEET_SNAPSHOT_EVERY says it.

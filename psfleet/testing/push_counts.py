@@ -4,14 +4,14 @@ import numpy as np
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Runtime, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 
-__all__ = ["Counting"]
+__all__ = ["CountingWorkload"]
 
 _IDS = 50
 
 
-class Counting:
+class CountingWorkload:
     """Workers push -1 with rate 1, to rows that the worker's number decides and to a whole array.
 
     Args:
@@ -19,7 +19,7 @@ class Counting:
     """
 
     counts = TableSpec(
-        "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+        "counts", "sparse", (3,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
     )
     total = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
 

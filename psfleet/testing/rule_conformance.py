@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.kernels.cuda_text import CudaText
+from psfleet.kernels.cuda_text import CudaSource
 from psfleet.kernels.reference import twin_push
 from psfleet.rules import make_rule, reference_of
 from psfleet.rules.functions import check_functions
 from psfleet.rules.rule import Rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import Decay, TableSpec
+from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 
@@ -46,7 +46,7 @@ def check_rule(rule: Rule) -> None:
     """
     check_functions(rule)
     _check_numbers(rule)
-    for decay in (Decay(), Decay(0.1, 0.2)):
+    for decay in (DecaySpec(), DecaySpec(0.1, 0.2)):
         for size in _SIZES:
             check_dense(rule, decay, size)
     for every_row in (False, True):
@@ -57,7 +57,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_dense(
-    rule: Rule, decay: Decay, size: int, seed: int = 0, learning_rate: float = _RATE
+    rule: Rule, decay: DecaySpec, size: int, seed: int = 0, learning_rate: float = _RATE
 ) -> None:
     """Check that a dense table of `size` weights has the bits of the NumPy twin for three steps."""
     start = gradients(seed, size)
@@ -94,7 +94,7 @@ def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
             if len(at) or every_row:
                 given = gradient[at[0]] if len(at) else np.zeros(dim, np.float32)
                 unit = [values[row] for values in twin]
-                twin_push(rule, Decay(), _RATE, step, unit, given, dim, resting=not len(at))
+                twin_push(rule, DecaySpec(), _RATE, step, unit, given, dim, resting=not len(at))
     _, rows = table.state(0, len(ids))
     _same(rule, f"sparse kernel for rows of {dim}", [rows], [np.concatenate(twin, axis=1)])
 
@@ -189,7 +189,7 @@ class _Pair:
 
 def _check_cuda(rule: Rule) -> None:
     for dim in (0, 16):
-        compile(CudaText(rule, True, True, dim).module(), rule.name, "exec")
+        compile(CudaSource(rule, True, True, dim).module(), rule.name, "exec")
     if find_spec("numba_cuda") is None:
         return
     from numba import cuda

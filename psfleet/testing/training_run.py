@@ -10,13 +10,13 @@ import numpy as np
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 
-__all__ = ["Training", "in_threads", "same_bits"]
+__all__ = ["TrainingWorkload", "in_threads", "same_bits"]
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingWorkload:
     """A dense table under Adam and a sparse one under Adagrad, trained for some steps.
 
     Each gradient is a function of the pulled weights, the worker and the step, so that a wrong
@@ -41,7 +41,7 @@ class Training:
             "sparse",
             (self.dim,),
             make_rule("adagrad", {}),
-            initializer=Initializer("uniform", -0.1, 0.1),
+            initializer=InitializerSpec("uniform", -0.1, 0.1),
             seed=7,
         )
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from psfleet.errors import ConfigError, PsfleetError, UsageError
 from psfleet.runtime.interface import Runtime
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers, listed
@@ -58,7 +58,7 @@ def converted(
         for path, module in model.named_modules()
         if _is_table(module) and module.weight.requires_grad and id(module.weight) in trained
     }
-    swap = _Swap(model, given, _counterparts(model, modules))
+    swap = _ModuleExchange(model, given, _counterparts(model, modules))
     swap.there()
     try:
         root = swap.root()
@@ -68,7 +68,7 @@ def converted(
         raise
 
 
-class _Swap:
+class _ModuleExchange:
     """Exchanges modules in the model, and their weights in the optimizers' groups; can undo it."""
 
     def __init__(
@@ -180,7 +180,7 @@ def _counterpart(path: str, module: Any) -> TableModule:
         else Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx)
     )
     if module.weight.is_meta:
-        made.table.initializer = Initializer("normal", 0.0, 1.0)
+        made.table.initializer = InitializerSpec("normal", 0.0, 1.0)
     else:
         made.table.content = module.weight.detach().cpu().contiguous().numpy()
     return made.train(module.training)

@@ -17,31 +17,31 @@ from psfleet.platform.memory import available_memory
 from psfleet.runtime.interface import Read, Runtime, TableState
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry, ShowClickEntry, part_of
-from psfleet.schema.table import Initializer, TableSpec
-from psfleet.torch.rule_mapping import Formula
-from psfleet.torch.table_weight import Ledger, TableWeight, as_tensor, look_up
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.torch.rule_mapping import RuleMapping
+from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
 
-__all__ = ["Rows", "Watcher", "exclusively", "living_rows"]
+__all__ = ["EmbeddingRows", "LookupObserver", "exclusively", "living_rows"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _MOST_HELD = 64
-_living: "weakref.WeakSet[Rows]" = weakref.WeakSet()
+_living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 
-class Watcher(Protocol):
+class LookupObserver(Protocol):
     """Is told of lookups, and knows which will come in the next step (see prefetching)."""
 
-    def note(self, rows: "Rows", ids: Tensor) -> None:
+    def note(self, rows: "EmbeddingRows", ids: Tensor) -> None:
         """A lookup of these ids is being made."""
 
-    def expected(self, rows: "Rows") -> list[Ids]:
+    def expected(self, rows: "EmbeddingRows") -> list[Ids]:
         """The lookups that the next step will make of these rows."""
 
 
 @dataclass(slots=True)
-class _Held:
+class _CachedLookup:
     """A lookup that is here. `used` None: not handed out yet; else the tensor's version then."""
 
     ids: Ids
@@ -49,7 +49,7 @@ class _Held:
     used: int | None = None
 
 
-class Rows:
+class EmbeddingRows:
     """Rows of float32 by id on the servers, as one embedding uses them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Rows:
         count: int | None,
         dim: int,
         padding: int | None,
-        initializer: Initializer,
+        initializer: InitializerSpec,
         seed: int,
         entry: Entry | None = None,
     ) -> None:
@@ -83,19 +83,19 @@ class Rows:
         self.entry = entry
         self.weight = TableWeight(count, dim)
         self.content: Floats | None = None
-        self.watcher: Watcher | None = None
-        self._ledger = Ledger(self.weight, count is not None)
-        self._held: list[_Held] = []
+        self.watcher: LookupObserver | None = None
+        self._ledger = GradientIds(self.weight, count is not None)
+        self._held: list[_CachedLookup] = []
         self._runtime: Runtime | None = None
         self._spec: TableSpec | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
-        copied = Rows(
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingRows":
+        copied = EmbeddingRows(
             self.name, self.count, self.dim, self.padding, self.initializer, self.seed, self.entry
         )
         copied.weight = copy.deepcopy(self.weight, memo)
         copied.content = self.content
-        copied._ledger = Ledger(copied.weight, self.count is not None)
+        copied._ledger = GradientIds(copied.weight, self.count is not None)
         memo[id(self)] = copied
         return copied
 
@@ -132,7 +132,7 @@ class Rows:
         """The table's key."""
         return self.spec.key
 
-    def bind(self, runtime: Runtime, name: str, formula: Formula) -> None:
+    def bind(self, runtime: Runtime, name: str, formula: RuleMapping) -> None:
         """Make the table. `fill` must follow on all workers."""
         if self._runtime is not None:
             raise UsageError(
@@ -310,7 +310,7 @@ class Rows:
         if held and held.used is None:
             held.rows, held.used = out.detach(), out._version
         elif keep and held is None and len(self._held) < _MOST_HELD:
-            self._held.append(_Held(wanted, out.detach(), out._version))
+            self._held.append(_CachedLookup(wanted, out.detach(), out._version))
         return out
 
     def read(self, ids: Ids) -> Read:
@@ -323,7 +323,7 @@ class Rows:
 
     def hold(self, ids: Ids, values: Floats) -> None:
         """Keep rows that were pulled for a lookup to come."""
-        self._held.append(_Held(ids, as_tensor(values)))
+        self._held.append(_CachedLookup(ids, as_tensor(values)))
 
     def forget(self) -> None:
         """The table may have changed: hold nothing."""
@@ -333,7 +333,7 @@ class Rows:
         """What the backward passes have collected since the last zero_grad; None: nothing."""
         return self._ledger.gradient()
 
-    def _find(self, ids: Ids) -> _Held | None:
+    def _find(self, ids: Ids) -> _CachedLookup | None:
         for held in self._held:
             unspoilt = held.used is None or held.used == held.rows._version
             if unspoilt and held.ids.shape == ids.shape and np.array_equal(held.ids, ids):
@@ -341,7 +341,7 @@ class Rows:
         return None
 
     @staticmethod
-    def _values_of(held: _Held) -> Floats:
+    def _values_of(held: _CachedLookup) -> Floats:
         values: Floats = held.rows.cpu().numpy()
         return values if held.used is None else values.copy()
 
@@ -363,7 +363,7 @@ def _places(ids: Ids, wanted: Ids) -> Ids:
     return places
 
 
-def living_rows() -> list[Rows]:
+def living_rows() -> list[EmbeddingRows]:
     """The rows that have a table, in the order of their names."""
     return sorted(_living, key=lambda rows: rows.name or "")
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.standalone import check_outside
-from psfleet.parameters.initializer import Start, starting
+from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import MAX_DIM, Initializer
-from psfleet.torch.embedding_rows import Rows, exclusively
+from psfleet.schema.table import MAX_DIM, InitializerSpec
+from psfleet.torch.embedding_rows import EmbeddingRows, exclusively
 from psfleet.torch.show_click import scores_of
 
 __all__ = ["Embedding", "EmbeddingBag", "TableModule"]
@@ -45,7 +45,7 @@ class TableModule(nn.Module):
         embedding_dim: int,
         padding_idx: int | None,
         name: str | None,
-        initializer: Initializer | Start | None,
+        initializer: InitializerSpec | Initializer | None,
         seed: int,
         optimizer: Optimizer | None,
         entry: Entry | None,
@@ -63,7 +63,9 @@ class TableModule(nn.Module):
                 f"an embedding with rows 0 to {num_embeddings - 1} has all of them; {entry} is for "
                 "num_embeddings=None"
             )
-        self.table = Rows(name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry)
+        self.table = EmbeddingRows(
+            name, num_embeddings, embedding_dim, self.padding_idx, start, seed, entry
+        )
         self.weight = self.table.weight
 
     def share(self, other: "TableModule") -> None:
@@ -174,7 +176,7 @@ class Embedding(TableModule):
         padding_idx: int | None = None,
         *,
         name: str | None = None,
-        initializer: Initializer | Start | None = None,
+        initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,
@@ -222,7 +224,7 @@ class EmbeddingBag(TableModule):
         padding_idx: int | None = None,
         *,
         name: str | None = None,
-        initializer: Initializer | Start | None = None,
+        initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         optimizer: Optimizer | None = None,
         entry: Entry | None = None,

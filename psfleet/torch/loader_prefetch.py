@@ -12,7 +12,7 @@ from torch import Tensor
 
 from psfleet.errors import UsageError
 from psfleet.runtime.validation import as_ids
-from psfleet.torch.embedding_rows import Rows, living_rows
+from psfleet.torch.embedding_rows import EmbeddingRows, living_rows
 from psfleet.torch.embeddings import TableModule
 
 __all__ = ["prefetch"]
@@ -147,7 +147,7 @@ class _Ahead:
             self._following = next(self._batches, _END)
         return self._following
 
-    def note(self, rows: Rows, ids: Tensor) -> None:
+    def note(self, rows: EmbeddingRows, ids: Tensor) -> None:
         """See Watcher.note."""
         if self._choose is None:
             part = _Part.find(self.batch, ids)
@@ -155,7 +155,7 @@ class _Ahead:
             if part is not None and part not in known:
                 known.append(part)
 
-    def expected(self, rows: Rows) -> list[Ids]:
+    def expected(self, rows: EmbeddingRows) -> list[Ids]:
         """See Watcher.expected."""
         following = self._next()
         if following is _END:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.optimizer.amp import Shortener
+from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.parameters.binding import watch
@@ -23,8 +23,15 @@ from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState, is_trained
 from psfleet.strategy import Settings
 from psfleet.torch import state_dicts
-from psfleet.torch.embedding_rows import Rows, exclusively
-from psfleet.torch.parameter_plan import Dense, Optimizers, Plan, Sparse, array_of, listed
+from psfleet.torch.embedding_rows import EmbeddingRows, exclusively
+from psfleet.torch.parameter_plan import (
+    DenseBinding,
+    Optimizers,
+    ParameterPlan,
+    SparseBinding,
+    array_of,
+    listed,
+)
 from psfleet.torch.recompute_blocks import recompute
 from psfleet.torch.rule_mapping import formula_of
 from psfleet.torch.strategy_support import check_strategy
@@ -32,7 +39,7 @@ from psfleet.torch.table_weight import as_tensor
 
 __all__ = ["DistributedOptimizer"]
 
-Pair = tuple[Dense | Sparse, Grad]
+Pair = tuple[DenseBinding | SparseBinding, Grad]
 Ids = NDArray[np.int64]
 T = TypeVar("T")
 
@@ -77,17 +84,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = [group for optimizer in given for group in optimizer.param_groups]
         kinds = [type(optimizer) for optimizer in given for _ in optimizer.param_groups]
         begun = {p: state for optimizer in given for p, state in _begun(optimizer.state)}
-        plan = Plan(model, groups, kinds, name, begun)
+        plan = ParameterPlan(model, groups, kinds, name, begun)
         self._prepare(model, settings)
         self.runtime = runtime or runtimes.active()
         super().__init__(groups or [{"params": []}], _shared_defaults(given))
         self._plan = plan
         self._settings = settings
         merge, amp = settings.gradient_merge, settings.amp
-        self._merger: GradientMerger[Dense | Sparse] | None = (
+        self._merger: GradientMerger[DenseBinding | SparseBinding] | None = (
             GradientMerger(merge) if merge is not None else None
         )
-        self._shortener = Shortener(amp) if amp is not None else None
+        self._shortener = GradientScaler(amp) if amp is not None else None
         self._dense, self._sparse = self._make(plan, begun)
         for optimizer in given:
             _retire(optimizer)
@@ -112,7 +119,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
-    def _make(self, plan: Plan, begun: Mapping[Tensor, Any]) -> tuple[list[Dense], list[Sparse]]:
+    def _make(
+        self, plan: ParameterPlan, begun: Mapping[Tensor, Any]
+    ) -> tuple[list[DenseBinding], list[SparseBinding]]:
         """The tables, with the values and state of worker 0, unless they are trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = _in_order(self.runtime, joins_late, plan.make)
@@ -297,7 +306,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
         """The gradients to push and their samples; None: they are kept for a later step."""
-        own: list[Dense | Sparse] = [*self._own, *self._own_rows]
+        own: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
         found = [(each, each.gradient()) for each in own]
         pairs = [(each, grad) for each, grad in found if grad is not None]
         if self._merger is None:
@@ -313,7 +322,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return [gradient for _, gradient in gradients]
 
     @torch.no_grad()
-    def _bring(self, wanted: Sequence[Dense], ahead: Sequence[tuple[Rows, Ids]]) -> None:
+    def _bring(
+        self, wanted: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
+    ) -> None:
         """Pull dense parameters, and rows for lookups to come, in one call."""
         reads = [Read(dense.spec.key) for dense in wanted]
         reads += [each.read(ids) for each, ids in ahead]
@@ -323,7 +334,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for (each, ids), array in zip(ahead, arrays[len(wanted) :], strict=True):
             each.hold(ids, array)
 
-    def _ahead(self) -> list[tuple[Rows, Ids]]:
+    def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
         """The lookups of the next step, as far as they are known. What is held is out of date."""
         rows = [sparse.rows for sparse in self._own_rows]
         for each in rows:
@@ -436,7 +447,7 @@ def _copied(grad: Grad) -> Grad:
     return np.array(grad)
 
 
-def _as_gradient(each: Dense | Sparse, grad: Grad) -> Gradient:
+def _as_gradient(each: DenseBinding | SparseBinding, grad: Grad) -> Gradient:
     if isinstance(grad, SparseGrad):
         return Gradient(each.spec.key, pushed(grad), grad.ids, each.rate())
     return Gradient(each.spec.key, grad, None, each.rate())

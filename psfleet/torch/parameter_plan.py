@@ -14,19 +14,27 @@ from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.runtime.interface import Runtime
 from psfleet.schema.table import TableSpec, key_of
-from psfleet.torch.embedding_rows import Rows
+from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.embeddings import TableModule
-from psfleet.torch.rule_mapping import Formula, formula_of
+from psfleet.torch.rule_mapping import RuleMapping, formula_of
 from psfleet.torch.state_layout import slots_of
 from psfleet.torch.table_weight import TableWeight
 
-__all__ = ["Dense", "Group", "Optimizers", "Plan", "Sparse", "array_of", "listed"]
+__all__ = [
+    "DenseBinding",
+    "GroupSettings",
+    "Optimizers",
+    "ParameterPlan",
+    "SparseBinding",
+    "array_of",
+    "listed",
+]
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseBinding:
     """A dense parameter, its table, and the group that has its rate."""
 
     parameter: nn.Parameter
@@ -52,10 +60,10 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
+class SparseBinding:
     """An embedding's rows and whatever has their rate."""
 
-    rows: Rows
+    rows: EmbeddingRows
     owner: dict[str, Any] | FleetOptimizer
 
     @property
@@ -64,7 +72,7 @@ class Sparse:
         return self.rows.spec
 
     def gradient(self) -> SparseGrad | None:
-        """As Dense.gradient."""
+        """As DenseBinding.gradient."""
         return self.rows.gradient()
 
     def rate(self) -> float:
@@ -74,13 +82,13 @@ class Sparse:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupSettings:
     """What a parameter group was when its tables were made."""
 
     kind: type[torch.optim.Optimizer]
     group: dict[str, Any]
     rows: bool
-    formula: Formula
+    formula: RuleMapping
     options: dict[str, Any]
 
     def changes(self, group: dict[str, Any]) -> str:
@@ -93,7 +101,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Resting:
+class _UntrainedParameter:
     """A dense parameter that was frozen when the tables were made, and its optimizer's group."""
 
     parameter: nn.Parameter
@@ -101,7 +109,7 @@ class _Resting:
     kind: type[torch.optim.Optimizer]
 
 
-class Plan:
+class ParameterPlan:
     """Checks everything before anything is made."""
 
     def __init__(
@@ -115,11 +123,11 @@ class Plan:
         self._modules = _tables_of(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
         self._prefix = prefix
-        self._group_of: dict[int, tuple[dict[str, Any], Formula]] = {}
+        self._group_of: dict[int, tuple[dict[str, Any], RuleMapping]] = {}
         self._parameters: list[nn.Parameter] = []
         self._begun = {id(parameter): state for parameter, state in begun.items()}
-        self._resting: list[_Resting] = []
-        self.groups: list[Group] = []
+        self._resting: list[_UntrainedParameter] = []
+        self.groups: list[GroupSettings] = []
         for group, kind in zip(groups, kinds, strict=True):
             self._take(group, kind)
         for name, module in self._modules.items():
@@ -141,7 +149,7 @@ class Plan:
             if parameter.requires_grad or id(parameter) in self._begun:
                 self._join(parameter, group, kind)
             elif not isinstance(parameter, TableWeight):
-                self._resting.append(_Resting(parameter, group, kind))
+                self._resting.append(_UntrainedParameter(parameter, group, kind))
 
     def _join(
         self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
@@ -151,7 +159,7 @@ class Plan:
         made = next((g for g in self.groups if g.group is group and g.rows == rows), None)
         if made is None:
             formula = formula_of(kind, group, rows=rows)
-            made = Group(kind, group, rows, formula, dict(group))
+            made = GroupSettings(kind, group, rows, formula, dict(group))
             self.groups.append(made)
         self._admit(parameter)
         self._group_of[id(parameter)] = (group, made.formula)
@@ -215,13 +223,13 @@ class Plan:
     def _rows_name(self, runtime: Runtime, path: str, module: TableModule) -> str:
         return module.table.name or _free(runtime, _joined(self._prefix, path or "embedding"))
 
-    def make(self, runtime: Runtime) -> tuple[list[Dense], list[Sparse]]:
+    def make(self, runtime: Runtime) -> tuple[list[DenseBinding], list[SparseBinding]]:
         """The tables, all new to this worker."""
         return self.make_dense(runtime), [
             self._make_rows(runtime, path, module) for path, module in self._modules.items()
         ]
 
-    def make_dense(self, runtime: Runtime) -> list[Dense]:
+    def make_dense(self, runtime: Runtime) -> list[DenseBinding]:
         """The dense tables."""
         dense = []
         for parameter in self._parameters:
@@ -234,19 +242,19 @@ class Plan:
                 formula.decay,
             )
             runtime.create(spec, array_of(parameter))
-            dense.append(Dense(parameter, spec, group))
+            dense.append(DenseBinding(parameter, spec, group))
         return dense
 
-    def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> Sparse:
+    def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> SparseBinding:
         rows = module.table
         name = self._rows_name(runtime, path, module)
         own = module.optimizer
         if own is not None:
-            rows.bind(runtime, name, Formula(own.rule(), own.decay(), own.every_row))
-            return Sparse(rows, own)
+            rows.bind(runtime, name, RuleMapping(own.rule(), own.decay(), own.every_row))
+            return SparseBinding(rows, own)
         group, formula = self._group_of[id(module.weight)]
         rows.bind(runtime, name, formula)
-        return Sparse(rows, group)
+        return SparseBinding(rows, group)
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:

@@ -10,26 +10,26 @@ from psfleet.errors import ShapeError
 from psfleet.stages import links as ways
 from psfleet.stages.links import here
 from psfleet.stages.schedule import Action, Schedule, Work
-from psfleet.torch.sequential_chunks import Pieces, Seeds, contiguous
+from psfleet.torch.sequential_chunks import StageModules, StepSeeds, contiguous
 from psfleet.torch.stage_messages import from_arrays, micro_batch, tensors_of, to_arrays
 
-__all__ = ["Loss", "Step"]
+__all__ = ["Loss", "PipelineStep"]
 
 Loss = Callable[[Any, Any], Tensor]
 
 
-class Step:
+class PipelineStep:
     """One step of this stage."""
 
     def __init__(
         self,
-        pieces: Pieces,
+        pieces: StageModules,
         schedule: Schedule,
         sizes: Sequence[int],
         inputs: Any,
         targets: Any,
         loss: Loss,
-        seeds: Seeds,
+        seeds: StepSeeds,
     ) -> None:
         self._pieces = pieces
         self._schedule = schedule

@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from psfleet.errors import ConfigError
-from psfleet.strategy import Recompute
+from psfleet.strategy import RecomputeSettings
 
 __all__ = ["blocks_of", "grouped", "recompute"]
 
 
-def recompute(model: nn.Module, wish: Recompute) -> None:
+def recompute(model: nn.Module, wish: RecomputeSettings) -> None:
     """Make blocks of the model drop their activations in training.
 
     A block keeps its input only, and its forward pass is run again when its gradients are computed;
@@ -37,7 +37,7 @@ def recompute(model: nn.Module, wish: Recompute) -> None:
             block.__class__ = type(type(block).__name__, (kind, type(block)), {})
 
 
-def blocks_of(model: nn.Module, wish: Recompute) -> list[nn.Module]:
+def blocks_of(model: nn.Module, wish: RecomputeSettings) -> list[nn.Module]:
     """The modules that `checkpoints` names; else each plain nn.Sequential, and each module of a ModuleList.
 
     Of modules within each other the outermost counts.

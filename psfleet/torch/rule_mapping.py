@@ -10,23 +10,23 @@ from psfleet.errors import ConfigError
 from psfleet.rules import RULES
 from psfleet.rules.optimizer_spec import TorchSpec
 from psfleet.rules.rule import Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
-__all__ = ["Formula", "Group", "formula_of"]
+__all__ = ["Group", "RuleMapping", "formula_of"]
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class RuleMapping:
     """How the servers update a parameter. Attributes as in psfleet.schema.table.TableSpec."""
 
     rule: Rule
-    decay: Decay = field(default_factory=Decay)
+    decay: DecaySpec = field(default_factory=DecaySpec)
     every_row: bool = False
 
 
-def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -> Formula:
+def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -> RuleMapping:
     """The formula of one parameter group.
 
     Args:
@@ -68,12 +68,12 @@ def _chosen(spec: TorchSpec, group: Group) -> bool:
     return all(group.get(option) == wanted for option, wanted in spec.when.items())
 
 
-def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> Formula:
+def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:
     options = spec.options.split()
     names = (item.name for item in fields(rule))
     values = {name: float(_option(group, path)) for name, path in zip(names, options, strict=False)}
     decay = 0.0 if "weight_decay" in options else float(group.get("weight_decay", 0))
-    return Formula(rule.from_hyperparameters(values), Decay(l2=decay), spec.every_row)
+    return RuleMapping(rule.from_hyperparameters(values), DecaySpec(l2=decay), spec.every_row)
 
 
 def _option(group: Group, path: str) -> Any:

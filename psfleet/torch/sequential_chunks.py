@@ -13,10 +13,10 @@ from psfleet.stages.links import here
 from psfleet.torch.recompute_blocks import grouped
 from psfleet.torch.stage_messages import tensors_of
 
-__all__ = ["Pieces", "Seeds", "contiguous"]
+__all__ = ["StageModules", "StepSeeds", "contiguous"]
 
 
-class Pieces:
+class StageModules:
     """The model's chunks, and which of them this stage trains."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Pieces:
     def _of(self, stage: int) -> range:
         return range(stage, len(self.chunks), self._stages)
 
-    def forward(self, chunk: int, value: Any, micro: int, seeds: "Seeds") -> Any:
+    def forward(self, chunk: int, value: Any, micro: int, seeds: "StepSeeds") -> Any:
         """What a chunk gives for a micro-batch."""
         places = self.chunks[chunk]
         if not (self._recomputes and torch.is_grad_enabled()):
@@ -63,7 +63,7 @@ class Pieces:
             )
         return value
 
-    def _through(self, places: range, value: Any, micro: int, seeds: "Seeds") -> Any:
+    def _through(self, places: range, value: Any, micro: int, seeds: "StepSeeds") -> Any:
         for place in places:
             with seeds.of(micro, place):
                 value = _smooth(self._model[place](value), place)
@@ -88,7 +88,7 @@ class Pieces:
         self._buffers[number][1]().copy_(value)
 
 
-class Seeds:
+class StepSeeds:
     """Seeds of one step's random numbers: of each module and micro-batch its own, in any stage.
 
     Random numbers that the script draws itself are what they were.
@@ -97,14 +97,14 @@ class Seeds:
     def __init__(self, seed: int, worker: int, step: int) -> None:
         self._begin = f"{seed}/{worker}/{step}"
 
-    def of(self, micro: int, place: int) -> "_Seeded":
+    def of(self, micro: int, place: int) -> "_SeededRandom":
         """A context in which a module computes."""
         text = f"{self._begin}/{micro}/{place}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return _Seeded(int.from_bytes(digest, "little") >> 1)
+        return _SeededRandom(int.from_bytes(digest, "little") >> 1)
 
 
-class _Seeded:
+class _SeededRandom:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 

@@ -15,9 +15,9 @@ from psfleet.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers
-from psfleet.torch.pipeline_step import Loss, Step
+from psfleet.torch.pipeline_step import Loss, PipelineStep
 from psfleet.torch.recompute_blocks import blocks_of, check_repeatable, recompute
-from psfleet.torch.sequential_chunks import Pieces, Seeds
+from psfleet.torch.sequential_chunks import StageModules, StepSeeds
 from psfleet.torch.sequential_cuts import check_cuts, chunks_of, refuse_shared
 from psfleet.torch.stage_messages import micro_batch, samples_of
 from psfleet.torch.strategy_support import check_strategy, pipeline_of
@@ -25,7 +25,7 @@ from psfleet.torch.strategy_support import check_strategy, pipeline_of
 __all__ = ["Pipeline"]
 
 
-class _CutOptimizer(DistributedOptimizer):
+class _PipelineOptimizer(DistributedOptimizer):
     """Of a model that is trained in pieces."""
 
     _cut = True
@@ -91,11 +91,11 @@ class Pipeline:
         elif wish is not None:
             check_repeatable("", model)
         self.model, self.optimizer = converted(
-            check_cuts(model, cuts), optimizers, _CutOptimizer, name=name, runtime=runtime
+            check_cuts(model, cuts), optimizers, _PipelineOptimizer, name=name, runtime=runtime
         )
         self._seed = torch.initial_seed()
         self._steps = 0
-        self._pieces: Pieces | None = None
+        self._pieces: StageModules | None = None
 
     def step(self, inputs: Any, targets: Any) -> Tensor:
         """Train on one batch: all micro-batches forward and back, then one update.
@@ -116,22 +116,24 @@ class Pipeline:
             self._pieces = self._cut(micro_batch(inputs, 0, sizes[0]))
         self.optimizer.zero_grad()
         schedule = self._schedule(self._pieces, len(sizes))
-        seeds = Seeds(self._seed, here().worker, self._steps)
-        run = Step(self._pieces, schedule, sizes, inputs, targets, self._loss, seeds)
+        seeds = StepSeeds(self._seed, here().worker, self._steps)
+        run = PipelineStep(self._pieces, schedule, sizes, inputs, targets, self._loss, seeds)
         loss = run.complete()
         self._steps += 1
         self.optimizer.step(samples=0 if here().process else samples, loss=loss)
         return torch.tensor(loss)
 
-    def _cut(self, batch: Any) -> Pieces:
+    def _cut(self, batch: Any) -> StageModules:
         stages = max(self._asked.stages, here().stages)
         chunks = chunks_of(self.model, self._cuts, stages * self._asked.per_stage, batch)
         refuse_shared(self.model, chunks)
-        pieces = Pieces(self.model, chunks, here().stages, self._recomputes, self._asked.queue_size)
+        pieces = StageModules(
+            self.model, chunks, here().stages, self._recomputes, self._asked.queue_size
+        )
         self.optimizer.narrow(pieces.own)
         return pieces
 
-    def _schedule(self, pieces: Pieces, micro_batches: int) -> Schedule:
+    def _schedule(self, pieces: StageModules, micro_batches: int) -> Schedule:
         per_stage = len(pieces.chunks) // here().stages
         return make_schedule(self._asked.schedule, here().stages, micro_batches, per_stage)
 

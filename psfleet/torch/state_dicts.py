@@ -13,8 +13,8 @@ from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.runtime.interface import Runtime, TableState
 from psfleet.runtime.validation import as_ids
 from psfleet.strategy import Settings
-from psfleet.torch.parameter_plan import Dense, Sparse
-from psfleet.torch.state_layout import Slots, entry_of, slots_of
+from psfleet.torch.parameter_plan import DenseBinding, SparseBinding
+from psfleet.torch.state_layout import StateSlots, entry_of, slots_of
 
 __all__ = [
     "HEADER",
@@ -72,7 +72,7 @@ def check_version(state_dict: Mapping[str, Any]) -> None:
 
 
 def entries(
-    runtime: Runtime, dense: Sequence[Dense], sparse: Sequence[Sparse]
+    runtime: Runtime, dense: Sequence[DenseBinding], sparse: Sequence[SparseBinding]
 ) -> dict[Tensor, dict[str, Any]]:
     """The state of every parameter as torch's optimizers keep it."""
     found: dict[Tensor, dict[str, Any]] = {}
@@ -87,7 +87,7 @@ def entries(
     return found
 
 
-def table_entries(sparse: Sequence[Sparse]) -> dict[str, dict[str, Any]]:
+def table_entries(sparse: Sequence[SparseBinding]) -> dict[str, dict[str, Any]]:
     """The state of the embeddings that torch's layout has no place for, by the tables' names."""
     found = {}
     for table in sparse:
@@ -107,8 +107,8 @@ def table_entries(sparse: Sequence[Sparse]) -> dict[str, dict[str, Any]]:
 
 def prepared(
     runtime: Runtime,
-    dense: Sequence[Dense],
-    sparse: Sequence[Sparse],
+    dense: Sequence[DenseBinding],
+    sparse: Sequence[SparseBinding],
     found: Mapping[Tensor, Entry],
     tables: Mapping[str, Entry],
 ) -> list[Write]:
@@ -148,8 +148,8 @@ def prepared(
 
 def begun(
     runtime: Runtime,
-    dense: Sequence[Dense],
-    sparse: Sequence[Sparse],
+    dense: Sequence[DenseBinding],
+    sparse: Sequence[SparseBinding],
     found: Mapping[Tensor, Entry],
 ) -> list[Write]:
     """As `prepared`, of the parameters that torch's optimizers have updated before the conversion."""
@@ -163,17 +163,17 @@ def begun(
     return writes
 
 
-def _in_layout(table: Sparse) -> bool:
+def _in_layout(table: SparseBinding) -> bool:
     """Whether torch's layout has a place for the table's state."""
     return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
 
 
-def _slots(each: Dense | Sparse, found: Mapping[Tensor, Entry]) -> Slots:
-    parameter = each.parameter if isinstance(each, Dense) else each.rows.weight
+def _slots(each: DenseBinding | SparseBinding, found: Mapping[Tensor, Entry]) -> StateSlots:
+    parameter = each.parameter if isinstance(each, DenseBinding) else each.rows.weight
     return slots_of(each.spec.name, each.spec.rule, tuple(parameter.shape), found.get(parameter))
 
 
-def _dense_write(runtime: Runtime, each: Dense, slots: Slots) -> Write:
+def _dense_write(runtime: Runtime, each: DenseBinding, slots: StateSlots) -> Write:
     def write() -> None:
         held = runtime.read_table(each.spec.key)
         step = held.step if slots.step is None else slots.step
@@ -182,11 +182,11 @@ def _dense_write(runtime: Runtime, each: Dense, slots: Slots) -> Write:
     return write
 
 
-def _rows_write(table: Sparse, slots: Slots) -> Write:
+def _rows_write(table: SparseBinding, slots: StateSlots) -> Write:
     return lambda: table.rows.restore(slots.step, slots.values)
 
 
-def _table_write(table: Sparse, entry: Entry) -> Write:
+def _table_write(table: SparseBinding, entry: Entry) -> Write:
     """Of a table that torch's layout has no place for."""
     rows, name = table.rows, table.spec.name
     wanted = ["step", *(["ids"] if rows.count is None else [])]

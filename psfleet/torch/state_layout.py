@@ -16,7 +16,7 @@ from psfleet.rules.rule import Rule
 from psfleet.rules.torch_rmsprop import TorchRMSprop
 from psfleet.rules.torch_sparse_adam import TorchSparseAdam
 
-__all__ = ["Slots", "entry_of", "slots_of"]
+__all__ = ["StateSlots", "entry_of", "slots_of"]
 
 Floats = NDArray[np.float32]
 
@@ -24,7 +24,7 @@ _DERIVED = ("step", "mu_product")  # beside the slots
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class StateSlots:
     """A table's state but for its weights.
 
     Attributes:
@@ -58,7 +58,7 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
 
 def slots_of(
     name: str, rule: Rule, shape: tuple[int, ...], entry: Mapping[str, Any] | None
-) -> Slots:
+) -> StateSlots:
     """The state that an entry of torch's optimizer stands for; None: of a parameter never updated.
 
     Args:
@@ -72,7 +72,7 @@ def slots_of(
     """
     names = _names(rule)
     if entry is None:
-        return Slots(0, [np.full(shape, slot.initial, np.float32) for slot in rule.slots])
+        return StateSlots(0, [np.full(shape, slot.initial, np.float32) for slot in rule.slots])
     said = {key for key, value in entry.items() if value is not None}
     foreign = sorted(said - {*names, *_DERIVED})
     missing = sorted(set(names) - said - _needless(rule))
@@ -92,7 +92,7 @@ def slots_of(
                 f"the optimizer state of {name!r} has {key!r} of shape {array.shape}; it must be "
                 f"{shape}"
             )
-    return Slots(int(entry["step"]) if "step" in said else None, values)
+    return StateSlots(int(entry["step"]) if "step" in said else None, values)
 
 
 def _names(rule: Rule) -> list[str]:

@@ -3,7 +3,7 @@
 from psfleet.errors import ConfigError, UsageError
 from psfleet.settings.environment import plan_file
 from psfleet.stages.links import here
-from psfleet.strategy import Pipeline, Settings
+from psfleet.strategy import PipelineSettings, Settings
 
 __all__ = ["check_strategy", "pipeline_of"]
 
@@ -41,7 +41,7 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
             "psfleet plan measures programs of psfleet, and this script trains a torch model; "
             "run it with psfleet-launch"
         )
-    asked = settings.pipeline or Pipeline()
+    asked = settings.pipeline or PipelineSettings()
     if not cut and (here().processes > 1 or asked.micro_batches > 1):
         raise UsageError(
             f"the strategy asks for a pipeline of {asked.stages} stages and {asked.micro_batches} "
@@ -50,13 +50,13 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
         )
 
 
-def pipeline_of(settings: Settings) -> Pipeline:
+def pipeline_of(settings: Settings) -> PipelineSettings:
     """The pipeline that is asked for; one stage and one micro-batch where nobody asks.
 
     Raises:
         ConfigError: psfleet.torch cannot run it.
     """
-    asked = settings.pipeline or Pipeline()
+    asked = settings.pipeline or PipelineSettings()
     if asked.schedule == "zero-bubble":
         raise ConfigError(
             "pipeline schedule zero-bubble splits each backward in two, which torch's autograd can "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from psfleet.parameters.parameter import SparseGrad
 
-__all__ = ["Ledger", "TableWeight", "as_tensor", "look_up"]
+__all__ = ["GradientIds", "TableWeight", "as_tensor", "look_up"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -51,7 +51,7 @@ class TableWeight(nn.Parameter):
         return TableWeight, (self.shape[0], self.shape[1], self.requires_grad)
 
 
-class Ledger:
+class GradientIds:
     """Which id stands behind each index of a weight's sparse gradient.
 
     With a known number of rows the index is the id, as in torch. For "any id" torch has no index
@@ -113,7 +113,7 @@ class _LookUp(torch.autograd.Function):
         weight: Tensor,
         rows: Floats,
         ids: Ids,
-        ledger: Ledger,
+        ledger: GradientIds,
         padding: int | None,
         device: torch.device,
         scores: Floats | None,
@@ -140,7 +140,7 @@ def look_up(
     weight: TableWeight,
     rows: Floats,
     ids: Ids,
-    ledger: Ledger,
+    ledger: GradientIds,
     padding: int | None,
     device: torch.device,
     scores: Floats | None = None,

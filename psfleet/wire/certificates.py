@@ -49,7 +49,7 @@ def make_credentials(folder: str | Path, days: float = DAYS) -> dict[str, Path]:
     """
     if not 0 < days <= _LONGEST_LIFE:
         raise ConfigError(f"days is {days:g}; certificates can last up to {_LONGEST_LIFE:g} days")
-    authority = _Authority.make(datetime.timedelta(days=days))
+    authority = _CertificateAuthority.make(datetime.timedelta(days=days))
     token = secrets.token_urlsafe(32).encode()
     folders = {role: Path(folder) / role for role in _ROLES}
     try:
@@ -83,12 +83,12 @@ def ends(certificate: bytes) -> datetime.datetime:
 
 
 @dataclass(frozen=True)
-class _Authority:
+class _CertificateAuthority:
     key: _Key
     certificate: x509.Certificate
 
     @classmethod
-    def make(cls, life: datetime.timedelta) -> "_Authority":
+    def make(cls, life: datetime.timedelta) -> "_CertificateAuthority":
         key = ec.generate_private_key(ec.SECP256R1())
         # Two jobs' authorities have different names, so that one is not taken for the other.
         name = _name(f"psfleet job {secrets.token_hex(8)}")

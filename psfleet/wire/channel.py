@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.wire.access import Access
 from psfleet.wire.frame import MAX_MESSAGE
 
@@ -81,7 +81,7 @@ def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> N
         status(b"", timeout=seconds, wait_for_ready=True, metadata=access.metadata)
 
 
-def server_options(limits: Limits) -> list[tuple[str, Any]]:
+def server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
     """The options of a server that keeps these limits."""
     return [
         *_SERVER_OPTIONS,

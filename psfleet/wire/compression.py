@@ -20,7 +20,7 @@ from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.runtime.interface import Format, Gradient
 from psfleet.schema.table import TableSpec
 
-__all__ = ["BLOCK", "Packed", "Packer", "pack", "repacked", "value_format"]
+__all__ = ["BLOCK", "CompressedValues", "GradientCompressor", "pack", "repacked", "value_format"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -32,7 +32,7 @@ _LEAST = 5  # values of a row: with its scale, a shorter one is no shorter in 8 
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class CompressedValues:
     """Values in a buffer: first the scales of all blocks (int8), then a code for each value.
 
     Attributes:
@@ -48,7 +48,9 @@ class Packed:
     codes: NDArray[Any]
 
     @classmethod
-    def over(cls, buffer: NDArray[np.uint8], form: Format, shape: Sequence[int]) -> "Packed":
+    def over(
+        cls, buffer: NDArray[np.uint8], form: Format, shape: Sequence[int]
+    ) -> "CompressedValues":
         """What the buffer holds, or is to hold. It begins on a multiple of 4."""
         size = math.prod(shape)
         if form == "bfloat16":
@@ -98,7 +100,7 @@ def _gradient_format(spec: TableSpec, wanted: Format) -> Format:
     return "float32" if spec.kind == "sparse" and spec.scores else value_format(spec, wanted)
 
 
-def pack(values: Floats, packed: Packed) -> None:
+def pack(values: Floats, packed: CompressedValues) -> None:
     """Write values, contiguous and of its shape, to `packed`: each as the nearest that it can hold."""
     flat = values.reshape(-1)
     if packed.format == "bfloat16":
@@ -114,11 +116,13 @@ def repacked(values: Floats, form: Format) -> Floats:
     return packed.unpack()
 
 
-def _packed(form: Format, shape: Sequence[int]) -> Packed:
-    return Packed.over(np.empty(Packed.size_of(form, shape), np.uint8), form, shape)
+def _packed(form: Format, shape: Sequence[int]) -> CompressedValues:
+    return CompressedValues.over(
+        np.empty(CompressedValues.size_of(form, shape), np.uint8), form, shape
+    )
 
 
-class Packer:
+class GradientCompressor:
     """What one worker's gradients become on their way.
 
     bfloat16: the nearest. int8: drawn by a hash of table, worker, number of the push, id and place, so that
@@ -193,7 +197,9 @@ class Packer:
         if bad.size:
             raise _not_finite(spec, float(bad[0]))
 
-    def rows(self, spec: TableSpec, number: int, ids: Ids, rows: Floats, packed: Packed) -> None:
+    def rows(
+        self, spec: TableSpec, number: int, ids: Ids, rows: Floats, packed: CompressedValues
+    ) -> None:
         """Pack rows [n, dim], whose ids are distinct, of the worker's push `number`.
 
         Raises:
@@ -207,7 +213,9 @@ class Packer:
         if bad is not None:
             raise _not_finite(spec, float(rows[bad][~np.isfinite(rows[bad])][0]))
 
-    def part(self, spec: TableSpec, number: int, low: int, values: Floats, packed: Packed) -> None:
+    def part(
+        self, spec: TableSpec, number: int, low: int, values: Floats, packed: CompressedValues
+    ) -> None:
         """Pack values [n] of a dense gradient from position `low` of the flattened array on.
 
         Args:
@@ -224,7 +232,9 @@ class Packer:
         else:
             self._draw(spec, number, low, values, packed)
 
-    def _draw(self, spec: TableSpec, number: int, low: int, values: Floats, packed: Packed) -> None:
+    def _draw(
+        self, spec: TableSpec, number: int, low: int, values: Floats, packed: CompressedValues
+    ) -> None:
         """Blocks are drawn as rows are; the last one is filled up with zeros for that."""
         salt, whole = _salt(spec.key, self._seat, number), len(values) // BLOCK
         places = low // BLOCK + np.arange(len(packed.scales), dtype=np.int64)
@@ -237,7 +247,7 @@ class Packer:
             int8.encode_drawn(last, places[whole:], salt, scales[whole:], drawn)
             codes[end:] = drawn[: len(values) - end]
 
-    def _feed(self, spec: TableSpec, low: int, values: Floats, packed: Packed) -> None:
+    def _feed(self, spec: TableSpec, low: int, values: Floats, packed: CompressedValues) -> None:
         rests = self._rests.get(spec.key)
         if rests is None:
             rests = self._rests[spec.key] = np.zeros(spec.size, np.float32)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from psfleet.data.assignment import Entry, Plan, Range
+from psfleet.data.assignment import PlanEntry, Range, RoundPlan
 from psfleet.errors import FrameError
-from psfleet.shard.membership_view import Install, Life, Position, Report, Seated
+from psfleet.shard.membership_view import Incarnation, InstallView, Position, SeatView, ViewReport
 from psfleet.wire.v1 import membership_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-def write_report(report: Report) -> membership_pb2.Standing:
+def write_report(report: ViewReport) -> membership_pb2.Standing:
     """The message of a report."""
     return membership_pb2.Standing(
         mode=report.mode,
@@ -45,10 +45,10 @@ def write_report(report: Report) -> membership_pb2.Standing:
     )
 
 
-def read_report(message: membership_pb2.Standing) -> Report:
+def read_report(message: membership_pb2.Standing) -> ViewReport:
     """The report that a message brings."""
     seats = {seat.worker: seat for seat in message.seats}
-    return Report(
+    return ViewReport(
         message.mode,
         message.closed,
         {worker: seat.incarnation for worker, seat in seats.items()},
@@ -61,7 +61,7 @@ def read_report(message: membership_pb2.Standing) -> Report:
     )
 
 
-def write_install(install: Install, boot: int = 0) -> membership_pb2.InstallRequest:
+def write_install(install: InstallView, boot: int = 0) -> membership_pb2.InstallRequest:
     """The message that installs a view on the process `boot`."""
     return membership_pb2.InstallRequest(
         boot=boot,
@@ -75,18 +75,18 @@ def write_install(install: Install, boot: int = 0) -> membership_pb2.InstallRequ
     )
 
 
-def read_install(message: membership_pb2.InstallRequest) -> Install:
+def read_install(message: membership_pb2.InstallRequest) -> InstallView:
     """The view that a message brings."""
-    return Install(
+    return InstallView(
         message.view,
         {
-            seat.worker: Seated(read_lives(seat.lives), seat.rests, seat.left)
+            seat.worker: SeatView(read_lives(seat.lives), seat.rests, seat.left)
             for seat in message.seats
         },
     )
 
 
-def write_lives(lives: Iterable[Life]) -> list[membership_pb2.LifeView]:
+def write_lives(lives: Iterable[Incarnation]) -> list[membership_pb2.LifeView]:
     """The messages of a seat's lives."""
     return [
         membership_pb2.LifeView(incarnation=life.incarnation, first=life.first, last=life.last)
@@ -94,10 +94,10 @@ def write_lives(lives: Iterable[Life]) -> list[membership_pb2.LifeView]:
     ]
 
 
-def read_lives(messages: Iterable[membership_pb2.LifeView]) -> tuple[Life, ...]:
+def read_lives(messages: Iterable[membership_pb2.LifeView]) -> tuple[Incarnation, ...]:
     """The lives that messages bring."""
     return tuple(
-        Life(life.incarnation, life.first, life.last if life.HasField("last") else None)
+        Incarnation(life.incarnation, life.first, life.last if life.HasField("last") else None)
         for life in messages
     )
 
@@ -124,7 +124,7 @@ def read_ranges(ends: Sequence[int]) -> tuple[Range, ...]:
     return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
-def write_plan(plan: Plan) -> list[membership_pb2.PlanEntry]:
+def write_plan(plan: RoundPlan) -> list[membership_pb2.PlanEntry]:
     """The entries of a plan."""
     return [
         membership_pb2.PlanEntry(
@@ -134,12 +134,13 @@ def write_plan(plan: Plan) -> list[membership_pb2.PlanEntry]:
     ]
 
 
-def read_plan(size: int, batch: int, entries: Iterable[membership_pb2.PlanEntry]) -> Plan:
+def read_plan(size: int, batch: int, entries: Iterable[membership_pb2.PlanEntry]) -> RoundPlan:
     """The plan with these entries, of a dataset that the reader knows."""
-    return Plan(
+    return RoundPlan(
         size,
         batch,
         tuple(
-            Entry(entry.first, tuple(entry.seats), read_ranges(entry.stream)) for entry in entries
+            PlanEntry(entry.first, tuple(entry.seats), read_ranges(entry.stream))
+            for entry in entries
         ),
     )

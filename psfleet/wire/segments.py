@@ -23,17 +23,17 @@ from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.streaming import STREAM_FROM, copy_over
 from psfleet.runtime.interface import Format, Gradient, Precision, Read
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import State
+from psfleet.shard.events import PartState
 from psfleet.wire import frame
-from psfleet.wire.compression import Packed
+from psfleet.wire.compression import CompressedValues
 from psfleet.wire.v1 import frame_pb2
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
 
 __all__ = [
     "PRECISIONS",
     "Bytes",
-    "Piece",
-    "State",
+    "OutgoingSegment",
+    "PartState",
     "gradient_bytes",
     "message",
     "read_exchange",
@@ -78,14 +78,14 @@ _HALVES: dict[int, Half] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutgoingSegment:
     """A segment to send and the arrays that are its bytes."""
 
     segment: Segment
     arrays: tuple[NDArray[Any], ...] = ()
 
 
-def message(header: Header, pieces: Iterable[Piece]) -> bytes:
+def message(header: Header, pieces: Iterable[OutgoingSegment]) -> bytes:
     """The frame that carries the pieces; `header` gets their segments."""
     parts: list[Any] = []
     for piece in pieces:
@@ -117,14 +117,14 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes]) -> bytes:
     return message
 
 
-def write_read(read: Read) -> Piece:
+def write_read(read: Read) -> OutgoingSegment:
     """A pull from one table."""
     if read.ids is None:
-        return Piece(Segment(table=read.table, content=WHOLE))
-    return Piece(Segment(table=read.table, content=IDS, count=len(read.ids)), (read.ids,))
+        return OutgoingSegment(Segment(table=read.table, content=WHOLE))
+    return OutgoingSegment(Segment(table=read.table, content=IDS, count=len(read.ids)), (read.ids,))
 
 
-def write_gradient(gradient: Gradient) -> Piece:
+def write_gradient(gradient: Gradient) -> OutgoingSegment:
     """A push to one table: rows with their ids, or this server's part of a dense gradient.
 
     Values are written in 32 bits, positions of a dense gradient count from the part's start.
@@ -138,17 +138,17 @@ def write_gradient(gradient: Gradient) -> Piece:
         learning_rate=gradient.learning_rate,
     )
     if ids is None:
-        return Piece(segment, (values,))
-    return Piece(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
+        return OutgoingSegment(segment, (values,))
+    return OutgoingSegment(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
 
 
-def write_values(table: int, values: Floats) -> Piece:
+def write_values(table: int, values: Floats) -> OutgoingSegment:
     """The answer to a pull: rows [n, dim] or this server's dense part [n]."""
     content = ROWS if values.ndim == 2 else VALUES
-    return Piece(Segment(table=table, content=content, count=len(values)), (values,))
+    return OutgoingSegment(Segment(table=table, content=content, count=len(values)), (values,))
 
 
-def write_state(state: State) -> Piece:
+def write_state(state: PartState) -> OutgoingSegment:
     """A part of a table with its optimizer state."""
     if state.ids is None:
         count = state.values.shape[1]
@@ -166,7 +166,7 @@ def write_state(state: State) -> Piece:
         touched=len(arrays) > 2,
         start=state.start,
     )
-    return Piece(segment, arrays)
+    return OutgoingSegment(segment, arrays)
 
 
 def read_reads(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Read, ...]:
@@ -190,7 +190,7 @@ def gradient_bytes(header: Header, spec_of: SpecOf) -> int:
             shape = _gradient_shape(segment, spec_of(segment.table))
             form: Format = "bfloat16" if segment.precision in _HALVES else "float32"
             total += segment.count * place
-            total += Packed.size_of(_FORMATS.get(segment.precision, form), shape)
+            total += CompressedValues.size_of(_FORMATS.get(segment.precision, form), shape)
     return total
 
 
@@ -210,9 +210,9 @@ def read_exchange(
     return tuple(gradients), tuple(reads)
 
 
-def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | Packed]:
+def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
     """The answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
-    values: list[Floats | Packed] = []
+    values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
         shape = (segment.count,) if spec.kind == "dense" else (segment.count, spec.dim)
@@ -221,7 +221,7 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
     return values
 
 
-def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[State]:
+def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[PartState]:
     """Parts of tables with their optimizer state, as views into the payload."""
     states = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
@@ -236,7 +236,7 @@ def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[St
             values = cursor.floats(segment.count, spec.dim * planes)
             scores = cursor.floats(segment.count, spec.scores) if segment.touched else None
         states.append(
-            State(segment.table, segment.step, values, ids, touched, scores, segment.start)
+            PartState(segment.table, segment.step, values, ids, touched, scores, segment.start)
         )
     return states
 
@@ -346,12 +346,12 @@ class _Cursor:
         """The next float32 array of that shape."""
         return self._take(shape, np.dtype("<f4"))
 
-    def packed(self, form: Format, shape: Sequence[int]) -> Packed:
+    def packed(self, form: Format, shape: Sequence[int]) -> CompressedValues:
         """The next values of that shape, in that form."""
-        buffer = self._take((Packed.size_of(form, shape),), np.dtype("u1"))
+        buffer = self._take((CompressedValues.size_of(form, shape),), np.dtype("u1"))
         if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
             buffer = buffer.copy()
-        return Packed.over(buffer, form, shape)
+        return CompressedValues.over(buffer, form, shape)
 
     def _take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         count = math.prod(shape)

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
-from psfleet.shard.consistency import Consistency
+from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.events import Push
 from psfleet.shard.membership_view import Position
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_state import ShardState
-from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
 from psfleet.wire import body
 from psfleet.wire.frame import Part
-from psfleet.wire.segments import VALUES, Piece
+from psfleet.wire.segments import VALUES, OutgoingSegment
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import shard_pb2, state_pb2
 from psfleet.wire.v1.frame_pb2 import Header, Segment
@@ -83,7 +83,7 @@ def read_state(stored: memoryview) -> ServerState:
     return ServerState(_read_shard(message.shard, arrays), coordinator)
 
 
-def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[Piece]]:
+def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[OutgoingSegment]]:
     workers, mode = state.workers, state.consistency.mode
     rounds, clocks = state.consistency.rounds, state.consistency.clocks
     held = [write_push(push) for push in rounds.held.values()]
@@ -140,10 +140,10 @@ def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
         rests=_sorted(message.rests),
         left=set(message.left),
     )
-    consistency = Consistency(
+    consistency = ConsistencyState(
         server=0,
         rounds=rounds,
-        clocks=Clocks(message.staleness, _sorted(message.clocks), message.lead),
+        clocks=WorkerClocks(message.staleness, _sorted(message.clocks), message.lead),
         mode=None if message.mode == shard_pb2.MODE_UNSPECIFIED else read_mode(message.mode),
         switches=message.switches,
     )

@@ -28,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 from psfleet.errors import FrameError
 from psfleet.platform.memory import available_memory
 
-__all__ = ["FIRST", "Blocks", "Offer", "SharedMemory"]
+__all__ = ["FIRST", "BlockAllocator", "MemoryHandle", "SharedMemory"]
 
 FIRST = 64
 """Offset of the first byte that calls may use."""
@@ -41,7 +41,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class MemoryHandle:
     """Where a memory is found.
 
     Attributes:
@@ -94,7 +94,7 @@ class SharedMemory:
             )
 
     @classmethod
-    def make(cls, size: int) -> "tuple[SharedMemory, Offer] | None":
+    def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
         """New memory and the offer of it, whose descriptor the caller closes; None: not to be had."""
         if not sys.platform.startswith("linux") or size > available_memory() // _SHARE:
             return None
@@ -110,11 +110,11 @@ class SharedMemory:
                 raise
             token = secrets.token_bytes(_TOKEN)
             memory._bytes[:_TOKEN] = np.frombuffer(token, np.uint8)
-            return memory, Offer(_boot(), os.getpid(), descriptor, size, token)
+            return memory, MemoryHandle(_boot(), os.getpid(), descriptor, size, token)
         return None
 
     @classmethod
-    def open(cls, offer: Offer) -> "SharedMemory | None":
+    def open(cls, offer: MemoryHandle) -> "SharedMemory | None":
         """The memory of another process; None if it is on another host, of another user or not it."""
         if offer.boot != _boot() or not offer.boot or len(offer.token) != _TOKEN:
             return None
@@ -131,7 +131,7 @@ class SharedMemory:
         return None
 
 
-class Blocks:
+class BlockAllocator:
     """Deals out places of a memory; a place given back is dealt again first, while it is in cache."""
 
     def __init__(self, size: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
-from psfleet.schema.table import Decay, Initializer, TableSpec
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.wire.v1 import shard_pb2
 
@@ -74,8 +74,8 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         kind=kind,
         shape=tuple(message.shape),
         rule=make_rule(message.rule, dict(message.hyperparameters)),
-        decay=Decay(message.l1, message.l2),
-        initializer=Initializer(initializer, message.low, message.high),
+        decay=DecaySpec(message.l1, message.l2),
+        initializer=InitializerSpec(initializer, message.low, message.high),
         seed=message.seed,
         every_row=message.every_row,
         entry=make_entry(message.entry, dict(message.entry_values)),

@@ -60,7 +60,7 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=credentials.ca.decode())
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
-    tls = _Spoken(plain, context)
+    tls = _TlsConversation(plain, context)
     try:
         tls.take(tls.end.do_handshake)
     except ssl.SSLCertVerificationError as error:
@@ -77,7 +77,7 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
         return _turned_down(credentials)
 
 
-class _Spoken:
+class _TlsConversation:
     """TLS over a socket that somebody else closes. (One of `ssl` is left open if its server hangs up.)"""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:

@@ -6,7 +6,7 @@ from psfleet.errors import FrameError
 from psfleet.runtime.interface import Gradient
 from psfleet.shard.events import Correction, Join, Leave, Push, Shrink
 from psfleet.wire.membership_messages import read_position
-from psfleet.wire.segments import Piece, write_gradient
+from psfleet.wire.segments import OutgoingSegment, write_gradient
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-def write_push(push: Push) -> tuple[Header, list[Piece]]:
+def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
     """The header of a push as it was accepted, and the pieces with its gradients."""
     pieces = [write_gradient(gradient) for gradient in push.gradients]
     leases, lease_samples = push.position or (0, 0)

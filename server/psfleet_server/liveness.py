@@ -13,14 +13,14 @@ from typing import Self
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
 
-__all__ = ["Pulse"]
+__all__ = ["LivenessPipe"]
 
 _EVERY = 0.25  # seconds
 _LIFE = b"\0"
 _LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
 
 
-class Pulse:
+class LivenessPipe:
     """Send liveness signals inside the `with` block, until the reader closes the pipe.
 
     Args:

@@ -12,33 +12,33 @@ import numpy as np
 from psfleet.chaos.injection import say_what_is_held
 from psfleet.checkpoint import load_shard
 from psfleet.errors import ConfigError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.rules import import_rules
-from psfleet.settings.durations import Interval
+from psfleet.settings.durations import SnapshotInterval
 from psfleet.settings.environment import Environment
 from psfleet.shard.shard import Shard
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import server_options
 from psfleet.wire.v1.membership_pb2 import BeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.mode_requests import Wishes
-from psfleet_server.durability.journal import Keeper, open_log
-from psfleet_server.durability.log import Log
+from psfleet_server.coordinator.mode_requests import ModeRequestFile
+from psfleet_server.durability.journal import Journal, open_log
+from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import go_on_from
 from psfleet_server.engine.clock import Ticker
 from psfleet_server.engine.memory_budget import table_limit
-from psfleet_server.engine.server_heartbeat import Beats
-from psfleet_server.engine.shard_host import Host
-from psfleet_server.engine.view_changes import Views
-from psfleet_server.liveness import Pulse
+from psfleet_server.engine.server_heartbeat import ServerHeartbeat
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.engine.view_changes import ViewInstaller
+from psfleet_server.liveness import LivenessPipe
 from psfleet_server.replication.standby import Standby
-from psfleet_server.replication.takeover_commands import Orders
+from psfleet_server.replication.takeover_commands import TakeoverCommands
 from psfleet_server.rpc import endpoint
-from psfleet_server.rpc.connection_limit import Door
+from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.rpc.deferred_reply import Deadlines
-from psfleet_server.rpc.inbound_limit import Intake
+from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.shard_services import handlers
@@ -66,7 +66,10 @@ class Server:
     """
 
     def __init__(
-        self, environment: Environment, load_path: str | None = None, pulse: Pulse | None = None
+        self,
+        environment: Environment,
+        load_path: str | None = None,
+        pulse: LivenessPipe | None = None,
     ) -> None:
         if environment.role != "server":
             raise ConfigError(
@@ -79,8 +82,8 @@ class Server:
         self.term = 0
         self._access = Access.of(environment)
         self._load_path = load_path
-        self._tell = (pulse or Pulse()).tell
-        self._log: Log | None = None
+        self._tell = (pulse or LivenessPipe()).tell
+        self._log: ServerLog | None = None
         self._lingers = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
@@ -89,18 +92,18 @@ class Server:
             coordinator = Coordinator(
                 environment.workers, len(environment.servers), environment.dead_after
             )
-        self.host = Host(self._shard, coordinator, self._deadlines, environment.limits)
+        self.host = ShardHost(self._shard, coordinator, self._deadlines, environment.limits)
         if environment.snapshot_folder:
-            self.host.wishes = Wishes(Path(environment.snapshot_folder).parent)
+            self.host.wishes = ModeRequestFile(Path(environment.snapshot_folder).parent)
         self._snapshots = None if coordinator is None else self._make_runner()
         self._schedule: SnapshotSchedule | None = None
         self._ticker = Ticker(self.host)
-        self.beats = Beats(self._beat, environment.beat, self._access)
-        self.views = Views(self.host, self._access, environment.beat)
+        self.beats = ServerHeartbeat(self._beat, environment.beat, self._access)
+        self.views = ViewInstaller(self.host, self._access, environment.beat)
         # Calls that wait hold no thread, so a few are enough for any number of workers.
         # A standby that follows holds one.
         threads = environment.workers + 2 + environment.replicas
-        self._door = Door(environment.limits) if is_tcp(self.endpoint) else None
+        self._door = ConnectionLimit(environment.limits) if is_tcp(self.endpoint) else None
         if self._door is not None:
             threads += _INCOMING  # which calls hold whose message is on its way
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
@@ -163,7 +166,9 @@ class Server:
         if self._snapshots is not None:
             self._snapshots.start()
         if self._snapshots is not None and self.environment.snapshot_every:
-            every = Interval.parse(self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY")
+            every = SnapshotInterval.parse(
+                self.environment.snapshot_every, "PSFLEET_SNAPSHOT_EVERY"
+            )
             shard = self._shard
             self._schedule = SnapshotSchedule(
                 self._snapshots,
@@ -183,7 +188,7 @@ class Server:
         found = gates(self._access, self.endpoint)
         if self._door is not None:
             incoming = self.environment.limits.incoming
-            found.append(Intake(incoming, _INCOMING, self._door.proved))
+            found.append(InboundLimit(incoming, _INCOMING, self._door.proved))
         return found
 
     def _begin(self) -> None:
@@ -213,7 +218,7 @@ class Server:
         self._log = open_log(self.environment, self._tell)
         if self._log is not None:
             folder = Path(self.environment.snapshot_folder)
-            self.host.keeper = Keeper(self._log, self._shard, self.host.coordinator, folder)
+            self.host.keeper = Journal(self._log, self._shard, self.host.coordinator, folder)
 
     def _recover(self) -> None:
         self._prepare()
@@ -229,7 +234,7 @@ class Server:
     def _make_runner(self) -> SnapshotRunner:
         path = self.environment.snapshot_folder
         folder = SnapshotFolder(Path(path)) if path else None
-        return SnapshotRunner(self.host, self._access, folder, crashes=Crashes.wanted())
+        return SnapshotRunner(self.host, self._access, folder, crashes=CrashFaults.wanted())
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -300,14 +305,14 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     import_rules(environment.rules, environment.rules_folder)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor
-    with Pulse(environment.pulse) as pulse:
+    with LivenessPipe(environment.pulse) as pulse:
         _serve(Server(environment, load_path, pulse))
 
 
 def _serve(server: Server) -> None:
     environment = server.environment
     if environment.replicas:
-        Orders(server.host.feed, lambda: server.standby).start()
+        TakeoverCommands(server.host.feed, lambda: server.standby).start()
     if environment.standby:
         with stops_on_signals(server.stop):
             if not server.follow():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.chaos.audit import Notes, read_pushed
-from psfleet_launch.chaos.fault_schedule import Trouble, schedule
+from psfleet.chaos.audit import AuditFile, read_pushed
+from psfleet_launch.chaos.fault_schedule import ChaosSchedule, schedule
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import Request
 from psfleet_launch.supervision.standbys import Standbys
@@ -63,7 +63,7 @@ def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
     places.begin([server])
     stops = 0
     for seed in range(20):
-        trouble = Trouble(seed, request, tmp_path)
+        trouble = ChaosSchedule(seed, request, tmp_path)
         down: set[Member] = set()
         for tenth in range(2000):
             places.ready = {standby} if tenth >= 1000 else set()
@@ -92,7 +92,7 @@ def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
 def test_what_is_paused_goes_on(tmp_path: Path) -> None:
     """Every stop is followed by a continue, also when the job does not train any more."""
     request = Request(__file__, servers=1, workers=1)
-    trouble = Trouble(3, request, tmp_path)
+    trouble = ChaosSchedule(3, request, tmp_path)
     living = {Member("server", 0), Member("worker", 0)}
     signals: list[int] = []
     for tenth in range(600):
@@ -104,7 +104,7 @@ def test_what_is_paused_goes_on(tmp_path: Path) -> None:
 
 def test_notes_say_what_was_acknowledged(tmp_path: Path) -> None:
     """By server, worker and life; a push that was only sent is not acknowledged."""
-    notes = Notes(tmp_path)
+    notes = AuditFile(tmp_path)
     for number in (4, 5, 6):
         notes.sent(0, 1, 7, number)
     notes.acknowledged(0, 1, 7, 5)

@@ -16,9 +16,17 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fluid, layers
-from psfleet.chaos.audit import HELD, Notes
-from psfleet.checkpoint import Base, Cut, Draft, Manifest, export, linked, write_frozen
-from psfleet.checkpoint.worker_state import PLACE, Place, Remembered
+from psfleet.chaos.audit import HELD, AuditFile
+from psfleet.checkpoint import (
+    CutPosition,
+    DeltaBase,
+    Manifest,
+    SnapshotDraft,
+    export,
+    linked,
+    write_frozen,
+)
+from psfleet.checkpoint.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.execution.inference import save_inference
@@ -31,11 +39,11 @@ from psfleet.rules import RULES
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, use
-from psfleet.schema.table import Decay, Initializer, TableSpec
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 
 __all__ = ["SPECS", "VERSION", "build", "names", "shards"]
 
@@ -47,14 +55,14 @@ _ENTRY = (
     & CapacityEntry(rows=256)
 )
 SPECS = (
-    TableSpec("dense", "dense", (5, 3), Adam(), Decay(l2=0.125)),
+    TableSpec("dense", "dense", (5, 3), Adam(), DecaySpec(l2=0.125)),
     TableSpec(
         "admitted",
         "sparse",
         (2,),
         Adagrad(),
-        Decay(l1=0.5),
-        Initializer("normal", 0.0, 0.25),
+        DecaySpec(l1=0.5),
+        InitializerSpec("normal", 0.0, 0.25),
         seed=6,
         entry=_ENTRY,
     ),
@@ -98,7 +106,7 @@ def push(fleet: list[Shard], number: int) -> None:
 
 def worker_state() -> dict[str, Any]:
     """What a worker keeps in the snapshot."""
-    remembered, place, rate = Remembered(), Place(), StepDecay(0.5, step_size=2)
+    remembered, place, rate = WorkerState(), LoopPosition(), StepDecay(0.5, step_size=2)
     place.loop, place.item, place.inside = 2, 11, True
     place.broken, place.meetings = {0: 4}, {1: (2, 1)}
     for _ in range(3):
@@ -110,15 +118,17 @@ def worker_state() -> dict[str, Any]:
     return kept
 
 
-def save(fleet: list[Shard], path: Path, cutting: Cutting, base: Base | None = None) -> None:
+def save(
+    fleet: list[Shard], path: Path, cutting: PendingCut, base: DeltaBase | None = None
+) -> None:
     """A snapshot as a fleet writes it."""
-    with Draft(path) as draft:
+    with SnapshotDraft(path) as draft:
         files, pushes = [], {}
         for shard in fleet:
             with contextlib.closing(shard.freeze(cutting)) as frozen:
                 files.append(write_frozen(draft.folder, frozen))
                 pushes = dict(frozen.pushes)
-        cut = Cut(cutting.number, "async", 0, pushes)
+        cut = CutPosition(cutting.number, "async", 0, pushes)
         states = {0: worker_state(), 1: worker_state()}
         draft.finish(Manifest(SPECS, tuple(files), cut, base, states))
 
@@ -140,12 +150,12 @@ def build(folder: Path) -> None:
     """Write every golden file."""
     folder.mkdir(parents=True)
     fleet = shards(4)
-    save(fleet, folder / "base", Cutting(1, remember=True))
+    save(fleet, folder / "base", PendingCut(1, remember=True))
     push(fleet, 5)
     for shard in fleet:
         table: Any = shard.tables.find(SPECS[2].key)
         table.remove(np.array([1, 2]))
-    save(fleet, folder / "delta", Cutting(2, since=1), linked(folder / "base", folder / "delta"))
+    save(fleet, folder / "delta", PendingCut(2, since=1), linked(folder / "base", folder / "delta"))
     export(str(folder / "delta"), str(folder / "export"), "safetensors", ids=True)
     export(str(folder / "delta"), str(folder / "export-npz"), "npz", ids=False)
     fresh = EmbeddedRuntime()
@@ -204,7 +214,7 @@ def _build_job(folder: Path) -> None:
     write_answer(folder, 3)
     tables = {"w": "0" * 64}
     HELD.write(folder / "held.0.json", mode="async", audit={"0": {"7": 3}}, tables=tables)
-    notes = Notes(folder)
+    notes = AuditFile(folder)
     notes.sent(0, 1, 7, 2)
     notes.acknowledged(0, 1, 7, 2)
     del notes

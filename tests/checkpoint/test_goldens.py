@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from psfleet import fluid
-from psfleet.chaos.audit import HELD, Pushed, read_pushed
+from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
 from psfleet.checkpoint import (
     MANIFEST,
-    Cut,
+    CutPosition,
     Manifest,
     Part,
     ShardFile,
@@ -114,7 +114,7 @@ def test_models_and_states_load() -> None:
     assert read_ready(job / "ready.0") == ("unix:/tmp/psfleet/server.0", 4711)
     assert read_request(job) == (3, {"mode": "ssp", "staleness": 4})
     assert read_answer(job) == 3
-    assert read_pushed(job) == {(0, 1, 7): Pushed(2, 2, 2)}
+    assert read_pushed(job) == {(0, 1, 7): AuditedPushes(2, 2, 2)}
 
 
 @pytest.mark.usefixtures("fleet")
@@ -343,7 +343,7 @@ def test_small_files_have_exactly_their_fields(
 def test_seats_are_sorted_as_they_are_read(tmp_path: Path) -> None:
     """A snapshot of more than ten workers is read again."""
     pushes = {seat: (1, seat) for seat in range(12)}
-    written = Manifest((), (), Cut(1, "async", 0, pushes))
+    written = Manifest((), (), CutPosition(1, "async", 0, pushes))
     write_manifest(tmp_path, written)
     assert read_manifest(tmp_path) == written
     part = Part(ShardFile("f", "0", 1, {"t": (0, 1)}, {"t": 3}), (), "async", 0, pushes)

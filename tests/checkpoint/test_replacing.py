@@ -124,7 +124,7 @@ def test_a_delta_beside_a_link_finds_its_base(tmp_path: Path) -> None:
 
 def test_a_save_under_way_is_not_cleared(tmp_path: Path) -> None:
     """Two that save to one place at once do not remove each other's files."""
-    with psfleet.checkpoint.draft.Draft(tmp_path / "model") as draft:
+    with psfleet.checkpoint.draft.SnapshotDraft(tmp_path / "model") as draft:
         save_here(tmp_path / "model", 1.0)
         assert Path(draft.folder).is_dir()
     assert [left.name for left in tmp_path.iterdir()] == ["model"]

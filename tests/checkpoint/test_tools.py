@@ -12,8 +12,8 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())
 DENSE = TableSpec("d", "dense", (4,), Adam())
@@ -72,8 +72,8 @@ def test_what_is_wrong_is_a_sentence(models: Path, capsys: pytest.CaptureFixture
 def test_logs(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A log is counted, and taken again into a checkpoint."""
     header = LogHeader(server=1, servers=2, workers=1)
-    log, shard = Log(models / "server.1.log", header), Shard(1, 2, 1)
-    Keeper(log, shard, None).start()
+    log, shard = ServerLog(models / "server.1.log", header), Shard(1, 2, 1)
+    Journal(log, shard, None).start()
     shard.create(TABLE, np.zeros(0, np.float32))
     log.close()
     assert main(["log", "verify", "server.1.log"]) == 0

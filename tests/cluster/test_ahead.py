@@ -10,7 +10,7 @@ import pytest
 import psfleet
 from psfleet import rules
 from psfleet.errors import ServerUnavailable
-from psfleet.faults.crash_points import Faults, Send
+from psfleet.faults.crash_points import MessageFaults, Send
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
@@ -109,7 +109,7 @@ def test_asked_before_the_answer_is_looked_at(endpoint: str, lane: str) -> None:
 @pytest.mark.parametrize("lane", ["auto", "inline"])
 def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
     """Values are those of their moment whenever they are looked at, with and without lost answers."""
-    runtime = connect(endpoint, lane=lane, meddle=Faults(5, drop=drop))
+    runtime = connect(endpoint, lane=lane, meddle=MessageFaults(5, drop=drop))
     tickets = []
     for _ in range(20):
         tickets.append(runtime.pull_ahead(READS))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.faults.crash_points import Faults
+from psfleet.faults.crash_points import MessageFaults
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
-TRAINING = Training()
+TRAINING = TrainingWorkload()
 
 
 def train(
@@ -60,7 +60,7 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
     expected: list[TableState], servers: int
 ) -> None:
     """With 5 % of answers lost and 5 % of requests repeated the result is that without faults."""
-    faults = [Faults(seed=worker, drop=0.05, duplicate=0.05) for worker in range(2)]
+    faults = [MessageFaults(seed=worker, drop=0.05, duplicate=0.05) for worker in range(2)]
     with LocalFleet(servers, 2) as fleet:
         same_bits(train(fleet, lambda worker: faults[worker]), expected)
     assert sum(fault.dropped for fault in faults) > 3
@@ -70,7 +70,7 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
 def test_a_storm_of_faults_does_not_change_a_bit(expected: list[TableState]) -> None:
     """The same with a quarter of all answers lost and a quarter of all requests repeated."""
     with LocalFleet(2, 2) as fleet:
-        same_bits(train(fleet, lambda worker: Faults(worker, 0.25, 0.25)), expected)
+        same_bits(train(fleet, lambda worker: MessageFaults(worker, 0.25, 0.25)), expected)
 
 
 def test_embedded_equals_one_server_and_one_worker() -> None:

@@ -14,7 +14,7 @@ import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.faults.crash_points import Faults, Send
+from psfleet.faults.crash_points import MessageFaults, Send
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.settings.environment import Environment
@@ -201,7 +201,7 @@ def test_one_push_for_all_tables_in_async_mode() -> None:
 def test_lost_answers_change_nothing() -> None:
     """With answers lost and requests repeated, the tables have the bits that they have without."""
     with LocalFleet(2, 1) as fleet:
-        meddle = Faults(3, drop=0.2, duplicate=0.2)
+        meddle = MessageFaults(3, drop=0.2, duplicate=0.2)
         with Client(ClusterRuntime(fleet.environment(0), "sync", meddle=meddle)) as client:
             model = Model(client)
             model.together(0)

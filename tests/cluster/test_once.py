@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from psfleet.faults.crash_points import Faults
+from psfleet.faults.crash_points import MessageFaults
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.push_counts import Counting
+from psfleet.testing.push_counts import CountingWorkload
 from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
@@ -14,8 +14,8 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 @pytest.mark.parametrize(("drop", "duplicate"), [(0.0, 0.3), (0.2, 0.2)])
 def test_every_push_is_counted_once(drop: float, duplicate: float) -> None:
     """Two workers push under repeats and lost answers; both tables count each push once."""
-    counting = Counting(60)
-    faults = [Faults(worker, drop, duplicate) for worker in range(2)]
+    counting = CountingWorkload(60)
+    faults = [MessageFaults(worker, drop, duplicate) for worker in range(2)]
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async", meddle=faults[worker])

@@ -13,27 +13,29 @@ import pytest
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.faults.crash_points import Faults, Send
+from psfleet.faults.crash_points import MessageFaults, Send
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import Initializer, TableSpec
-from psfleet.strategy import Wire
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet.wire import frame
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
-TRAINING = Training(steps=15, dim=9)
-NARROW = Training(steps=15, dim=3)
+TRAINING = TrainingWorkload(steps=15, dim=9)
+NARROW = TrainingWorkload(steps=15, dim=3)
 
 
-def on(fleet: LocalFleet, worker: int, wire: Wire, lane: str = "auto", **more: Any) -> Any:
+def on(fleet: LocalFleet, worker: int, wire: WireSettings, lane: str = "auto", **more: Any) -> Any:
     """One worker's runtime in sync mode."""
     environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
     return ClusterRuntime(environment, "sync", wire=wire, **more)
 
 
-def train(fleet: LocalFleet, wire: Wire, training: Training, **more: Any) -> list[TableState]:
+def train(
+    fleet: LocalFleet, wire: WireSettings, training: TrainingWorkload, **more: Any
+) -> list[TableState]:
     """Two workers in rounds; the tables afterwards."""
     found: list[TableState] = []
 
@@ -53,7 +55,7 @@ def train(fleet: LocalFleet, wire: Wire, training: Training, **more: Any) -> lis
 class Sent:
     """Notes the bytes of every attempt at a push, under faults."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: MessageFaults) -> None:
         self.faults = faults
         self.pushes: dict[tuple[int, int, int], list[bytes]] = defaultdict(list)
         self._lock = threading.Lock()
@@ -72,10 +74,12 @@ class Sent:
 
 
 @pytest.mark.parametrize(("form", "training"), [("int8", TRAINING), ("bf16", NARROW)])
-def test_servers_lanes_and_faults_do_not_change_a_bit(form: str, training: Training) -> None:
+def test_servers_lanes_and_faults_do_not_change_a_bit(
+    form: str, training: TrainingWorkload
+) -> None:
     """Two workers in rounds: 1 server with shared memory, and 3 with messages of which many are lost or
     repeated, end with the same bits; a push that is sent again is the same bytes."""
-    wire, sent = Wire.both(form), Sent(Faults(3, drop=0.15, duplicate=0.15))
+    wire, sent = WireSettings.both(form), Sent(MessageFaults(3, drop=0.15, duplicate=0.15))
     with LocalFleet(1, 2) as fleet:
         wanted = train(fleet, wire, training)
     with LocalFleet(3, 2) as fleet:
@@ -84,8 +88,10 @@ def test_servers_lanes_and_faults_do_not_change_a_bit(form: str, training: Train
     assert all(len(set(attempts)) == 1 for attempts in sent.pushes.values())
 
 
-@pytest.mark.parametrize("wire", [Wire("int8", "bf16"), Wire("bf16", "int8")], ids=str)
-def test_embedded_is_the_same(wire: Wire) -> None:
+@pytest.mark.parametrize(
+    "wire", [WireSettings("int8", "bf16"), WireSettings("bf16", "int8")], ids=str
+)
+def test_embedded_is_the_same(wire: WireSettings) -> None:
     """A script without a cluster rounds as one with 2 servers and a worker does."""
     alone = EmbeddedRuntime(wire=wire)
     TRAINING.run(alone)
@@ -101,7 +107,10 @@ def test_bytes_fall_as_promised() -> None:
     step for each row or 256 values; in messages and in shared memory. Workers need not agree."""
     rows = TableSpec("bytes/rows", "sparse", (16,), make_rule("adam", {}))
     dense = TableSpec("bytes/dense", "dense", (50_000,), make_rule("adam", {}))
-    ids, wires = np.arange(4000), [Wire(), Wire.both("bf16"), Wire.both("int8")]
+    ids, wires = (
+        np.arange(4000),
+        [WireSettings(), WireSettings.both("bf16"), WireSettings.both("int8")],
+    )
     sizes = {"fp32": (64, 200_000), "bf16": (32, 100_000), "int8": (20, 50_000 + 4 * 196)}
     lanes = [(wire, lane) for wire in wires for lane in ("inline", "auto")]
     with LocalFleet(2, len(lanes)) as fleet, contextlib.ExitStack() as stack:
@@ -142,13 +151,13 @@ def zeros(runtime: Runtime, *specs: TableSpec) -> None:
 
 PLAIN = make_rule("sgd", {})
 DENSE = TableSpec("packed/dense", "dense", (300,), PLAIN)
-ROWS = TableSpec("packed/rows", "sparse", (8,), PLAIN, initializer=Initializer("constant", 0.0))
+ROWS = TableSpec("packed/rows", "sparse", (8,), PLAIN, initializer=InitializerSpec("constant", 0.0))
 
 
 def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> None:
     """Nothing of the refused push has an effect; the worker goes on with the same number, so with the
     same bits as one that has made no such push."""
-    wire, alone = Wire.both("int8"), EmbeddedRuntime(wire=Wire.both("int8"))
+    wire, alone = WireSettings.both("int8"), EmbeddedRuntime(wire=WireSettings.both("int8"))
     good = np.linspace(-1, 1, 300, dtype=np.float32)
     bad = np.full((1, 8), 3e38, np.float32)
     with LocalFleet(2, 1) as fleet:
@@ -172,7 +181,7 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> No
         runtime.close()
 
 
-def losses(wire: Wire, steps: int = 300) -> Sequence[float]:
+def losses(wire: WireSettings, steps: int = 300) -> Sequence[float]:
     """Logistic regression on ids and dense columns under Adam: the loss of each step."""
     runtime = EmbeddedRuntime(wire=wire)
     rule = make_rule("adam", {})
@@ -202,8 +211,12 @@ def losses(wire: Wire, steps: int = 300) -> Sequence[float]:
 
 def test_learning_is_as_good() -> None:
     """The loss at the end is that of float32, to a twentieth; the beginning was twice as high."""
-    plain = losses(Wire())
+    plain = losses(WireSettings())
     wanted = float(np.mean(plain[-50:]))
     assert wanted < 0.5 * np.mean(plain[:20])
-    for wire in (Wire.both("bf16"), Wire.both("int8"), Wire("int8", "bf16")):
+    for wire in (
+        WireSettings.both("bf16"),
+        WireSettings.both("int8"),
+        WireSettings("int8", "bf16"),
+    ):
         assert abs(float(np.mean(losses(wire)[-50:])) - wanted) < 0.05 * wanted

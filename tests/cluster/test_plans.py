@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from psfleet_worker.sharding.pull_routing import Plans
+from psfleet_worker.sharding.pull_routing import RoutingPlans
 
 
 def test_equal_ids_are_dealt_once() -> None:
     """A push after its pull, and tables that are looked up with the same ids, share one plan."""
-    plans, ids = Plans(2), np.arange(5000) % 700
+    plans, ids = RoutingPlans(2), np.arange(5000) % 700
     first = plans.of(1, ids)
     assert plans.of(1, ids.copy()) is first
     assert plans.of(2, ids) is first
@@ -21,7 +21,7 @@ def test_equal_ids_are_dealt_once() -> None:
 
 def test_the_caller_may_change_its_ids() -> None:
     """A plan is of the ids as they were."""
-    plans, ids = Plans(2), np.arange(100)
+    plans, ids = RoutingPlans(2), np.arange(100)
     first = plans.of(1, ids)
     ids[0] = 50
     second = plans.of(2, ids)

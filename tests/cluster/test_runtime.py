@@ -20,16 +20,16 @@ from psfleet.errors import (
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
 SGD = make_rule("sgd", {})
-ZERO = Initializer("constant", 0.0)
+ZERO = InitializerSpec("constant", 0.0)
 
 
-def sparse(name: str, dim: int = 3, initializer: Initializer = ZERO) -> TableSpec:
+def sparse(name: str, dim: int = 3, initializer: InitializerSpec = ZERO) -> TableSpec:
     """A sparse table under SGD."""
     return TableSpec(name, "sparse", (dim,), SGD, initializer=initializer)
 
@@ -64,7 +64,7 @@ def together(fleet: LocalFleet, mode: Any, work: Callable[[ClusterRuntime], None
 
 def test_rows_come_in_the_shape_of_the_ids(alone: ClusterRuntime) -> None:
     """A pull of ids [2, 3] gives rows [2, 3, dim]; no ids give no rows; both ends of int64 work."""
-    spec = sparse("shapes", 3, Initializer("uniform", -1, 1))
+    spec = sparse("shapes", 3, InitializerSpec("uniform", -1, 1))
     alone.create(spec)
     ids = np.array([[5, 5, -1], [2**63 - 1, -(2**63), 0]])
     rows, none = alone.pull([Read(spec.key, ids), Read(spec.key, np.zeros(0, np.int64))])
@@ -165,7 +165,7 @@ def test_a_table_twice_in_a_push_is_refused(alone: ClusterRuntime) -> None:
 
 def test_state_is_written_and_read(alone: ClusterRuntime) -> None:
     """write_table sets weights, optimizer state and step; rows not given stay."""
-    training = Training(steps=3)
+    training = TrainingWorkload(steps=3)
     training.run(alone)
     before = training.result(alone)
     training.run(alone)
@@ -275,7 +275,7 @@ def test_one_worker_gives_the_first_value_on_all_servers() -> None:
 
 def test_a_checkpoint_loads_on_another_number_of_servers(tmp_path: Path) -> None:
     """Saved by 2 servers, loaded by 3, saved, loaded by 1: bit-equal, optimizer state included."""
-    training = Training(steps=4)
+    training = TrainingWorkload(steps=4)
     results: list[list[TableState]] = []
     for number, servers in enumerate((2, 3, 1)):
         with LocalFleet(servers, 1) as fleet:

@@ -12,13 +12,13 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, IdError, ShapeError
 from psfleet.kernels.float16 import rounded
 from psfleet.optimizer import SGD
-from psfleet.optimizer.amp import Shortener
-from psfleet.parameters.binding import Tables
+from psfleet.optimizer.amp import GradientScaler
+from psfleet.parameters.binding import BoundTables
 from psfleet.parameters.parameter import Parameter
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Precision, Runtime, TableState
-from psfleet.schema.table import BLOCK, Initializer, TableSpec
-from psfleet.strategy import AMP
+from psfleet.schema.table import BLOCK, InitializerSpec, TableSpec
+from psfleet.strategy import AMPSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -106,7 +106,7 @@ def test_16_bits_are_rounded_after_the_sum() -> None:
     """Rows of a repeated id are summed in float32 and rounded once: what cancels leaves the rest."""
     runtime = EmbeddedRuntime()
     spec = TableSpec(
-        "sum", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+        "sum", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
     )
     runtime.create(spec)
     values = np.array([[1 + 2.0**-9], [-1]], np.float32)
@@ -166,10 +166,10 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
 
     def life(fleet: LocalFleet, worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), mode)
-        tables = Tables(runtime)
+        tables = BoundTables(runtime)
         w = Parameter("w", np.zeros(5))
         seat = tables.seat(SGD(1.0), w)
-        shortener = Shortener(AMP(dtype="float16"))
+        shortener = GradientScaler(AMPSettings(dtype="float16"))
         for step in range(4):
             value = np.inf if (worker, step) == (1, 2) else (1 + worker) / 4
             gradient = Gradient(seat.key, np.full(5, value, np.float32), None, 1.0)

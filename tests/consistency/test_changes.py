@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.faults.crash_points import Faults
-from psfleet.modes.switch import ChangingRuntime
-from psfleet.strategy import Consistency
+from psfleet.faults.crash_points import MessageFaults
+from psfleet.modes.switch import ModeSwitchRuntime
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -18,20 +18,20 @@ from tests.consistency.workers import DENSE, ROWS, step, taken, together
 
 IDS = np.arange(8)
 MODES = [
-    Consistency("sync"),
-    Consistency("async"),
-    Consistency("ssp", staleness=1),
-    Consistency("sync"),
-    Consistency("geo", k_steps=2),
-    Consistency("half-async", max_merge=3),
-    Consistency("ssp", staleness=0),
-    Consistency("geo", k_steps=3),
-    Consistency("sync"),
+    ConsistencySettings("sync"),
+    ConsistencySettings("async"),
+    ConsistencySettings("ssp", staleness=1),
+    ConsistencySettings("sync"),
+    ConsistencySettings("geo", k_steps=2),
+    ConsistencySettings("half-async", max_merge=3),
+    ConsistencySettings("ssp", staleness=0),
+    ConsistencySettings("geo", k_steps=3),
+    ConsistencySettings("sync"),
 ]
 STEPS = 3
 
 
-def check(runtime: ChangingRuntime, wanted: float) -> None:
+def check(runtime: ModeSwitchRuntime, wanted: float) -> None:
     """All workers' steps so far are in the tables."""
     runtime.barrier()
     dense, rows = taken(runtime, IDS)
@@ -42,7 +42,7 @@ def test_every_change() -> None:
     """Through all modes and back, each step counts as its mode says: in sync one round of all workers,
     in the others each push. The servers say which mode they are in."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         wanted = 0.0
         for consistency in MODES:
             if consistency != runtime.consistency:
@@ -61,9 +61,9 @@ def test_changes_with_lost_and_repeated_messages() -> None:
     """Lost answers and late repeats of an older mode's messages change nothing."""
 
     def life(fleet: LocalFleet, worker: int) -> None:
-        faults = Faults(seed=worker, drop=0.1, duplicate=0.3)
+        faults = MessageFaults(seed=worker, drop=0.1, duplicate=0.3)
         cluster = ClusterRuntime(fleet.environment(worker), "async", meddle=faults)
-        runtime = ChangingRuntime(cluster, Consistency("async"))
+        runtime = ModeSwitchRuntime(cluster, ConsistencySettings("async"))
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         wanted = 0.0
@@ -82,33 +82,33 @@ def test_changes_with_lost_and_repeated_messages() -> None:
 def test_workers_that_disagree_change_nothing() -> None:
     """If workers ask for different modes each is told so, and training goes on in the old one."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         mine: Any = ["async", "ssp"][runtime.worker_index]
         with pytest.raises(ConfigError, match="another worker for something else"):
-            runtime.set_mode(Consistency(mine))
+            runtime.set_mode(ConsistencySettings(mine))
         assert runtime.consistency.mode == "sync"
         step(runtime, IDS)
         check(runtime, 1)
 
     with LocalFleet(1, 2) as fleet:
-        together(fleet, Consistency("sync"), work)
+        together(fleet, ConsistencySettings("sync"), work)
 
 
 def test_a_worker_that_has_left_is_not_asked() -> None:
     """Those that are still there change the mode without it."""
     gone = threading.Event()
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         if runtime.worker_index == 1:
             runtime.close()
             gone.set()
             return
         assert gone.wait(60)
-        runtime.set_mode(Consistency("ssp"))
+        runtime.set_mode(ConsistencySettings("ssp"))
         step(runtime, IDS)
-        runtime.set_mode(Consistency("sync"))
+        runtime.set_mode(ConsistencySettings("sync"))
         step(runtime, IDS)
         assert taken(runtime, IDS)[0] == 2
 
     with LocalFleet(1, 2) as fleet:
-        together(fleet, Consistency("async"), work)
+        together(fleet, ConsistencySettings("async"), work)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 import pytest
 
 from psfleet.runtime.interface import Read
-from psfleet.shard.events import Instruction, Join, Leave, Pull, Push, Refuse, Serve
+from psfleet.shard.events import Instruction, Join, Leave, Pull, Push, SendError, SendValues
 from psfleet.shard.shard import Shard
 
 SERVERS, WORKERS, EPOCHS = 2, 3, 3
@@ -63,8 +63,8 @@ class Fleet:
     def take(self, server: int, event: Pull | Push | Leave, call: Hashable) -> None:
         found: list[Instruction] = self.shards[server].handle(event, call)
         for instruction in found:
-            assert not isinstance(instruction, Refuse), instruction
-            if isinstance(instruction, Serve):
+            assert not isinstance(instruction, SendError), instruction
+            if isinstance(instruction, SendValues):
                 assert isinstance(instruction.call, tuple)
                 self.served.add(instruction.call)
         self.shards[server].validate()

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.modes.geo import GeoRuntime
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import Consistency, Settings
+from psfleet.strategy import ConsistencySettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training
+from psfleet.testing.training_run import TrainingWorkload
 from tests.consistency.workers import ROWS, step, taken, together
 
 IDS = np.arange(8)
@@ -22,12 +22,12 @@ IDS = np.arange(8)
 def test_one_worker_trains_as_by_itself() -> None:
     """With one worker, k local steps and an exchange end, to rounding, where the embedded runtime ends:
     Adam and Adagrad, dense and sparse, optimizer state kept over the exchanges."""
-    training = Training(steps=17)
+    training = TrainingWorkload(steps=17)
     alone = EmbeddedRuntime()
     training.run(alone)
     wanted = training.result(alone)
     with LocalFleet(2, 1) as fleet:
-        runtime = connect(fleet.environment(0), Consistency("geo", k_steps=5))
+        runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=5))
         training.run(runtime)
         found = training.result(runtime)
         assert runtime.stats()[0]["pushes"] == 4  # three exchanges and the rest
@@ -42,7 +42,7 @@ def test_everything_that_workers_learn_is_added() -> None:
     """Two workers with unequal steps and rows, some shared: after a barrier the servers hold the sum of
     all steps, and so does each worker; ids that were only read have no row."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         mine = IDS[:5] if runtime.worker_index else IDS[3:]
         for _ in range(7 + 4 * runtime.worker_index):
             step(runtime, mine)
@@ -55,14 +55,14 @@ def test_everything_that_workers_learn_is_added() -> None:
         assert sum(server["samples"] for server in runtime.stats()) == 2 * (7 * 5 + 11 * 5)
 
     with LocalFleet(2, 2) as fleet:
-        together(fleet, Consistency("geo", k_steps=3), work)
+        together(fleet, ConsistencySettings("geo", k_steps=3), work)
 
 
 def test_a_worker_sees_its_own_steps_at_once_and_others_after_an_exchange() -> None:
     """Between exchanges a copy shows this worker's steps whole; an exchange sends 1/workers of
     them and keeps the rest in the copy."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         if runtime.worker_index == 0:
             for number in range(4):
                 assert taken(runtime, IDS) == (number, [number] * 8)
@@ -73,13 +73,13 @@ def test_a_worker_sees_its_own_steps_at_once_and_others_after_an_exchange() -> N
             assert taken(runtime, IDS) == (4, [4] * 8)
 
     with LocalFleet(1, 2) as fleet:
-        together(fleet, Consistency("geo", k_steps=4), work)
+        together(fleet, ConsistencySettings("geo", k_steps=4), work)
 
 
 def test_copies_are_bounded() -> None:
     """A worker that passes over many ids keeps copies of some, and loses nothing."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         geo = runtime._inner
         assert isinstance(geo, GeoRuntime)
         for number in range(40):
@@ -90,7 +90,7 @@ def test_copies_are_bounded() -> None:
         assert rows == pytest.approx([2] * 10 + [4] * 390, rel=1e-5)
 
     with LocalFleet(1, 2) as fleet:
-        together(fleet, Consistency("geo", k_steps=2, copied_rows=50), work)
+        together(fleet, ConsistencySettings("geo", k_steps=2, copied_rows=50), work)
 
 
 def test_what_geo_does_not_go_with() -> None:
@@ -104,7 +104,7 @@ def test_a_rule_that_moves_every_row() -> None:
     """Rows that drift without a gradient (Momentum) are exchanged too."""
     spec = TableSpec("drift", "sparse", (2,), make_rule("momentum", {}), every_row=True)
 
-    def run(runtime: ChangingRuntime | EmbeddedRuntime) -> NDArray[np.float32]:
+    def run(runtime: ModeSwitchRuntime | EmbeddedRuntime) -> NDArray[np.float32]:
         runtime.create(spec)
         for number in range(6):
             ids = np.array([number % 3])
@@ -112,6 +112,6 @@ def test_a_rule_that_moves_every_row() -> None:
         return runtime.read_table(spec.key).values[0]
 
     with LocalFleet(1, 1) as fleet:
-        runtime = connect(fleet.environment(0), Consistency("geo", k_steps=4))
+        runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=4))
         np.testing.assert_allclose(run(runtime), run(EmbeddedRuntime()), rtol=1e-5)
         runtime.close()

@@ -5,16 +5,16 @@ import threading
 
 import numpy as np
 
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
 
 IDS = np.arange(8)
 
 
-def push(runtime: ChangingRuntime, rate: float = 1.0) -> None:
+def push(runtime: ModeSwitchRuntime, rate: float = 1.0) -> None:
     """A step without a pull."""
     runtime.push(
         [
@@ -25,7 +25,7 @@ def push(runtime: ChangingRuntime, rate: float = 1.0) -> None:
     )
 
 
-def ready(fleet: LocalFleet, consistency: Consistency) -> ChangingRuntime:
+def ready(fleet: LocalFleet, consistency: ConsistencySettings) -> ModeSwitchRuntime:
     """A lone worker that knows the tables."""
     runtime = connect(fleet.environment(0), consistency)
     runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
@@ -37,7 +37,7 @@ def test_gradients_are_merged_while_a_server_is_slow() -> None:
     """A server is paused: the worker goes on; at most max_merge gradients become one push, in order,
     other learning rates apart; flush waits for all, and their sum is in the tables."""
     with LocalFleet(2, 1) as fleet:
-        runtime = ready(fleet, Consistency("half-async", max_merge=4, queue_size=32))
+        runtime = ready(fleet, ConsistencySettings("half-async", max_merge=4, queue_size=32))
         fleet.processes[1].send_signal(signal.SIGSTOP)
         for number in range(17):
             push(runtime, 1.0 if number < 15 else 0.5)
@@ -55,7 +55,7 @@ def test_gradients_are_merged_while_a_server_is_slow() -> None:
 def test_the_queue_is_bounded() -> None:
     """With a paused server the worker stops when the queue is full, and goes on with the server."""
     with LocalFleet(1, 1) as fleet:
-        runtime = ready(fleet, Consistency("half-async", max_merge=2, queue_size=3))
+        runtime = ready(fleet, ConsistencySettings("half-async", max_merge=2, queue_size=3))
         fleet.processes[0].send_signal(signal.SIGSTOP)
         pushed: list[int] = []
         full = threading.Event()
@@ -80,11 +80,11 @@ def test_the_queue_is_bounded() -> None:
 def test_barriers_flush() -> None:
     """After a barrier every worker's gradients are in the tables, however they were merged."""
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         for _ in range(10 + 5 * runtime.worker_index):
             step(runtime, IDS)
         runtime.barrier()
         assert taken(runtime, IDS) == (25, [25] * 8)
 
     with LocalFleet(1, 2) as fleet:
-        together(fleet, Consistency("half-async", max_merge=5), work)
+        together(fleet, ConsistencySettings("half-async", max_merge=5), work)

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from psfleet.modes.switch import connect
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step, taken
 
 IDS = np.arange(8)
 MODES = [
-    Consistency("ssp", staleness=1),
-    Consistency("geo", k_steps=2),
-    Consistency("sync"),
-    Consistency("half-async", max_merge=3),
-    Consistency("ssp", staleness=0),
-    Consistency("async"),
+    ConsistencySettings("ssp", staleness=1),
+    ConsistencySettings("geo", k_steps=2),
+    ConsistencySettings("sync"),
+    ConsistencySettings("half-async", max_merge=3),
+    ConsistencySettings("ssp", staleness=0),
+    ConsistencySettings("async"),
 ]
 STEPS = 4
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))

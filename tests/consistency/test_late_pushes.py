@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from psfleet import rules
 from psfleet.errors import ConfigError
 from psfleet.fleet import DistributedStrategy
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import Consistency, resolve
+from psfleet.strategy import ConsistencySettings, resolve
 from psfleet.testing.local_fleet import LocalFleet
 
 ROWS = TableSpec("rows", "sparse", (4,), rules.SGD())
@@ -23,17 +23,17 @@ RATE = 0.1
 Floats = NDArray[np.float32]
 
 
-def pull(runtime: ChangingRuntime) -> list[Floats]:
+def pull(runtime: ModeSwitchRuntime) -> list[Floats]:
     return [a.copy() for a in runtime.pull([Read(WHOLE.key), Read(ROWS.key, IDS)])]
 
 
-def push(runtime: ChangingRuntime, whole: Floats, rows: Floats) -> None:
+def push(runtime: ModeSwitchRuntime, whole: Floats, rows: Floats) -> None:
     gradients = Gradient(WHOLE.key, whole, None, RATE), Gradient(ROWS.key, rows, IDS, RATE)
     runtime.push(gradients)
     runtime.flush()
 
 
-def late(fleet: LocalFleet, consistency: Consistency) -> list[list[Floats]]:
+def late(fleet: LocalFleet, consistency: ConsistencySettings) -> list[list[Floats]]:
     """Worker 0 pulls, worker 1 makes three steps, worker 0 pushes: values then, before and after it."""
     slow, fast = (connect(fleet.environment(worker), consistency) for worker in (0, 1))
     for runtime in (slow, fast):
@@ -65,7 +65,9 @@ def test_a_late_push_is_corrected(mode: Any, damping: float, compensation: float
     with LocalFleet(2, 2) as fleet:
         then, before, after = late(
             fleet,
-            Consistency(mode, staleness_damping=damping, delay_compensation=compensation, **more),
+            ConsistencySettings(
+                mode, staleness_damping=damping, delay_compensation=compensation, **more
+            ),
         )
     for old, now, new, gradient in zip(then, before, after, gradients(), strict=True):
         corrected = gradient + compensation * gradient * gradient * (now - old)
@@ -76,8 +78,8 @@ def test_a_push_that_is_not_late_stays_as_it_is() -> None:
     """One worker alone trains with the same bits, whatever is to be done with late pushes."""
     found = []
     for consistency in (
-        Consistency("async"),
-        Consistency("async", staleness_damping=1.0, delay_compensation=10.0),
+        ConsistencySettings("async"),
+        ConsistencySettings("async", staleness_damping=1.0, delay_compensation=10.0),
     ):
         with LocalFleet(2, 1) as fleet:
             runtime = connect(fleet.environment(0), consistency)
@@ -93,7 +95,7 @@ def test_a_push_that_is_not_late_stays_as_it_is() -> None:
 
 def test_a_log_holds_corrected_pushes() -> None:
     """Servers that are killed and replay their logs have the same bits as before."""
-    consistency = Consistency("async", staleness_damping=0.5, delay_compensation=5.0)
+    consistency = ConsistencySettings("async", staleness_damping=0.5, delay_compensation=5.0)
     with LocalFleet(2, 2, durability="log") as fleet, fleet.reviving():
         slow, fast = (connect(fleet.environment(worker), consistency) for worker in (0, 1))
         for runtime in (slow, fast):
@@ -124,4 +126,4 @@ def test_the_settings_are_checked() -> None:
                 DistributedStrategy(a_sync=True, a_sync_configs={"staleness_damping": wrong}), ""
             )
     with pytest.raises(ConfigError, match="a setting of async, ssp, half-async"):
-        Consistency("sync", delay_compensation=1.0)
+        ConsistencySettings("sync", delay_compensation=1.0)

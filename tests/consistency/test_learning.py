@@ -9,31 +9,31 @@ import numpy as np
 import pytest
 
 from psfleet.modes.switch import connect
-from psfleet.strategy import Consistency
-from psfleet.testing.click_model import Clicks
+from psfleet.strategy import ConsistencySettings
+from psfleet.testing.click_model import ClicksWorkload
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 
 MODES = [
-    Consistency("sync"),
-    Consistency("async"),
-    Consistency("ssp", staleness=0),
-    Consistency("ssp", staleness=3),
-    Consistency("geo", k_steps=5),
-    Consistency("half-async"),
+    ConsistencySettings("sync"),
+    ConsistencySettings("async"),
+    ConsistencySettings("ssp", staleness=0),
+    ConsistencySettings("ssp", staleness=3),
+    ConsistencySettings("geo", k_steps=5),
+    ConsistencySettings("half-async"),
 ]
 SCRIPT = Path(__file__).parent / "scripts" / "modes.py"
 
 
 @pytest.fixture(scope="module")
-def losses() -> dict[Consistency, float]:
+def losses() -> dict[ConsistencySettings, float]:
     """The log loss on unseen samples that each mode reaches: a model for each, on one fleet."""
-    found: dict[Consistency, float] = {}
+    found: dict[ConsistencySettings, float] = {}
 
     def life(fleet: LocalFleet, worker: int) -> None:
         runtime = connect(fleet.environment(worker), MODES[0])
         for number, consistency in enumerate(MODES):
-            job = Clicks(name=f"clicks {number}")
+            job = ClicksWorkload(name=f"clicks {number}")
             runtime.set_mode(consistency)
             job.create(runtime)
             job.train(runtime)
@@ -48,7 +48,9 @@ def losses() -> dict[Consistency, float]:
 
 
 @pytest.mark.parametrize("consistency", MODES, ids=lambda c: f"{c.mode}-{c.staleness}")
-def test_every_mode_learns(consistency: Consistency, losses: dict[Consistency, float]) -> None:
+def test_every_mode_learns(
+    consistency: ConsistencySettings, losses: dict[ConsistencySettings, float]
+) -> None:
     """The log loss on unseen samples falls far below that of a guess, ln 2; it ends near 0.47."""
     assert losses[consistency] < 0.85 * np.log(2)
 

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 
 from psfleet.errors import ConfigError
-from psfleet.strategy import Consistency, DistributedStrategy, resolve
+from psfleet.strategy import ConsistencySettings, DistributedStrategy, resolve
 from psfleet_launch.commands.options import merged
 
 
 @pytest.mark.parametrize(
     ("a_sync", "configs", "wanted"),
     [
-        (False, {}, Consistency("sync")),
-        (True, {}, Consistency("async")),
-        (True, {"k_steps": 0}, Consistency("async")),
-        (True, {"k_steps": -1}, Consistency("sync")),
-        (True, {"k_steps": 100}, Consistency("geo", k_steps=100)),
-        (True, {"max_merge_var_num": 1}, Consistency("async")),
+        (False, {}, ConsistencySettings("sync")),
+        (True, {}, ConsistencySettings("async")),
+        (True, {"k_steps": 0}, ConsistencySettings("async")),
+        (True, {"k_steps": -1}, ConsistencySettings("sync")),
+        (True, {"k_steps": 100}, ConsistencySettings("geo", k_steps=100)),
+        (True, {"max_merge_var_num": 1}, ConsistencySettings("async")),
         (
             True,
             {"max_merge_var_num": 20, "send_queue_size": 40},
-            Consistency("half-async", max_merge=20, queue_size=40),
+            ConsistencySettings("half-async", max_merge=20, queue_size=40),
         ),
-        (True, {"staleness": 0}, Consistency("ssp", staleness=0)),
+        (True, {"staleness": 0}, ConsistencySettings("ssp", staleness=0)),
     ],
 )
 def test_the_references_settings(
-    a_sync: bool, configs: dict[str, Any], wanted: Consistency
+    a_sync: bool, configs: dict[str, Any], wanted: ConsistencySettings
 ) -> None:
     """a_sync and its configurations name the mode that the reference would run."""
     strategy = DistributedStrategy(a_sync=a_sync, a_sync_configs=configs)
@@ -79,11 +79,11 @@ def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
     assert resolve(script, json.dumps({"consistency": {"mode": "sync"}})).consistency.mode == "sync"
     file = tmp_path / "strategy.toml"
     file.write_text("[consistency]\nmode = 'ssp'\nstaleness = 4\n")
-    cases: list[tuple[dict[str, Any], Consistency]] = [
-        ({}, Consistency("ssp", 4)),
-        ({"staleness": 1}, Consistency("ssp", 1)),
-        ({"mode": "async"}, Consistency("async")),
-        ({"mode": "geo", "k_steps": 3}, Consistency("geo", k_steps=3)),
+    cases: list[tuple[dict[str, Any], ConsistencySettings]] = [
+        ({}, ConsistencySettings("ssp", 4)),
+        ({"staleness": 1}, ConsistencySettings("ssp", 1)),
+        ({"mode": "async"}, ConsistencySettings("async")),
+        ({"mode": "geo", "k_steps": 3}, ConsistencySettings("geo", k_steps=3)),
     ]
     for flags, wanted in cases:
         launcher = json.dumps(merged({"consistency": flags}, file=str(file)))

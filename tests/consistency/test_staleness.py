@@ -7,8 +7,8 @@ from psfleet.runtime.interface import Read
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
-from psfleet.shard.staleness import Staleness, quantile
-from psfleet.strategy import Consistency
+from psfleet.shard.staleness import StalenessHistogram, quantile
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, give, step
 
@@ -42,7 +42,7 @@ def test_rounds_have_none() -> None:
 
 def test_the_histogram_stays_small() -> None:
     """Large values are kept to a power of two."""
-    staleness = Staleness()
+    staleness = StalenessHistogram()
     for _ in range(3000):
         staleness.pushed(1)
     for own in (300, 2999):
@@ -61,7 +61,9 @@ def test_servers_tell() -> None:
     servers say so."""
     ids = np.arange(4)
     with LocalFleet(2, 2) as fleet:
-        slow, fast = (connect(fleet.environment(worker), Consistency("async")) for worker in (0, 1))
+        slow, fast = (
+            connect(fleet.environment(worker), ConsistencySettings("async")) for worker in (0, 1)
+        )
         for runtime in (slow, fast):
             runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
             runtime.create(ROWS)

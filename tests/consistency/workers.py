@@ -6,23 +6,23 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import Initializer, TableSpec
-from psfleet.strategy import Consistency
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 
 Ids = NDArray[np.int64]
 
-ZERO = Initializer("constant", 0.0)
+ZERO = InitializerSpec("constant", 0.0)
 DENSE = TableSpec("w", "dense", (50, 3), make_rule("sgd", {}))
 ROWS = TableSpec("rows", "sparse", (2,), make_rule("sgd", {}), initializer=ZERO)
 
 
 def together(
-    fleet: LocalFleet, consistency: Consistency, work: Callable[[ChangingRuntime], None]
+    fleet: LocalFleet, consistency: ConsistencySettings, work: Callable[[ModeSwitchRuntime], None]
 ) -> None:
     """Every worker of the fleet does the work, then leaves."""
 

@@ -31,18 +31,6 @@ SHARED = {
 }
 """Names of two classes that mean the same concept."""
 
-# Each commit that renames a class takes its old name from here; no name may be added.
-PENDING_BANNED = """
-    Answer Beat Beats Cargo Census ChangingRuntime Coming Counted Door Formula Gate
-    Keeper Laid Lap Life Meddler Meetings Met ModeWish Moments Notes Order Orders Packer
-    Parcel Peeked Piece Pulse Remembered Renewed Shares Shortener Strike Supply
-    Trouble Turned Viewed Wishes
-"""
-PENDING_TWICE = """
-    Base Beats Client Connection Consistency Coordinator Cut Dataset Kind Lead Left Limits Order
-    Orders Part Piece Place Plan Progress Release Rows Run Seat Shard Start Tables Tick Watch
-"""
-
 
 @dataclass(frozen=True)
 class Term:
@@ -105,9 +93,7 @@ def test_class_names_have_no_banned_word() -> None:
     """A concept has one word: no class is named with another one."""
     banned = {word for term in terms() for word in term.banned}
     found = {name for _, name in classes() if banned & set(WORD.findall(name))}
-    assert found <= set(PENDING_BANNED.split()), (
-        f"see docs/glossary.md: {sorted(found - set(PENDING_BANNED.split()))}"
-    )
+    assert not found, f"see docs/glossary.md: {sorted(found)}"
 
 
 def test_a_term_is_no_banned_word() -> None:
@@ -120,6 +106,4 @@ def test_each_class_name_stands_for_one_class() -> None:
     """A file picker finds one class by its name, but for names of the reference."""
     ours = Counter(name for path, name in classes() if not path.startswith(REFERENCE))
     found = {name for name, count in ours.items() if count > 1} - SHARED.keys()
-    assert found <= set(PENDING_TWICE.split()), (
-        f"defined twice: {sorted(found - set(PENDING_TWICE.split()))}"
-    )
+    assert not found, f"defined twice: {sorted(found)}"

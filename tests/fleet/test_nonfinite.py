@@ -8,9 +8,9 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
 from psfleet.modes.switch import connect
 from psfleet.optimizer import SGD
-from psfleet.runtime.finiteness import Watch
+from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 
 IDS, BAD = np.arange(3), np.array([[1, 2], [3, np.inf], [5, 6]], np.float32)
@@ -74,13 +74,13 @@ def test_it_can_be_ignored(
     with pytest.raises(
         ConfigError, match="PSFLEET_ON_NAN is 'halt'; it must be say, stop or ignore"
     ):
-        Watch(0)
+        NonFiniteCheck(0)
 
 
 def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixture[str]) -> None:
     """Where pushes stay in the worker for a while, they are looked at when they are made."""
     with LocalFleet(1, 1) as fleet:
-        runtime = connect(fleet.environment(0), Consistency("geo", k_steps=100))
+        runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=100))
         said = push_twice(runtime, capfd)
         runtime.close()
     assert len(said) == 1
@@ -89,7 +89,7 @@ def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixt
 
 def test_large_values_are_finite(capfd: pytest.CaptureFixture[str]) -> None:
     """Numbers whose squares overflow are no infinities."""
-    Watch(0).look(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32))])
+    NonFiniteCheck(0).look(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32))])
     runtime = EmbeddedRuntime()
     table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
     runtime.push([Gradient(table.spec.key, np.full((3, 2), 3e38, np.float32), IDS, 0.1)])

@@ -8,16 +8,16 @@ import pytest
 
 import psfleet
 from psfleet.errors import ConfigError
-from psfleet.strategy import DistributedStrategy, Settings, Wire, resolve
+from psfleet.strategy import DistributedStrategy, Settings, WireSettings, resolve
 from psfleet_launch.commands.options import merged
 
 
 def test_a_form_for_both_ways() -> None:
     """A strategy names one form; its configs may name another for either way."""
     strategy = DistributedStrategy(wire="int8")
-    assert resolve(strategy, "").wire == Wire("int8", "int8")
+    assert resolve(strategy, "").wire == WireSettings("int8", "int8")
     strategy.wire_configs = {"pull": "bf16"}
-    assert resolve(strategy, "").wire == Wire("int8", "bf16")
+    assert resolve(strategy, "").wire == WireSettings("int8", "bf16")
     assert resolve(DistributedStrategy(), "").wire is None
 
 
@@ -32,7 +32,7 @@ def test_the_launcher_has_the_last_word(tmp_path: Path) -> None:
         "pull": "fp32",
     }
     found = resolve(DistributedStrategy(wire="int8"), '{"wire": {"pull": "bf16"}}')
-    assert found.wire == Wire("int8", "bf16")
+    assert found.wire == WireSettings("int8", "bf16")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from psfleet import fluid
 from psfleet.errors import UsageError
 from psfleet.fluid import dygraph
-from psfleet.optimizer.lr.update_counted import PerUpdate
+from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.program import Program, program_guard
 
@@ -98,7 +98,7 @@ def test_arithmetic_of_decays() -> None:
         x = fluid.layers.data("x", [1])
         loss = fluid.layers.mean(fluid.layers.fc(x, 1, bias_attr=False))
         rate = arithmetic(fluid.layers.exponential_decay(1.0, 1, 0.5))
-        assert isinstance(rate, PerUpdate)
+        assert isinstance(rate, PerUpdateSchedule)
         opt = fluid.optimizer.SGD(rate)
         opt.minimize(loss)
         (w,) = fluid.default_main_program().all_parameters()

@@ -17,9 +17,9 @@ import numpy as np
 
 from psfleet.checkpoint import (
     MANIFEST,
-    Cut,
-    Draft,
+    CutPosition,
     Manifest,
+    SnapshotDraft,
     load_shard,
     own_name,
     save_fleet,
@@ -27,14 +27,14 @@ from psfleet.checkpoint import (
 )
 from psfleet.errors import PsfleetError
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.shard.events import BeginCut, Join, Keep, Push
+from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.coordinator_state import server_state
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log, records
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog, records
 from psfleet_server.durability.recovery import take
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
@@ -86,7 +86,7 @@ def some_snapshots(folder: Path, seed: int, count: int = 3) -> dict[str, bytes]:
     shard.create(SPECS[1], np.zeros(0, np.float32), 0)
     for number in range(count):
         push(shard, number + 1, seed)
-        cutting = Cutting(number + 1, since=number, remember=True)
+        cutting = PendingCut(number + 1, since=number, remember=True)
         base = str(folder / str(number - 1)) if number else None
         save_fleet(str(folder / str(number)), [shard], cutting, base)
     return of_folder(folder)
@@ -141,25 +141,27 @@ class Server:
     def __init__(self, folder: Path, job: str = "j", index: int = 0) -> None:
         header = LogHeader(job=job, server=index, servers=index + 1, workers=1)
         self.folder = folder
-        self.log = Log(folder / LOG, header)
+        self.log = ServerLog(folder / LOG, header)
         self.shard, self.coordinator = Shard(0, 1, 1), Coordinator(1)
         try:
-            Keeper(self.log, self.shard, self.coordinator, folder / "snapshots").start()
+            Journal(self.log, self.shard, self.coordinator, folder / "snapshots").start()
         except BaseException:
             self.log.close()
             raise
 
     def snapshot(self, number: int, *, complete: bool) -> None:
         """Cut here, which begins a file of the log; write the snapshot, or leave it incomplete."""
-        cutting = Cutting(number, members={})
-        [kept] = [i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, Keep)]
+        cutting = PendingCut(number, members={})
+        [kept] = [
+            i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, WriteSnapshot)
+        ]
         with contextlib.closing(kept.frozen):
             if complete:
                 path = str(self.folder / "snapshots" / own_name(number))
                 state = server_state(kept.frozen.state, self.coordinator)
-                with Draft(path) as draft:
+                with SnapshotDraft(path) as draft:
                     file = write_frozen(draft.folder, kept.frozen, state)
-                    draft.finish(Manifest(SPECS[1:], (file,), Cut(number, "async")))
+                    draft.finish(Manifest(SPECS[1:], (file,), CutPosition(number, "async")))
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ from psfleet.program.variable import Variable
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, use
 from psfleet.schema.table import TableSpec
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import Settings, load_strategy_file, resolve
 from psfleet.wire.credentials import FILES, Credentials
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register
@@ -173,10 +173,10 @@ def _reseal_checkpoint(folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True))
 
 
-def _kept(path: Path) -> tuple[Log, Shard, Coordinator]:
-    log, shard, coordinator = Log(path, HEADER), Shard(workers=1), Coordinator(1)
+def _kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
+    log, shard, coordinator = ServerLog(path, HEADER), Shard(workers=1), Coordinator(1)
     try:
-        Keeper(log, shard, coordinator).start()
+        Journal(log, shard, coordinator).start()
     except BaseException:
         log.close()
         raise
@@ -289,7 +289,7 @@ def _slots(folder: Path) -> list[Any]:
 def _environment(folder: Path) -> Any:
     """Settings that come as text: limits and the launcher's strategy."""
     text = (folder / "text").read_text(errors="replace")
-    limits = Limits.read(text.partition("\n")[0])
+    limits = ServerLimits.read(text.partition("\n")[0])
     return limits, resolve(None, text.partition("\n")[2])
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.shard.shard import Shard
 from psfleet.wire.access import Access
 from psfleet.wire.shared_memory import SharedMemory
@@ -28,8 +28,8 @@ from psfleet.wire.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log_shipping import Feed
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.durability.log_shipping import LogShipping
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.shard_services import handlers
@@ -88,11 +88,11 @@ class Details:
     invocation_metadata: tuple[Any, ...] = ()
 
 
-class Undying(Feed):
+class Undying(LogShipping):
     """A feed whose process does not end when it hears that it is deposed: this one has more to try."""
 
     def depose(self, term: int) -> None:
-        """See Feed."""
+        """See LogShipping."""
 
 
 class Ground:
@@ -108,8 +108,8 @@ class Ground:
         self.deadlines = Deadlines()
         self.coordinator = Coordinator(2)
         self.shard = Shard(0, 1, 2)
-        limits = Limits(tables=24, parked=64, lane=1 << 20)
-        self.host = Host(self.shard, self.coordinator, self.deadlines, limits)
+        limits = ServerLimits(tables=24, parked=64, lane=1 << 20)
+        self.host = ShardHost(self.shard, self.coordinator, self.deadlines, limits)
         self.host.feed = Undying()
         self._released = 0
         self._snapshots = SnapshotRunner(self.host, Access())

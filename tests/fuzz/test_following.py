@@ -29,7 +29,7 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.replication.standby import Standby
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
@@ -45,9 +45,9 @@ IDS = np.array([3, -9, 2**63 - 1])
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rates of 1e308 in records
 
 
-def a_host() -> Host:
+def a_host() -> ShardHost:
     """A server without its sockets that holds nothing."""
-    return Host(Shard(), Coordinator(1), Deadlines())
+    return ShardHost(Shard(), Coordinator(1), Deadlines())
 
 
 def a_stream() -> list[bytes]:
@@ -115,7 +115,7 @@ def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Primary]:
         server.stop(None).wait()
 
 
-def followed(primary: Primary, number: int, stream: list[bytes]) -> tuple[str, Standby, Host]:
+def followed(primary: Primary, number: int, stream: list[bytes]) -> tuple[str, Standby, ShardHost]:
     """How a standby ends that is sent these messages, and what it is then."""
     primary.streams[number] = stream
     host = a_host()

@@ -18,7 +18,7 @@ from psfleet.shard.shard import Shard
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability.inspect_log import main as examine
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.log import ServerLog
 
 SHARD = "shard-0-of-1.safetensors"
 Shape = Callable[[Path], object]
@@ -110,7 +110,7 @@ def test_logs_and_inference_models_of_any_shape(
         assert capsys.readouterr().err.count("\n") == 1
     if shape != "loop":  # which is no file: a server makes one in its place
         with pytest.raises(PsfleetError):
-            Log(tmp_path / "server.0.log", LogHeader(job="j"))
+            ServerLog(tmp_path / "server.0.log", LogHeader(job="j"))
     put(tmp_path / "program.json", shape)
     with pytest.raises(CheckpointError, match=r"program\.json' (is damaged|cannot be read)"):
         load_inference(str(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training
+from psfleet.testing.training_run import TrainingWorkload
 from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1 import shard_pb2
@@ -102,7 +102,7 @@ def test_it_trains_on(fleet: LocalFleet) -> None:
     """After all that the server is as good as new."""
     runtime = fleet.connect(0, "async")
     try:
-        Training(3).run(runtime)
+        TrainingWorkload(3).run(runtime)
     finally:
         runtime.close()
     assert fleet.wait() == [0]

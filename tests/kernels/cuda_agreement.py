@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.kernels.cuda import update_dense, update_rows
 from psfleet.kernels.reference import twin_push
 from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 
 Floats = NDArray[np.float32]
 
@@ -17,7 +17,7 @@ RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
 RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
 
 
-def worst_difference(rule: Rule, decay: Decay, sparse: bool, resting: bool = False) -> float:
+def worst_difference(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) -> float:
     """The largest |CUDA - twin| over weights and slots after some steps, relative above 1."""
     random = np.random.default_rng(0)
     width = DIM if sparse or rule.unit == "row" else N
@@ -58,12 +58,12 @@ def joined(values: list[Floats]) -> Floats:
 if __name__ == "__main__":
     wrong = []
     for rule in RULE_CASES:
-        for decay in (Decay(), Decay(0.1, 0.2)):
+        for decay in (DecaySpec(), DecaySpec(0.1, 0.2)):
             for sparse in (False, True):
                 difference = worst_difference(rule, decay, sparse)
                 if not difference <= TOLERANCE:
                     wrong.append(f"{rule} {decay} sparse={sparse}: {difference}")
-    difference = worst_difference(Adam(epsilon=0.1, unscaled_rest=True), Decay(), True, True)
+    difference = worst_difference(Adam(epsilon=0.1, unscaled_rest=True), DecaySpec(), True, True)
     if not difference <= TOLERANCE:
         wrong.append(f"rows at rest: {difference}")
     print(f"{len(RULE_CASES)} rules, wrong: {wrong}")

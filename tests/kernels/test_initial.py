@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ConfigError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_array, initial_rows
-from psfleet.schema.table import Initializer, key_of
+from psfleet.schema.table import InitializerSpec, key_of
 
 MASK = 2**64 - 1
 
@@ -21,7 +21,9 @@ def mix(x: int) -> int:
     return int(hash_ids(np.array([x], np.uint64).view(np.int64))[0])
 
 
-def twin(id_: int, dim: int, initializer: Initializer, seed: int, name: str) -> NDArray[np.float32]:
+def twin(
+    id_: int, dim: int, initializer: InitializerSpec, seed: int, name: str
+) -> NDArray[np.float32]:
     """A row by the description of the generator, one value after the other."""
     state = mix(mix(id_ & MASK) ^ (seed * GOLDEN + key_of(name)) & MASK)
     row = np.empty(dim, np.float32)
@@ -54,7 +56,7 @@ def normal(bits: int) -> float:
 )
 def test_rows_equal_twin(ids: list[int], dim: int, kind: str, seed: int) -> None:
     """Every kind gives the twin's bits, for the whole range of ids."""
-    initializer = Initializer(kind, -0.5, 1.25)  # type: ignore[arg-type]
+    initializer = InitializerSpec(kind, -0.5, 1.25)  # type: ignore[arg-type]
     rows = initial_rows(np.array(ids, np.int64), dim, initializer, seed, "t")
     for id_, row in zip(ids, rows, strict=True):
         np.testing.assert_array_equal(row, twin(id_, dim, initializer, seed, "t"))
@@ -73,27 +75,27 @@ def test_rows_equal_twin(ids: list[int], dim: int, kind: str, seed: int) -> None
 def test_bad_initializers_are_refused(kind: Any, low: float, high: float, quoted: str) -> None:
     """With the value quoted."""
     with pytest.raises(ConfigError, match=quoted):
-        Initializer(kind, low, high)
+        InitializerSpec(kind, low, high)
 
 
 def test_array_is_the_row_of_id_zero() -> None:
     """A dense array's first values are one long row, in the array's shape."""
-    array = initial_array((3, 4, 5), Initializer(), 7, "w")
+    array = initial_array((3, 4, 5), InitializerSpec(), 7, "w")
     assert array.shape == (3, 4, 5)
-    row = initial_rows(np.zeros(1, np.int64), 60, Initializer(), 7, "w")
+    row = initial_rows(np.zeros(1, np.int64), 60, InitializerSpec(), 7, "w")
     np.testing.assert_array_equal(array.reshape(-1), row[0])
 
 
 def test_distributions() -> None:
     """Uniform values fill their range evenly; normal ones have the mean and deviation asked for."""
-    uniform = initial_array((200_000,), Initializer("uniform", -1, 3), 0, "u")
+    uniform = initial_array((200_000,), InitializerSpec("uniform", -1, 3), 0, "u")
     assert -1 <= uniform.min() < -0.999
     assert 2.999 < uniform.max() <= 3
     assert abs(float(uniform.mean()) - 1) < 0.02
-    values = initial_array((200_000,), Initializer("normal", 2, 0.5), 0, "n")
+    values = initial_array((200_000,), InitializerSpec("normal", 2, 0.5), 0, "n")
     assert abs(float(values.mean()) - 2) < 0.005
     assert abs(float(values.std()) - 0.5) < 0.005
-    values = initial_array((200_000,), Initializer("truncated", 2, 0.5), 0, "n")
+    values = initial_array((200_000,), InitializerSpec("truncated", 2, 0.5), 0, "n")
     assert 1 <= values.min() < 1.001
     assert 2.999 < values.max() <= 3
     assert abs(float(values.mean()) - 2) < 0.005
@@ -103,7 +105,7 @@ def test_distributions() -> None:
 def test_values_depend_on_everything() -> None:
     """Another seed, name or id gives another row."""
     rows = [
-        initial_rows(np.array([id_]), 4, Initializer(), seed, name)[0].tobytes()
+        initial_rows(np.array([id_]), 4, InitializerSpec(), seed, name)[0].tobytes()
         for id_ in (0, 1, -1)
         for seed in (0, 1)
         for name in ("a", "b")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psfleet.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
-from psfleet.schema.table import Decay
+from psfleet.schema.table import DecaySpec
 from psfleet.testing.rule_conformance import check_dense, check_rows, check_split
 
 VARIANTS: dict[str, Rule] = {
@@ -19,7 +19,12 @@ VARIANTS: dict[str, Rule] = {
     "unscaled_rest": Adam(0.8, 0.95, 1e-2, unscaled_rest=True),
 }
 RULE_CASES = {**{name: rule() for name, rule in RULES.items()}, **VARIANTS}
-DECAYS = {"plain": Decay(), "l2": Decay(l2=0.1), "l1": Decay(l1=0.2), "both": Decay(0.1, 0.2)}
+DECAYS = {
+    "plain": DecaySpec(),
+    "l2": DecaySpec(l2=0.1),
+    "l1": DecaySpec(l1=0.2),
+    "both": DecaySpec(0.1, 0.2),
+}
 COMBINATIONS = [(rule, "plain") for rule in RULE_CASES] + [
     (rule, decay)
     for rule in ("sgd", "adam", "lamb", "rowwise_adagrad")
@@ -42,7 +47,7 @@ def test_dense_kernel_equals_twin(name: str, decay: str, n: int, seed: int, rate
 @pytest.mark.parametrize("name", ["lamb", "lars_momentum"])
 def test_norms_over_several_chunks(name: str) -> None:
     """The sum over a parameter has the twin's order beyond one chunk too."""
-    check_dense(RULE_CASES[name], Decay(), 2 * 4096 + 300)
+    check_dense(RULE_CASES[name], DecaySpec(), 2 * 4096 + 300)
 
 
 @pytest.mark.parametrize(

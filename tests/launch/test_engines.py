@@ -12,7 +12,7 @@ from psfleet_launch.engines.launch_engine import Engine, Told, load_engine
 from psfleet_launch.job.job_folder import private_folder
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Request
-from psfleet_launch.supervision.job_events import Event, Exited, Output, Ready, Shown
+from psfleet_launch.supervision.job_events import Event, Output, ProcessExited, ServerReady, Shown
 
 STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 SERVER, WORKER = Member("server", 0), Member("worker", 0)
@@ -56,7 +56,7 @@ def until(engine: Engine, enough: Callable[[Events], bool]) -> Events:
 
 def has_ended(member: Member) -> Callable[[Events], bool]:
     """Whether the events hold an end of that member."""
-    return lambda events: any(isinstance(e, Exited) and e.member == member for e in events)
+    return lambda events: any(isinstance(e, ProcessExited) and e.member == member for e in events)
 
 
 def test_a_job_from_start_to_end(start: Callable[..., Engine]) -> None:
@@ -64,7 +64,7 @@ def test_a_job_from_start_to_end(start: Callable[..., Engine]) -> None:
     each process ends once, with its code."""
     engine = start("tells")
     engine.spawn(SERVER, Told(engine.endpoints()))
-    happened = until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+    happened = until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)
     engine.spawn(WORKER, Told(engine.endpoints()))
     happened += until(
         engine, lambda events: has_ended(WORKER)(events) and has_ended(SERVER)(events)
@@ -72,8 +72,8 @@ def test_a_job_from_start_to_end(start: Callable[..., Engine]) -> None:
     shown = b"".join(e.data for e in happened if isinstance(e, Output))
     assert shown == engine.job.log(WORKER).read_bytes()
     assert b"PSFLEET_RANK" in shown
-    assert sum(isinstance(e, Ready) for e in happened) == 1
-    ended = [event for event in happened if isinstance(event, Exited)]
+    assert sum(isinstance(e, ServerReady) for e in happened) == 1
+    ended = [event for event in happened if isinstance(event, ProcessExited)]
     assert sorted((str(event.member), event.code) for event in ended) == [
         ("server 0", 0),
         ("worker 0", 0),
@@ -85,10 +85,12 @@ def test_a_process_is_spawned_again(start: Callable[..., Engine]) -> None:
     engine = start("hangs")
     for _ in range(2):
         engine.spawn(SERVER, Told(engine.endpoints()))
-        until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+        until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)
         engine.send(SERVER, signal.SIGKILL)
         happened = until(engine, has_ended(SERVER))
-        assert [e for e in happened if isinstance(e, Exited)] == [Exited(SERVER, -signal.SIGKILL)]
+        assert [e for e in happened if isinstance(e, ProcessExited)] == [
+            ProcessExited(SERVER, -signal.SIGKILL)
+        ]
     engine.send(SERVER, signal.SIGKILL)  # nobody is there, and nobody else is hit
 
 
@@ -104,7 +106,7 @@ def test_a_server_starts_again_beside_a_worker_that_has_left(start: Callable[...
     engine.spawn(SERVER, Told(engine.endpoints()))
     engine.send(WORKER, signal.SIGKILL)
     happened = until(engine, has_ended(WORKER))
-    assert Exited(WORKER, -signal.SIGKILL, left=True) in happened
+    assert ProcessExited(WORKER, -signal.SIGKILL, left=True) in happened
     assert engine.has_joined()
 
 
@@ -113,10 +115,10 @@ def test_a_ready_server_is_expected_anew(start: Callable[..., Engine]) -> None:
     engine = start("hangs")
     engine.spawn(SERVER, Told(engine.endpoints()))
     ready = engine.job.ready_file(SERVER)
-    until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+    until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)
     said = ready.read_text()
     engine.expect(SERVER)
-    assert not any(isinstance(event, Ready) for event in engine.events())
+    assert not any(isinstance(event, ServerReady) for event in engine.events())
     ready.with_suffix(".draft").write_text(said)
     ready.with_suffix(".draft").rename(ready)
-    until(engine, lambda events: Ready(SERVER, engine.endpoints()[0]) in events)
+    until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from psfleet_launch.console.failure_report import Cause, find_cause, report, tail
+from psfleet_launch.console.failure_report import FailureCause, find_cause, report, tail
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Request
-from psfleet_launch.supervision.job_events import Asked, Exited, Ready
+from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
 from psfleet_launch.supervision.supervisor import Supervisor
 
 SIMPLE = """\
@@ -59,26 +59,26 @@ SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.p
     [
         (
             SIMPLE,
-            Cause(
+            FailureCause(
                 "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
                 "train.py:31 in <module>",
             ),
         ),
-        (CHAINED, Cause("RuntimeError: cannot load", "train.py:9 in <module>")),
+        (CHAINED, FailureCause("RuntimeError: cannot load", "train.py:9 in <module>")),
         (
             ASIDE,
-            Cause(
+            FailureCause(
                 "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)",
                 "train.py:31 in <module>",
             ),
         ),
-        (SYNTAX, Cause("SyntaxError: invalid syntax", "train.py:3")),
-        ("usage: train.py\ntrain.py: error: no data\n\n", Cause("train.py: error: no data")),
-        ("", Cause("it wrote nothing")),
+        (SYNTAX, FailureCause("SyntaxError: invalid syntax", "train.py:3")),
+        ("usage: train.py\ntrain.py: error: no data\n\n", FailureCause("train.py: error: no data")),
+        ("", FailureCause("it wrote nothing")),
     ],
     ids=["simple", "chained", "aside", "syntax", "message", "empty"],
 )
-def test_the_cause_is_found(log: str, cause: Cause) -> None:
+def test_the_cause_is_found(log: str, cause: FailureCause) -> None:
     """The exception that ended the process, and the script's own line rather than the library's."""
     assert find_cause(log.splitlines(), "train.py") == cause
 
@@ -97,7 +97,7 @@ def a_job(tmp_path: Path) -> tuple[Job, Supervisor]:
     job = Job(Request(str(script), workers=2), "j", "token", tmp_path, tmp_path)
     state = Supervisor(tuple(job.servers), tuple(job.workers))
     state.begin(0)
-    state.handle(Ready(Member("server", 0)), 0)
+    state.handle(ServerReady(Member("server", 0)), 0)
     return job, state
 
 
@@ -111,7 +111,11 @@ def test_the_report(tmp_path: Path) -> None:
     job, state = a_job(tmp_path)
     failed = Member("worker", 1)
     job.log(failed).write_text(SIMPLE)
-    for exited in (Exited(failed, 1), Exited(Member("worker", 0), -15), Exited(job.servers[0], 0)):
+    for exited in (
+        ProcessExited(failed, 1),
+        ProcessExited(Member("worker", 0), -15),
+        ProcessExited(job.servers[0], 0),
+    ):
         state.handle(exited, 1)
     text = report(job, state, {failed: datetime(2024, 5, 1, 14, 2, 11, 381000)}, host)
     lines = text.splitlines()
@@ -130,7 +134,7 @@ def test_the_report_of_an_exit(tmp_path: Path) -> None:
     job, state = a_job(tmp_path)
     failed = Member("worker", 1)
     job.log(failed).write_text("epoch 1\nno data\n")
-    state.handle(Exited(failed, 1), 1)
+    state.handle(ProcessExited(failed, 1), 1)
     lines = report(job, state, {}, host).splitlines()
     assert lines[0] == "worker 1 failed first: no data"
     assert lines[2:5] == [f"  last lines of {tmp_path}/workerlog.1:", "    epoch 1", "    no data"]
@@ -177,9 +181,9 @@ def test_a_line_without_an_end_is_shown_at_once() -> None:
 def test_the_report_of_an_interrupt(tmp_path: Path) -> None:
     """An interrupted job has no failure; its report is one line."""
     job, state = a_job(tmp_path)
-    state.handle(Asked(2), 1)
+    state.handle(StopRequested(2), 1)
     for member in (*job.workers, *job.servers):
-        state.handle(Exited(member, 0), 1)
+        state.handle(ProcessExited(member, 0), 1)
     assert report(job, state, {}, host) == (
         "stopped by SIGINT: worker 0, worker 1, server 0 (asked to stop, clean). Job exit code 130."
     )

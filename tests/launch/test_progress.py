@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
-from psfleet_launch.console.progress_line import Progress, add_up, line
+from psfleet_launch.console.progress_line import FleetProgress, add_up, line
 
 
 def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
@@ -28,7 +28,7 @@ def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, flo
 def test_add_up() -> None:
     """A step counts once, samples and losses once per worker, rows and bytes of all servers."""
     replies = [reply(40, 10, {0: 500, 1: 300}, {0: 0.5, 1: 0.9}), reply(41, 20, {1: 320}, {1: 0.7})]
-    assert add_up(replies, at=3.0) == Progress(3.0, 41, 820, 0.6, 30, 6_000_000)
+    assert add_up(replies, at=3.0) == FleetProgress(3.0, 41, 820, 0.6, 30, 6_000_000)
 
 
 def test_staleness() -> None:
@@ -53,8 +53,10 @@ def test_nothing_yet() -> None:
 
 def test_line() -> None:
     """Rates are those between two pictures."""
-    before = Progress(at=1.0, steps=100, samples=10_000)
-    now = Progress(at=3.0, steps=1_404, samples=90_000, loss=0.4713, rows=41_207, bytes=312 * 10**6)
+    before = FleetProgress(at=1.0, steps=100, samples=10_000)
+    now = FleetProgress(
+        at=3.0, steps=1_404, samples=90_000, loss=0.4713, rows=41_207, bytes=312 * 10**6
+    )
     assert line(now, before) == (
         "1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · 41,207 rows · 312 MB"
     )

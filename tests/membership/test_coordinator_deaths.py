@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from psfleet.faults.crash_points import Death
+from psfleet.faults.crash_points import DeathFault
 from psfleet.runtime.interface import TableState
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
@@ -34,7 +34,7 @@ def test_a_coordinator_that_comes_back_changes_no_bit(expected: TableState, poin
     """Sync mode: server 0 and a worker die; the log says who was in the fleet and what was decided."""
     for seed in range(1 + MORE):
         crashes = {0: [crash(point, seed)], 1: [crash("append", seed + 1000)]}
-        deaths: dict[int, list[Death | None]] = {1: [some(seed + POINTS.index(point))]}
+        deaths: dict[int, list[DeathFault | None]] = {1: [some(seed + POINTS.index(point))]}
         with LocalFleet(2, 2, durability="log", crashes=crashes) as fleet, fleet.reviving():
             weights, used = run("sync", fleet, deaths)
             assert fleet.restarts >= 1

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from psfleet.data.assignment import LOOKAHEAD, Entry, Plan, length
+from psfleet.data.assignment import LOOKAHEAD, PlanEntry, RoundPlan, length
 from psfleet.errors import UsageError
 from psfleet.fleet import Fleet
 from psfleet.runtime import interface as runtimes
@@ -50,7 +50,7 @@ def test_every_sample_is_dealt_once(seed: int) -> None:
     dice = random.Random(seed)
     size, epochs, seats = dice.randint(1, 60), dice.randint(1, 3), {0: 1, 1: 1, 2: 1}
     stream = tuple((epoch * size, (epoch + 1) * size) for epoch in range(epochs))
-    plan = Plan(size, dice.randint(1, 5), (Entry(1, (0, 1, 2), stream),))
+    plan = RoundPlan(size, dice.randint(1, 5), (PlanEntry(1, (0, 1, 2), stream),))
     last: dict[int, list[range]] = {}  # rounds in which a seat was there, before it was removed
     used: Counter[int] = Counter()
     closed = 0

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from psfleet.data.assignment import MOST, length
-from psfleet.modes.local_sgd import LocalRuntime
-from psfleet.modes.switch import ChangingRuntime
+from psfleet.modes.local_sgd import LocalSGDRuntime
+from psfleet.modes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
-from psfleet.strategy import Consistency, LocalSGD
+from psfleet.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, together
@@ -32,7 +32,9 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
     ended: dict[int, bytes] = {}
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = LocalRuntime(fleet.connect(worker, "sync"), LocalSGD(k_steps=3, begin_step=2))
+        runtime = LocalSGDRuntime(
+            fleet.connect(worker, "sync"), LocalSGDSettings(k_steps=3, begin_step=2)
+        )
         runtime.create(WEIGHTS, np.linspace(-1, 1, 500, dtype=np.float32))
         runtime.create(ROWS)
         for ranges in runtime.shares(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
@@ -60,14 +62,14 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
 def test_leases_stay_when_the_mode_changes() -> None:
     """Through every mode that leases data and back, within one dataset, each sample is handed out once."""
     modes = [
-        Consistency("ssp", staleness=1),
-        Consistency("half-async", max_merge=3),
-        Consistency("geo", k_steps=2),
-        Consistency("async"),
+        ConsistencySettings("ssp", staleness=1),
+        ConsistencySettings("half-async", max_merge=3),
+        ConsistencySettings("geo", k_steps=2),
+        ConsistencySettings("async"),
     ]
     used: Counter[int] = Counter()
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         left = list(modes)
         size = 8 * SAMPLES  # more leases than changes, so that nobody waits for who has no data
         for ranges in runtime.shares(Steps(runtime), size, BATCH, 1, 0, 1):
@@ -82,7 +84,7 @@ def test_leases_stay_when_the_mode_changes() -> None:
         runtime.barrier()
 
     with LocalFleet(2, 2) as fleet:
-        together(fleet, Consistency("async"), work)
+        together(fleet, ConsistencySettings("async"), work)
     assert used == Counter(dict.fromkeys(range(8 * SAMPLES), 1))
 
 
@@ -95,7 +97,7 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
     used: Counter[int] = Counter()
     left: list[int] = []
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         todo = list(modes)
         for number, ranges in enumerate(
             runtime.shares(Steps(runtime), size, BATCH, EPOCHS, 0, merged), 1
@@ -106,11 +108,11 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
                 runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
             if todo and number % (2 * merged) == 0:
                 for mode in todo.pop(0).split():
-                    runtime.set_mode(Consistency(mode))  # type: ignore[arg-type]  # a mode
+                    runtime.set_mode(ConsistencySettings(mode))  # type: ignore[arg-type]  # a mode
         left.append(len(todo))
 
     with LocalFleet(2, 2) as fleet:
-        together(fleet, Consistency("sync"), work)
+        together(fleet, ConsistencySettings("sync"), work)
     assert left == [0, 0]
     assert used == Counter(dict.fromkeys(range(size * EPOCHS), 1))
 
@@ -119,8 +121,12 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
     """Each of three datasets in the mode of its time."""
     used: Counter[int] = Counter()
 
-    def work(runtime: ChangingRuntime) -> None:
-        for consistency in (Consistency("sync"), Consistency("async"), Consistency("sync")):
+    def work(runtime: ModeSwitchRuntime) -> None:
+        for consistency in (
+            ConsistencySettings("sync"),
+            ConsistencySettings("async"),
+            ConsistencySettings("sync"),
+        ):
             if consistency != runtime.consistency:
                 runtime.set_mode(consistency)
             for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
@@ -129,7 +135,7 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
                 runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
 
     with LocalFleet(2, 2) as fleet:
-        together(fleet, Consistency("sync"), work)
+        together(fleet, ConsistencySettings("sync"), work)
     assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
 
 
@@ -138,7 +144,7 @@ def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> No
     """No sample comes twice in an epoch, through changes of the mode too; a worker that stops may leave."""
     used: Counter[int] = Counter()
 
-    def work(runtime: ChangingRuntime) -> None:
+    def work(runtime: ModeSwitchRuntime) -> None:
         steps = 3 * SAMPLES  # of each worker, over several epochs
         shares = runtime.shares(Steps(runtime), SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
         for number, ranges in enumerate(shares, 1):
@@ -146,15 +152,15 @@ def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> No
             runtime.pull([Read(DENSE.key)])
             runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
             if number == SAMPLES:
-                runtime.set_mode(Consistency("async" if mode == "sync" else "sync"))
+                runtime.set_mode(ConsistencySettings("async" if mode == "sync" else "sync"))
             if number == 2 * SAMPLES:
-                runtime.set_mode(Consistency(mode))
+                runtime.set_mode(ConsistencySettings(mode))
             if number == steps:
                 break
         runtime.flush()
 
     with LocalFleet(2, 2) as fleet:
-        together(fleet, Consistency(mode), work)
+        together(fleet, ConsistencySettings(mode), work)
         assert fleet.wait(60) == [0, 0]
     assert set(used.values()) == {1}
     assert len(used) > 5 * SAMPLES * BATCH

@@ -15,10 +15,10 @@ import pytest
 
 from psfleet.data.assignment import Range
 from psfleet.errors import Fenced
-from psfleet.faults.crash_points import Death, Died
+from psfleet.faults.crash_points import DeathFault, SimulatedDeath
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads, same_bits
@@ -32,7 +32,7 @@ WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
 
 def counts(worker: int) -> TableSpec:
     """Under SGD with rate 1 a table that only this worker names counts its uses of each sample."""
-    zero = Initializer("constant", 0.0)
+    zero = InitializerSpec("constant", 0.0)
     return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
 
 
@@ -92,7 +92,7 @@ def results(runtime: ClusterRuntime, workers: int) -> tuple[TableState, list[flo
 
 
 def run(
-    mode: Mode, fleet: LocalFleet, deaths: dict[int, list[Death | None]]
+    mode: Mode, fleet: LocalFleet, deaths: dict[int, list[DeathFault | None]]
 ) -> tuple[TableState, list[float]]:
     """Train with these deaths of each worker; after the last one it stays dead if that is None."""
     found: list[tuple[TableState, list[float]]] = []
@@ -101,7 +101,7 @@ def run(
         for death in lives(deaths.get(worker, [])):
             try:
                 runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
-            except Died:  # while it asked a server that was away
+            except SimulatedDeath:  # while it asked a server that was away
                 continue
             try:
                 train(runtime, fleet.workers)
@@ -110,10 +110,10 @@ def run(
                 runtime.barrier()
                 runtime.close()
                 return
-            except Died:
+            except SimulatedDeath:
                 runtime.abandon()
 
-    def lives(own: list[Death | None]) -> Iterator[Death | None]:
+    def lives(own: list[DeathFault | None]) -> Iterator[DeathFault | None]:
         yield from (death for death in own if death is not None)
         if None not in own:
             yield None
@@ -123,10 +123,10 @@ def run(
     return found[0]
 
 
-def some(seed: int, lowest: int = 15, highest: int = 110) -> Death:
+def some(seed: int, lowest: int = 15, highest: int = 110) -> DeathFault:
     """A death at a call that the seed chooses."""
     dice = random.Random(seed)
-    return Death(dice.randint(lowest, highest), dice.random() < 0.5)
+    return DeathFault(dice.randint(lowest, highest), dice.random() < 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def expected() -> TableState:
 @pytest.mark.parametrize("seed", range(2 + MORE))
 def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int) -> None:
     """Sync mode: worker 1 dies twice, worker 0 once, anywhere; rounds and bits are the same."""
-    deaths: dict[int, list[Death | None]] = {
+    deaths: dict[int, list[DeathFault | None]] = {
         1: [some(seed), some(seed + 1000)],
         0: [some(seed + 2000, 40)],
     }

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.faults.crash_points import Died
+from psfleet.faults.crash_points import SimulatedDeath
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
@@ -79,14 +79,14 @@ def test_a_later_life_makes_the_change(before: Mode, after: Mode, told: int) -> 
         assert begun.wait(60)
 
     def die() -> None:
-        raise Died("the worker has died before it told the servers")
+        raise SimulatedDeath("the worker has died before it told the servers")
 
     def work(fleet: LocalFleet, worker: int) -> None:
         meddle = Change(told, die if worker else wait)
         runtime = ClusterRuntime(fleet.environment(worker), before, meddle=meddle)
         try:
             script(runtime)
-        except Died:
+        except SimulatedDeath:
             runtime.abandon()
             again = ClusterRuntime(fleet.environment(worker), before)
             modes.append(again.mode[0])

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from psfleet.data.dispatch import batches
-from psfleet.faults.crash_points import Death, Died, Send
-from psfleet.fleet.data_loops import Loops
+from psfleet.faults.crash_points import DeathFault, Send, SimulatedDeath
+from psfleet.fleet.data_loops import DataLoops
 from psfleet.optimizer.lr import StepDecay
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads, same_bits
@@ -37,7 +37,7 @@ class Script:
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self.runtime = runtime
-        self.loops = Loops(
+        self.loops = DataLoops(
             runtime.worker_index, 2, runtime.barrier, runtime=lambda: runtime, restarts=True
         )
 
@@ -97,11 +97,11 @@ class Script:
 
 def counts() -> TableSpec:
     """Under SGD with rate 1 it counts how often each sample was used."""
-    zero = Initializer("constant", 0.0)
+    zero = InitializerSpec("constant", 0.0)
     return TableSpec("counts", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
 
 
-def run(mode: Mode, deaths: dict[int, list[Death]]) -> tuple[TableState, dict[int, float]]:
+def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, dict[int, float]]:
     """The weights, and how often each sample was used, after these deaths of each worker."""
     found: list[Any] = []
 
@@ -123,7 +123,7 @@ def run(mode: Mode, deaths: dict[int, list[Death]]) -> tuple[TableState, dict[in
                     )
                 runtime.close()
                 return
-            except Died:
+            except SimulatedDeath:
                 if runtime is not None:
                     runtime.abandon()
 
@@ -140,10 +140,10 @@ def expected() -> tuple[TableState, dict[int, float]]:
     return run("sync", {})
 
 
-def some(seed: int, lowest: int, highest: int) -> Death:
+def some(seed: int, lowest: int, highest: int) -> DeathFault:
     """A death at a call that the seed chooses."""
     dice = random.Random(seed)
-    return Death(dice.randint(lowest, highest), dice.random() < 0.5)
+    return DeathFault(dice.randint(lowest, highest), dice.random() < 0.5)
 
 
 @pytest.mark.parametrize("seed", range(6 + MORE))
@@ -187,7 +187,7 @@ class DiesLeaving:
                 send(method, request, seconds)
                 self._heard.set()
             assert self._heard.wait(60)
-            raise Died("the worker has died before every server knew that it leaves")
+            raise SimulatedDeath("the worker has died before every server knew that it leaves")
 
         return meddled
 
@@ -198,7 +198,7 @@ def test_who_dies_while_it_leaves_does_nothing_again(told: int) -> None:
 
     def life(meddle: DiesLeaving | None) -> None:
         runtime = ClusterRuntime(fleet.environment(0), "async", meddle=meddle)
-        loops = Loops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
+        loops = DataLoops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
         runtime.create(counts())
         for number in loops.shard(range(8), True):
             one = np.full((1, 1), -1, np.float32)
@@ -210,7 +210,7 @@ def test_who_dies_while_it_leaves_does_nothing_again(told: int) -> None:
 
     with LocalFleet(2, 2) as fleet:
         other = ClusterRuntime(fleet.environment(1), "async")
-        with pytest.raises(Died):
+        with pytest.raises(SimulatedDeath):
             life(DiesLeaving(told))
         life(None)
         other.create(counts())
@@ -224,7 +224,7 @@ def test_who_dies_while_it_leaves_does_nothing_again(told: int) -> None:
 
 def test_what_cannot_be_read_again_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     """Once, where workers are started again; a pipe is known for it, and of others the script says so."""
-    loops = [Loops(0, 1, lambda: None, restarts=restarts) for restarts in (False, True)]
+    loops = [DataLoops(0, 1, lambda: None, restarts=restarts) for restarts in (False, True)]
     read, write = os.pipe()
     with os.fdopen(read) as lines, os.fdopen(write, "w") as other:
         other.write("a\nb\n")

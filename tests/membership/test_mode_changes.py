@@ -9,20 +9,20 @@ import pytest
 
 from psfleet.errors import ConfigError
 from psfleet.formats.mode_request import write_request
-from psfleet.modes.switch import ChangingRuntime, connect
+from psfleet.modes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Read
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 
-FIRST = Consistency("sync")
+FIRST = ConsistencySettings("sync")
 CHANGES = [
-    Consistency("geo", k_steps=2),
-    Consistency("ssp", staleness=1),
-    Consistency("half-async", max_merge=2),
-    Consistency("sync"),
+    ConsistencySettings("geo", k_steps=2),
+    ConsistencySettings("ssp", staleness=1),
+    ConsistencySettings("half-async", max_merge=2),
+    ConsistencySettings("sync"),
 ]
 SAMPLES, BATCH = 24, 2
 
@@ -40,7 +40,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
     modes: list[Any] = []
     died: list[bool] = []
 
-    def script(runtime: ChangingRuntime) -> None:
+    def script(runtime: ModeSwitchRuntime) -> None:
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         for number, consistency in enumerate([FIRST, *CHANGES]):
@@ -92,7 +92,7 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
     modes: dict[int, list[str]] = {0: [], 1: []}
     taken: list[bool] = []
 
-    def script(fleet: LocalFleet, runtime: ChangingRuntime) -> None:
+    def script(fleet: LocalFleet, runtime: ModeSwitchRuntime) -> None:
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         runtime.check = partial(refuse, "geo")
@@ -113,7 +113,7 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
         except Dead:
             runtime.abandon()
             runtime = connect(fleet.environment(worker), FIRST)
-            assert runtime.consistency == Consistency("ssp", staleness=1)
+            assert runtime.consistency == ConsistencySettings("ssp", staleness=1)
             script(fleet, runtime)
         runtime.close()
 
@@ -123,7 +123,7 @@ def test_a_wish_from_outside_is_for_those_who_come_later_too() -> None:
     assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}
 
 
-def refuse(mode: str, wanted: Consistency) -> None:
+def refuse(mode: str, wanted: ConsistencySettings) -> None:
     """A strategy that does not go with the mode."""
     if wanted.mode == mode:
         raise ConfigError(f"this strategy does not go with {mode!r}")

@@ -9,12 +9,17 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from psfleet.data.assignment import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
+from psfleet.data.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
-from psfleet.shard.membership_view import Report
-from psfleet_server.coordinator.coordinator import Viewed
-from psfleet_server.coordinator.data_dispatch import Leased, Order, Supply, Turned
-from psfleet_server.coordinator.membership import Members
+from psfleet.shard.membership_view import ViewReport
+from psfleet_server.coordinator.coordinator import ViewDecided
+from psfleet_server.coordinator.data_dispatch import (
+    DataDispatch,
+    DatasetRequest,
+    LeaseGranted,
+    SeatPosition,
+)
+from psfleet_server.coordinator.membership import Membership
 from psfleet_server.durability.decisions import write_decision
 
 SIZE, BATCH, WORKERS = 60, 3, 3
@@ -25,8 +30,8 @@ class Trial:
 
     def __init__(self, seed: int, epochs: int) -> None:
         self.dice = random.Random(seed)
-        self.order = Order(1, SIZE, BATCH, epochs)
-        self.supply = Supply()
+        self.order = DatasetRequest(1, SIZE, BATCH, epochs)
+        self.supply = DataDispatch()
         begun = self.supply.begin(self.order, None)
         assert begun is not None
         self.supply.take(begun)
@@ -56,7 +61,7 @@ class Trial:
             is_whole = length(now) == length(ranges)
             self.positions[life] = (used + 1, 0) if is_whole else (used, offset + length(now))
             return
-        order = Order(1, SIZE, BATCH, self.order.epochs, lease=used, used=used)
+        order = DatasetRequest(1, SIZE, BATCH, self.order.epochs, lease=used, used=used)
         decision = self.supply.lease(order, life, self.lives)
         if decision is not None:
             self.supply.take(decision)
@@ -65,7 +70,7 @@ class Trial:
     def die(self, worker: int) -> None:
         """The worker's life ends, and its next one begins."""
         life = self.lives[worker]
-        report = Report(lives={worker: life}, positions={worker: self.positions[life]})
+        report = ViewReport(lives={worker: life}, positions={worker: self.positions[life]})
         self.supply.give_back(worker, life, {0: report})
         self.newest += 1
         self.lives[worker] = self.newest
@@ -73,7 +78,7 @@ class Trial:
 
     def bytes(self) -> int:
         """What it takes in a snapshot."""
-        return write_decision(Viewed(Members({}), self.supply)).ByteSize()
+        return write_decision(ViewDecided(Membership({}), self.supply)).ByteSize()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -102,12 +107,12 @@ def test_a_lease_that_is_used_up_is_not_told_again() -> None:
 
 def test_a_round_that_closed_without_a_worker_is_no_use_of_its_samples() -> None:
     """Worker 1's later life has made round 3 alone, while worker 0 was at the meeting for async mode."""
-    supply = Supply()
-    order = Order(1, 12, 1, 1, round=1)
+    supply = DataDispatch()
+    order = DatasetRequest(1, 12, 1, 1, round=1)
     begun = supply.begin(order, {0: 1, 1: 1})
     assert begun is not None
     supply.take(begun)
-    supply.turn(False, {0: Turned(1, round=2), 1: Turned(3, first=3, round=3)})
+    supply.turn(False, {0: SeatPosition(1, round=2), 1: SeatPosition(3, first=3, round=3)})
     assert supply.datasets[0].pool == [(4, 5), (6, 12)]
     assert not supply.datasets[0].ended
 
@@ -143,8 +148,8 @@ def test_epochs_in_a_row_are_dealt_as_if_each_was_listed(seed: int) -> None:
     dice = random.Random(seed)
     naive = Naive(dice.randint(1, 12), dice.randint(1, 5))
     first, seats = 1, tuple(range(dice.randint(1, 3)))
-    plan = Plan(
-        naive.size, naive.batch, (Entry(1, seats, ((0, naive.size * dice.randint(1, 6)),)),)
+    plan = RoundPlan(
+        naive.size, naive.batch, (PlanEntry(1, seats, ((0, naive.size * dice.randint(1, 6)),)),)
     )
     for _ in range(4):
         stream = positions(plan.rest(first))
@@ -166,7 +171,7 @@ def test_epochs_in_a_row_are_dealt_as_if_each_was_listed(seed: int) -> None:
 
 def test_a_plan_does_not_grow_with_its_epochs() -> None:
     """As many epochs as there can be: a change of the members costs one entry of a few numbers."""
-    plan = Plan(1000, 50, (Entry(1, (0, 1), ((0, MOST // 1000 * 1000),)),))
+    plan = RoundPlan(1000, 50, (PlanEntry(1, (0, 1), ((0, MOST // 1000 * 1000),)),))
     for change in range(1, 20):
         closed = 10**9 * change + change
         plan = plan.changed(closed + 3, tuple(range(1 + change % 3)), closed, lambda *_: True)
@@ -177,20 +182,20 @@ def test_a_plan_does_not_grow_with_its_epochs() -> None:
 @pytest.mark.parametrize("round", [0, 1])
 def test_what_is_kept_does_not_grow_with_the_epochs(round: int) -> None:
     """Leased or in rounds, a dataset that goes on until it is stopped takes some hundred bytes."""
-    supply, order = Supply(), Order(1, 1000, 50, MOST // 1000, round=round)
+    supply, order = DataDispatch(), DatasetRequest(1, 1000, 50, MOST // 1000, round=round)
     begun = supply.begin(order, {0: 1, 1: 1} if round else None)
     assert begun is not None
     supply.take(begun)
     if not round:
         for lease in range(100):
             leased = supply.lease(dataclasses.replace(order, lease=lease, used=lease), 1, [1])
-            assert isinstance(leased, Leased)
+            assert isinstance(leased, LeaseGranted)
             assert len({low // 1000 for low, _ in leased.ranges}) == 1  # of one epoch
             supply.take(leased)
-    assert write_decision(Viewed(Members({}), supply)).ByteSize() < 1500
+    assert write_decision(ViewDecided(Membership({}), supply)).ByteSize() < 1500
 
 
 def test_too_many_epochs_are_refused() -> None:
     """Positions fit into 62 bits."""
     with pytest.raises(UsageError, match="take fewer epochs, or None"):
-        Order(1, 1000, 50, MOST)
+        DatasetRequest(1, 1000, 50, MOST)

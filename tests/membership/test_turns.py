@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.faults.crash_points import Death, Died
+from psfleet.faults.crash_points import DeathFault, SimulatedDeath
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
@@ -50,7 +50,7 @@ def train(runtime: ClusterRuntime) -> None:
     runtime.barrier()
 
 
-def run(fleet: LocalFleet, deaths: dict[int, list[Death]]) -> list[float]:
+def run(fleet: LocalFleet, deaths: dict[int, list[DeathFault]]) -> list[float]:
     """How often each position of the data was used."""
     found: list[tuple[TableState, list[float]]] = []
 
@@ -64,7 +64,7 @@ def run(fleet: LocalFleet, deaths: dict[int, list[Death]]) -> list[float]:
                 runtime.barrier()
                 runtime.close()
                 return
-            except Died:
+            except SimulatedDeath:
                 runtime.abandon()
 
     in_threads([partial(work, worker) for worker in range(WORKERS)])
@@ -78,7 +78,7 @@ def test_kills_around_a_change_keep_every_sample(seed: int) -> None:
     """Worker 1 dies at any call between its first step and its last, worker 0 too: no sample is used
     twice, and missing are only those of steps that are declared torn."""
     dice = random.Random(seed)
-    deaths = {worker: [Death(dice.randint(20, 90), dice.random() < 0.5)] for worker in (0, 1)}
+    deaths = {worker: [DeathFault(dice.randint(20, 90), dice.random() < 0.5)] for worker in (0, 1)}
     with LocalFleet(2, WORKERS) as fleet:
         used = run(fleet, deaths)
         torn = fleet.log(0).count("TORN_STEP")

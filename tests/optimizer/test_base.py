@@ -16,7 +16,7 @@ from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momen
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.program import Program, eager_guard, program_guard
 from psfleet.runtime.interface import Read
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 
 ONE = np.ones(3, np.float32)
 
@@ -161,7 +161,7 @@ def three(prefix: str) -> list[Parameter]:
             shape=(-1, 3),
             sparse=True,
             distributed=True,
-            initializer=Initializer("constant", 0.5),
+            initializer=InitializerSpec("constant", 0.5),
         ),
     ]
 

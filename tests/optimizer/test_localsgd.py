@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
-from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.local_sgd import LocalSGDRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import Initializer, TableSpec
-from psfleet.strategy import LocalSGD, Settings
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.strategy import LocalSGDSettings, Settings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 
 SGD = make_rule("sgd", {})
 W = TableSpec("local/w", "dense", (3, 2), SGD)
 V = TableSpec("local/v", "dense", (5000,), make_rule("momentum", {"momentum": 0.5}))
-ROWS = TableSpec("local/rows", "sparse", (1,), SGD, initializer=Initializer("constant", 0.0))
+ROWS = TableSpec("local/rows", "sparse", (1,), SGD, initializer=InitializerSpec("constant", 0.0))
 Floats = NDArray[np.float32]
 Work = Callable[[Runtime], None]
 
 
-def together(servers: int, workers: int, settings: LocalSGD, work: Work) -> None:
+def together(servers: int, workers: int, settings: LocalSGDSettings, work: Work) -> None:
     """Every worker of a fleet does the work, in rounds, with local dense tables."""
 
     def life(fleet: LocalFleet, worker: int) -> None:
-        runtime = LocalRuntime(fleet.connect(worker, "sync"), settings)
+        runtime = LocalSGDRuntime(fleet.connect(worker, "sync"), settings)
         work(runtime)
         runtime.close()
 
@@ -72,7 +72,7 @@ def test_workers_differ_until_they_average() -> None:
             mine.append(float(w[0, 0]))
             assert rows[0, 0] == -2.0 * len(mine)
 
-    together(2, 2, LocalSGD(k_steps=3, begin_step=2), work)
+    together(2, 2, LocalSGDSettings(k_steps=3, begin_step=2), work)
     assert seen[0] == [-2, -4, -5, -6, -10, -11, -12, -16]
     assert seen[1] == [-2, -4, -7, -10, -10, -13, -16, -16]
 
@@ -87,7 +87,7 @@ def test_one_step_is_the_plain_run() -> None:
             step(runtime, 2.0**-number * (1 + runtime.worker_index))
         ends.append(runtime.pull([Read(W.key)])[0])
 
-    together(1, 2, LocalSGD(), work)
+    together(1, 2, LocalSGDSettings(), work)
     wanted = -sum(1.5 * 2.0**-number for number in range(5))
     assert all((end == wanted).all() for end in ends)
 
@@ -107,7 +107,7 @@ def test_unequal_numbers_of_steps_meet_at_the_barrier(tmp_path: Path) -> None:
             runtime.save(path)
         runtime.barrier()
 
-    together(2, 2, LocalSGD(k_steps=2, begin_step=1), work)
+    together(2, 2, LocalSGDSettings(k_steps=2, begin_step=1), work)
     alone = EmbeddedRuntime()
     alone.load(path)
     assert (alone.read_table(W.key).values[0] == -7).all()
@@ -130,7 +130,7 @@ def test_what_one_worker_writes_counts_for_all() -> None:
         assert (runtime.pull([Read(W.key)])[0] == 42).all()
         assert runtime.all_reduce(np.ones(1, np.float32))[0] == 2
 
-    together(1, 2, LocalSGD(k_steps=2), work)
+    together(1, 2, LocalSGDSettings(k_steps=2), work)
 
 
 def test_servers_get_no_dense_gradients() -> None:
@@ -149,7 +149,7 @@ def test_servers_get_no_dense_gradients() -> None:
             5,
         )  # the last is not committed
 
-    together(1, 1, LocalSGD(k_steps=100), work)
+    together(1, 1, LocalSGDSettings(k_steps=100), work)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from psfleet import optimizer, rules
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.placement import Placement, place, reach
-from psfleet.schema.table import Decay, Initializer
+from psfleet.schema.table import DecaySpec, InitializerSpec
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "SGD": lambda: optimizer.SGD(0.1),
@@ -68,7 +68,7 @@ def both(make: Callable[[], optimizer.Optimizer], every: bool, sparse: Parameter
 
 
 def rows(kind: str) -> Parameter:
-    start = Initializer("normal", 0.0, 1.0)
+    start = InitializerSpec("normal", 0.0, 1.0)
     if kind == "plain":
         return Parameter("sparse", np.random.default_rng(1).normal(size=(6, 5)))
     return Parameter("sparse", shape=(6, 5), sparse=True, initializer=start)
@@ -122,14 +122,14 @@ def test_reach() -> None:
 def test_distributed_rows_are_lazy() -> None:
     """A parameter with rows for any id updates the rows with a gradient only, decay or not."""
     w = Parameter("w", shape=(-1, 4), sparse=True, distributed=True)
-    assert place(w, rules.Adam(), Decay(l2=0.1), False) == Placement("sparse")
-    assert place(w, rules.Adam(), Decay(), False, True) == Placement("sparse", every_row=True)
+    assert place(w, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("sparse")
+    assert place(w, rules.Adam(), DecaySpec(), False, True) == Placement("sparse", every_row=True)
     bounded = Parameter("b", shape=(10, 4), sparse=True)
-    assert place(bounded, rules.Adam(), Decay(), False) == Placement("sparse", every_row=True)
-    assert place(bounded, rules.Adam(), Decay(l2=0.1), False) == Placement("dense")
-    assert place(bounded, rules.Adam(), Decay(), True) == Placement("sparse")
+    assert place(bounded, rules.Adam(), DecaySpec(), False) == Placement("sparse", every_row=True)
+    assert place(bounded, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("dense")
+    assert place(bounded, rules.Adam(), DecaySpec(), True) == Placement("sparse")
     wide = Parameter("wide", shape=(10, 4000), sparse=True)
-    assert place(wide, rules.SGD(), Decay(), False) == Placement("dense")
+    assert place(wide, rules.SGD(), DecaySpec(), False) == Placement("dense")
 
 
 def test_lookahead_of_rows_that_come_later() -> None:

@@ -14,11 +14,11 @@ from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.rules import AdamCatchUp
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import TableState
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
-START = Initializer("constant", 0.5)
+START = InitializerSpec("constant", 0.5)
 RATE = 0.01
 
 

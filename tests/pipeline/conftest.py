@@ -18,7 +18,7 @@ from psfleet.program.plan import make_plan
 from psfleet.program.program import Program, program_guard
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
-from psfleet.stages.links import Place, Post
+from psfleet.stages.links import StagePosition, ThreadLinks
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +79,14 @@ def run_stages(
     """One step of a program on stages that are threads; the finished run of each."""
     plan = make_plan(program, results)
     feeds = check_feed(program, plan.feeds, feed)
-    post = Post(stages)
+    post = ThreadLinks(stages)
     found: list[PipelinedRun | BaseException] = [RuntimeError("did not run")] * stages
 
     def work(stage: int) -> None:
         try:
-            run = PipelinedRun(program, plan, feeds, Place(0, stage, stages), post.of(stage), 0)
+            run = PipelinedRun(
+                program, plan, feeds, StagePosition(0, stage, stages), post.of(stage), 0
+            )
             run.complete(results)
             found[stage] = run
         except BaseException as error:

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.pipeline.cutting import Pipelining
+from psfleet.pipeline.cutting import PipelineSpec
 from psfleet.pipeline.engine import PipelinedRun
 from psfleet.program import names
 from psfleet.program.backward import append_backward
 from psfleet.program.feed import check_feed
 from psfleet.program.operation import Array, Context, Op, Spec
-from psfleet.program.plan import Plan, make_plan
+from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import Links, Place, Post
+from psfleet.stages.links import Links, StagePosition, ThreadLinks
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "gpipe": lambda stages, micro: (stages - 1) / (micro + stages - 1),
@@ -98,7 +98,9 @@ def run_step(
 
     def work(stage: int) -> None:
         _working.clock = clocks[stage]
-        run = PipelinedRun(program, plan, feeds, Place(0, stage, len(clocks)), links[stage], 0)
+        run = PipelinedRun(
+            program, plan, feeds, StagePosition(0, stage, len(clocks)), links[stage], 0
+        )
         ready.wait()
         run.complete([])
 
@@ -111,7 +113,7 @@ def run_step(
 
 def build(
     kind: str, stages: int, micro_batches: int, seconds: float, chunks: int
-) -> tuple[Program, Plan, dict[Variable, Array]]:
+) -> tuple[Program, ExecutionPlan, dict[Variable, Array]]:
     """A program of equal pieces, the plan of a step and its feeds."""
     value = layers.data("x", [None, 3]) + layers.create_parameter([3], name="start")
     cuts = []
@@ -122,7 +124,7 @@ def build(
     [(_, gradient), *_] = append_backward(loss)
     assert gradient.backward_pass is not None
     parts = [s.records for s in split(loss, [*cuts[:-1], [loss]]) if s.forward]
-    gradient.backward_pass.pipeline = Pipelining(
+    gradient.backward_pass.pipeline = PipelineSpec(
         kind, stages, micro_batches, chunks, parts, queue_size=99
     )
     program = default_main_program()
@@ -133,7 +135,7 @@ def build(
 
 def timed_bubble(kind: str, stages: int, micro: int, latency: float = 0.0) -> float:
     """The bubble of a step of the engine on clocks of its own."""
-    clocks, post = [Clock() for _ in range(stages)], Post(stages)
+    clocks, post = [Clock() for _ in range(stages)], ThreadLinks(stages)
     links = [Stamped(post.of(stage), clocks[stage], latency) for stage in range(stages)]
     run_step(clocks, links, kind, micro, 1.0, 2 if kind == "interleaved" else 1)
     return 1 - sum(clock.busy for clock in clocks) / (stages * max(clock.now for clock in clocks))

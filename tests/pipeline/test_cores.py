@@ -9,7 +9,7 @@ import pytest
 from psfleet.errors import ConfigError
 from psfleet.optimizer import SGD, PipelineOptimizer
 from psfleet.pipeline.cores import cores_of
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]
@@ -34,7 +34,7 @@ print("cores", sorted({tuple(os.sched_getaffinity(int(t))) for t in os.listdir("
 
 def test_processes_take_cores_in_turn() -> None:
     """Side by side from the first one on; behind the last core it begins anew."""
-    places = [Place(worker, stage, 2) for worker in (0, 1) for stage in (0, 1)]
+    places = [StagePosition(worker, stage, 2) for worker in (0, 1) for stage in (0, 1)]
     assert [cores_of(p, 1, 1, [0, 2, 4, 6, 8]) for p in places] == [[2], [4], [6], [8]]
     assert [cores_of(p, 2, 2, [0, 2, 4, 6]) for p in places[:2]] == [[4, 6], [0, 2]]
     assert cores_of(places[0], 0, 3, [5]) == [5]

@@ -11,14 +11,14 @@ from psfleet.execution.executor import Executor
 from psfleet.optimizer import Adam, PipelineOptimizer
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.cutting import Pipelining
+from psfleet.pipeline.cutting import PipelineSpec
 from psfleet.program import names
 from psfleet.program.backward import Automatic, Backward, append_backward
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
-from psfleet.strategy import GradientMerge
+from psfleet.strategy import GradientMergeSettings
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
 
 _KINDS = ["gpipe", "1f1b", "zero-bubble"]
@@ -30,14 +30,14 @@ def _cut(model: Model, **settings: Any) -> tuple[list[Variable], Backward]:
     backward = pairs[0][1].backward_pass
     assert backward is not None
     parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
-    backward.pipeline = Pipelining(**{"parts": parts, **settings})
+    backward.pipeline = PipelineSpec(**{"parts": parts, **settings})
     return [gradient for _, gradient in pairs], backward
 
 
 def _plain(model: Model, micro: int, gradients: list[Variable]) -> list[Any]:
     """Loss and gradients of the plain Executor on one micro-batch after the other, merged."""
     program, feed = default_main_program(), make_feed()
-    merger: GradientMerger[int] = GradientMerger(GradientMerge(micro))
+    merger: GradientMerger[int] = GradientMerger(GradientMergeSettings(micro))
     size, losses, merged = 24 // micro, [], None
     for m in range(micro):
         part = {name: array[m * size : (m + 1) * size] for name, array in feed.items()}
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_the_plain_program(kind: str, stages: int) -> Non
     gradients, backward = _cut(model)
     wish, backward.pipeline = backward.pipeline, None
     expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.pipeline = Pipelining(kind, micro_batches=4, parts=wish.parts)
+    backward.pipeline = PipelineSpec(kind, micro_batches=4, parts=wish.parts)
     results = [model.loss, *gradients]
     for run in run_stages(default_main_program(), make_feed(), results, stages):
         assert [bits(run.result(variable)) for variable in results] == expected
@@ -76,7 +76,7 @@ def test_chosen_cuts_change_nothing(kind: str, chunks: int, stages: int) -> None
     gradients, backward = _cut(model)
     backward.pipeline = None
     expected = [bits(value) for value in _plain(model, 4, gradients)]
-    backward.pipeline = Pipelining(kind, stages, 4, chunks)
+    backward.pipeline = PipelineSpec(kind, stages, 4, chunks)
     results = [model.loss, *gradients]
     for run in run_stages(default_main_program(), make_feed(), results, stages):
         assert [bits(run.result(variable)) for variable in results] == expected
@@ -92,7 +92,7 @@ def test_recompute_inside_stages_changes_nothing(checkpoints: str, stages: int) 
     expected = [bits(value) for value in _plain(model, 4, gradients)]
     backward.checkpoints = Automatic(1 << 16) if checkpoints == "budget" else [model.cuts[0][0]]
     parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
-    backward.pipeline = Pipelining("1f1b", micro_batches=4, parts=parts)
+    backward.pipeline = PipelineSpec("1f1b", micro_batches=4, parts=parts)
     results = [model.loss, *gradients]
     for run in run_stages(default_main_program(), make_feed(), results, stages):
         assert [bits(run.result(variable)) for variable in results] == expected
@@ -146,7 +146,7 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
     backward.checkpoints = None
     with pytest.raises(ShapeError, match="different numbers of samples"):
         run_stages(program, feed | {"late": feed["late"][:7]}, gradients, 3)
-    backward.pipeline = Pipelining(stages=400)
+    backward.pipeline = PipelineSpec(stages=400)
     with pytest.raises(ConfigError, match="too few for 400 pieces"):
         run_stages(program, feed, gradients, 1)
 
@@ -180,7 +180,7 @@ def _trained(pipelined: bool, micro: int) -> list[Any]:
         pairs[0][1].backward_pass.pipeline.micro_batches = micro
     else:
         plain = Adam(0.01)
-        plain.merger = GradientMerger(GradientMerge(micro))
+        plain.merger = GradientMerger(GradientMergeSettings(micro))
         _, pairs = plain.minimize(model.loss)
     executor = Executor()
     for step in range(5):

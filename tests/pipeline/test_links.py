@@ -12,7 +12,7 @@ from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.pipeline.messages import pack, unpack
 from psfleet.program.operation import Array
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from psfleet_worker.stages.stage_links import StageLinks
 
 
@@ -31,7 +31,7 @@ def make_links(
     """Links of all stages of one worker."""
     endpoints = tuple(f"ipc://{folder}/{stage}" for stage in range(stages))
     return [
-        StageLinks(Place(0, stage, stages, endpoints), queue_size, patience)
+        StageLinks(StagePosition(0, stage, stages, endpoints), queue_size, patience)
         for stage in range(stages)
     ]
 

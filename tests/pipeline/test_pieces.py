@@ -13,23 +13,23 @@ from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
 from psfleet.pipeline.balance import balanced_parts, weight_of
 from psfleet.pipeline.chunk_plan import cut_plan
-from psfleet.pipeline.cutting import Pipelining
+from psfleet.pipeline.cutting import PipelineSpec
 from psfleet.pipeline.engine import PipelinedRun
 from psfleet.program.backward import append_backward
 from psfleet.program.feed import check_feed
-from psfleet.program.plan import Plan, make_plan
+from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import default_main_program
-from psfleet.program.recompute import Meter
+from psfleet.program.recompute import ActivationMeter
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import links
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from psfleet_launch.job.job_plan import Job, child_environment
 from psfleet_launch.job.job_request import Request
 from tests.pipeline.conftest import build_model, make_feed
 
 
-def _deep(widths: list[int]) -> tuple[Plan, list[Variable]]:
+def _deep(widths: list[int]) -> tuple[ExecutionPlan, list[Variable]]:
     """A plan for a chain of layers of these widths, and the layers' results."""
     hidden = [layers.data("x", [None, widths[0]])]
     for width in widths[1:]:
@@ -89,10 +89,12 @@ def test_recompute_lowers_the_peak_of_all_live_micro_batches() -> None:
     backward = plan.backwards[0].backward
     peaks = []
     for checkpoints in (None, [hidden[4], hidden[8], hidden[12]]):
-        backward.checkpoints, meter = checkpoints, Meter()
-        backward.pipeline = Pipelining("gpipe", micro_batches=4)
+        backward.checkpoints, meter = checkpoints, ActivationMeter()
+        backward.pipeline = PipelineSpec("gpipe", micro_batches=4)
         feeds = check_feed(default_main_program(), plan.feeds, {"x": np.ones((64, 32), np.float32)})
-        PipelinedRun(default_main_program(), plan, feeds, Place(), None, 0, meter).complete([])
+        PipelinedRun(default_main_program(), plan, feeds, StagePosition(), None, 0, meter).complete(
+            []
+        )
         peaks.append(meter.peak_bytes)
     assert peaks[0] > 4 * 15 * 16 * 32 * 4
     assert peaks[1] < 0.6 * peaks[0]
@@ -163,21 +165,21 @@ def test_state_is_not_set_from_stages() -> None:
     adam.minimize(model.loss)
     Executor().run(feed=make_feed())
     state = adam.state_dict()
-    links.settle(Place(stages=2))
+    links.settle(StagePosition(stages=2))
     try:
         with pytest.raises(UsageError, match="cannot be set from the stages"):
             adam.set_state_dict(state)
     finally:
-        links.settle(Place())
+        links.settle(StagePosition())
 
 
 def test_a_program_that_is_not_cut_is_refused_on_stages() -> None:
     """Each stage would train the whole of it: the error says what to do."""
     model: Any = build_model()
     SGD(0.1).minimize(model.loss)
-    links.settle(Place(stages=2))
+    links.settle(StagePosition(stages=2))
     try:
         with pytest.raises(UsageError, match="is not cut into stages"):
             Executor().run(feed=make_feed(), fetch_list=[model.loss])
     finally:
-        links.settle(Place())
+        links.settle(StagePosition())

@@ -18,7 +18,7 @@ from psfleet.program.operation import Array, Context, Op, Record, Spec
 from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import Place, Post
+from psfleet.stages.links import StagePosition, ThreadLinks
 
 
 class Clock:
@@ -73,11 +73,11 @@ def test_the_slow_operation_is_alone() -> None:
     program = default_main_program()
     plan = make_plan(program, [gradient])
     feeds = check_feed(program, plan.feeds, {"x": np.ones((8, 4), np.float32)})
-    post = Post(3)
+    post = ThreadLinks(3)
     found: list[list[list[Record]]] = [[], [], []]
 
     def work(stage: int) -> None:
-        place = Place(0, stage, 3)
+        place = StagePosition(0, stage, 3)
         found[stage] = agree_on_parts(program, plan, feeds, 4, 2, place, post.of(stage), "cuts")
 
     threads = [threading.Thread(target=work, args=(stage,)) for stage in range(3)]

@@ -19,7 +19,7 @@ from psfleet.program.program import (
 )
 from psfleet.program.variable import Variable, to_variable
 from psfleet.regularizer import L2Decay
-from psfleet.schema.table import Initializer
+from psfleet.schema.table import InitializerSpec
 
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:
@@ -233,18 +233,21 @@ def test_ids_outside_are_refused_at_run_time() -> None:
 @pytest.mark.parametrize(
     ("start", "expected"),
     [
-        (initializer.Constant(2.0), Initializer("constant", 2.0, 0.0)),
-        (initializer.Uniform(-3, 3), Initializer("uniform", -3, 3)),
-        (initializer.Normal(1.0, 0.5), Initializer("normal", 1.0, 0.5)),
-        (initializer.TruncatedNormal(1.0, 0.5), Initializer("truncated", 1.0, 0.5)),
-        (initializer.Xavier(), Initializer("uniform", -0.1, 0.1)),
-        (initializer.Xavier(uniform=False, fan_in=40, fan_out=10), Initializer("normal", 0.0, 0.2)),
-        (initializer.MSRA(), Initializer("uniform", -((6 / 200) ** 0.5), (6 / 200) ** 0.5)),
-        (initializer.MSRA(uniform=False, fan_in=50), Initializer("normal", 0.0, 0.2)),
-        (None, Initializer()),
+        (initializer.Constant(2.0), InitializerSpec("constant", 2.0, 0.0)),
+        (initializer.Uniform(-3, 3), InitializerSpec("uniform", -3, 3)),
+        (initializer.Normal(1.0, 0.5), InitializerSpec("normal", 1.0, 0.5)),
+        (initializer.TruncatedNormal(1.0, 0.5), InitializerSpec("truncated", 1.0, 0.5)),
+        (initializer.Xavier(), InitializerSpec("uniform", -0.1, 0.1)),
+        (
+            initializer.Xavier(uniform=False, fan_in=40, fan_out=10),
+            InitializerSpec("normal", 0.0, 0.2),
+        ),
+        (initializer.MSRA(), InitializerSpec("uniform", -((6 / 200) ** 0.5), (6 / 200) ** 0.5)),
+        (initializer.MSRA(uniform=False, fan_in=50), InitializerSpec("normal", 0.0, 0.2)),
+        (None, InitializerSpec()),
     ],
 )
-def test_initializers_become_what_tables_take(start: Any, expected: Initializer) -> None:
+def test_initializers_become_what_tables_take(start: Any, expected: InitializerSpec) -> None:
     """Fans come from the shape [200, 400] unless they are given."""
     found = initializer.resolve(start, (200, 400))
     assert found.kind == expected.kind

@@ -7,7 +7,7 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers, optimizer
-from psfleet.data.peekable import Coming
+from psfleet.data.peekable import Peekable
 from psfleet.fleet import Fleet
 from psfleet.runtime import interface
 from psfleet.runtime.interface import Read
@@ -85,7 +85,7 @@ def test_what_is_seen_is_what_comes() -> None:
             yield three[number]
 
     known = [three[1], None]
-    coming = Coming(items(), lambda: known.pop(0))
+    coming = Peekable(items(), lambda: known.pop(0))
     assert next(coming) == [0]
     seen = coming.peek()
     assert taken == [0]

@@ -14,8 +14,8 @@ from psfleet.errors import UsageError
 from psfleet.program import names
 from psfleet.program.backward import Automatic
 from psfleet.program.program import Program, default_main_program, program_guard
-from psfleet.program.recompute import Meter, peak_activation_bytes
-from psfleet.program.recompute_cuts import Costs, choose_cuts, even_cuts, peak_of
+from psfleet.program.recompute import ActivationMeter, peak_activation_bytes
+from psfleet.program.recompute_cuts import ForwardCosts, choose_cuts, even_cuts, peak_of
 from psfleet.program.variable import Variable
 from tests.program.hand import HandSGD
 
@@ -49,7 +49,7 @@ def run(
         chosen = checkpoints if every is None else outputs[every - 1 :: every]
         sgd.minimize(loss, checkpoints=chosen)
         exe = ps.Executor()
-        exe.meter = Meter()
+        exe.meter = ActivationMeter()
         exe.run(feed=FEED)
         (value,) = exe.run(feed=FEED, fetch_list=[loss])
         if not isinstance(chosen, Automatic):  # which chooses anew, by times that differ
@@ -96,7 +96,9 @@ def test_the_chosen_cuts_beat_even_ones() -> None:
     """Never slower than sqrt(n) even cuts at their memory; on uneven costs much faster."""
     random = np.random.default_rng(0)
     size = random.integers(1, 100, 49)
-    costs = Costs(size * 1000, np.concatenate([[0], size * 1000])[:50], random.uniform(size=49))
+    costs = ForwardCosts(
+        size * 1000, np.concatenate([[0], size * 1000])[:50], random.uniform(size=49)
+    )
     even = even_cuts(49)
     edges, drops = choose_cuts(costs, None)
     assert peak_of(costs, edges, drops) <= peak_of(costs, *even)
@@ -163,7 +165,7 @@ def test_64_layers_take_a_quarter_of_the_memory() -> None:
     for program, every in zip(programs, (None, 8), strict=True):
         with names.guard(), program_guard(program, Program()):
             exe, loss = deep(64, 128, every)
-        exe.meter = Meter()
+        exe.meter = ActivationMeter()
         exe.run(program, feed=feed, fetch_list=[loss])
         peaks.append(exe.meter.peak_bytes)
         exe.meter = None

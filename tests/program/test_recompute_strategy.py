@@ -12,7 +12,7 @@ from psfleet.errors import ConfigError
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
 from psfleet.runtime import interface
-from psfleet.strategy import Recompute, resolve
+from psfleet.strategy import RecomputeSettings, resolve
 
 
 def train(strategy: fleet.DistributedStrategy) -> Any:
@@ -53,12 +53,12 @@ def test_a_strategy_recomputes_to_the_same_bits(configs: dict[str, Any], merge: 
 
 def test_sizes_are_read() -> None:
     """Decimal and binary units; nonsense and contradictions are refused."""
-    assert Recompute().budget is None
-    assert Recompute(memory_budget="2GiB").budget == 2**31
-    assert Recompute(memory_budget="1.5 MB").budget == 1_500_000
-    assert Recompute(memory_budget="4096").budget == 4096
+    assert RecomputeSettings().budget is None
+    assert RecomputeSettings(memory_budget="2GiB").budget == 2**31
+    assert RecomputeSettings(memory_budget="1.5 MB").budget == 1_500_000
+    assert RecomputeSettings(memory_budget="4096").budget == 4096
     for wrong in ("much", "1.2.3MB", "-1GB", "5 miles"):
         with pytest.raises(ConfigError, match="it must be a number and one of"):
-            Recompute(memory_budget=wrong)
+            RecomputeSettings(memory_budget=wrong)
     with pytest.raises(ConfigError, match="leave one out"):
         resolve(None, '{"recompute": {"checkpoints": ["fc_1"], "memory_budget": "1GB"}}')

@@ -17,7 +17,7 @@ from psfleet.program.attribute import ParamAttr
 from psfleet.runtime import interface
 
 ROWS, DIM = 2000, 4
-MAKERS: dict[str, Callable[[int], initializer.Start]] = {
+MAKERS: dict[str, Callable[[int], initializer.Initializer]] = {
     "Constant": lambda seed: initializer.Constant(5.0),
     "Uniform": lambda seed: initializer.Uniform(-2.0, 4.0, seed),
     "Normal": lambda seed: initializer.Normal(3.0, 0.5, seed),

@@ -5,21 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.checkpoint import Cut, Draft, Manifest, own_name, write_frozen
+from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, own_name, write_frozen
 from psfleet.errors import LogError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import BeginCut, Join, Keep, Push
+from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.inspect_log import replay, verify
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log, files_of, records
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog, files_of, records
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
@@ -31,9 +31,9 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = Log(folder / "server.0.log", HEADER)
+        self.log = ServerLog(folder / "server.0.log", HEADER)
         self.shard, self.coordinator = Shard(), Coordinator(1)
-        self.taken = Keeper(self.log, self.shard, self.coordinator, folder / "snapshots")
+        self.taken = Journal(self.log, self.shard, self.coordinator, folder / "snapshots")
         self.records = self.taken.start()
 
     def begin(self) -> None:
@@ -50,14 +50,16 @@ class Server:
 
     def snapshot(self, number: int, *, complete: bool) -> None:
         """Cut here; write the snapshot, or leave it incomplete."""
-        cutting = Cutting(number, members={})
-        [kept] = [i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, Keep)]
+        cutting = PendingCut(number, members={})
+        [kept] = [
+            i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, WriteSnapshot)
+        ]
         path = str(self.folder / "snapshots" / own_name(number))
         if complete:
             state = server_state(kept.frozen.state, self.coordinator)
-            with Draft(path) as draft:
+            with SnapshotDraft(path) as draft:
                 file = write_frozen(draft.folder, kept.frozen, state)
-                draft.finish(Manifest((DENSE,), (file,), Cut(number, "async")))
+                draft.finish(Manifest((DENSE,), (file,), CutPosition(number, "async")))
         kept.frozen.close()
 
     def content(self) -> list[object]:

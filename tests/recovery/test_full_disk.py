@@ -16,7 +16,7 @@ import pytest
 
 from psfleet.errors import NoRoom
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.log import ServerLog
 from tests.waiting import until
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "filled.py")
@@ -184,7 +184,7 @@ def test_a_job_on_a_full_disk_ends_when_it_is_asked(tmp_path: Path, disk: Disk) 
 def test_a_record_without_room_leaves_the_log_as_it_was(disk: Disk) -> None:
     """A record for which there is no room is refused and said once; the next follows the last whole one."""
     told: list[str] = []
-    log = Log(disk.path / "server.0.log", LogHeader(job="j"), tell=told.append)
+    log = ServerLog(disk.path / "server.0.log", LogHeader(job="j"), tell=told.append)
     log.forget()
     log.append(9, [b"first"])
     end = log.end
@@ -197,6 +197,6 @@ def test_a_record_without_room_leaves_the_log_as_it_was(disk: Disk) -> None:
     log.append(9, [b"second"])
     log.close()
     assert AGAIN in told[1]
-    again = Log(disk.path / "server.0.log", LogHeader(job="j"))
+    again = ServerLog(disk.path / "server.0.log", LogHeader(job="j"))
     assert [bytes(body) for _, body in again.recover()] == [b"first", b"second"]
     again.close()

@@ -14,12 +14,12 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.runtime.interface import TableState
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.push_counts import Counting
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.push_counts import CountingWorkload
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 
-TRAINING = Training()
+TRAINING = TrainingWorkload()
 POINTS = ("append", "tear", "appended", "applied", "settled")
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
@@ -94,7 +94,7 @@ def test_every_push_is_counted_once(
     seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Async mode: tables that count pushes count each one once, however often servers die."""
-    counting = Counting(60)
+    counting = CountingWorkload(60)
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)

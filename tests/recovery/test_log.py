@@ -12,13 +12,13 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
-from psfleet.shard.events import Join, Leave, Pull, Push, State, Write
+from psfleet.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Arrival, Coordinator
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log, records
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog, records
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
@@ -26,10 +26,10 @@ SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
 HEADER = LogHeader(job="j")
 
 
-def kept(path: Path) -> tuple[Log, Shard, Coordinator]:
+def kept(path: Path) -> tuple[ServerLog, Shard, Coordinator]:
     """A server that is what the log says and goes on writing it."""
-    log, shard, coordinator = Log(path, HEADER), Shard(workers=2), Coordinator(2)
-    Keeper(log, shard, coordinator).start()
+    log, shard, coordinator = ServerLog(path, HEADER), Shard(workers=2), Coordinator(2)
+    Journal(log, shard, coordinator).start()
     return log, shard, coordinator
 
 
@@ -100,7 +100,9 @@ def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
     begin(shard, coordinator, mode)
     train(shard, mode, range(1, 5))
     shard.handle(
-        Write((State(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1),
+        WriteState(
+            (PartState(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1
+        ),
         "write",
     )
     shard.handle(Leave(1, 2, 4, 1), "rest")
@@ -120,7 +122,7 @@ def test_repeats_get_the_answer_of_before(tmp_path: Path) -> None:
     log, shard, coordinator = kept(tmp_path / "log")
     begin(shard, coordinator, "async")
     train(shard, "async", range(1, 3))
-    write = Write((State(DENSE.key, 1, np.ones((3, 3), np.float32)),), 0, 1, 1)
+    write = WriteState((PartState(DENSE.key, 1, np.ones((3, 3), np.float32)),), 0, 1, 1)
     shard.handle(write, "write")
     train(shard, "async", range(3, 4))
     log.close()
@@ -225,7 +227,7 @@ def test_a_log_of_another_server_is_refused(tmp_path: Path) -> None:
     """A log names its job, its server and the layout of the fleet."""
     small(tmp_path / "log")
     with pytest.raises(LogError, match="this process is server 0 of 0 of job 'other'"):
-        Log(tmp_path / "log", LogHeader(job="other"))
+        ServerLog(tmp_path / "log", LogHeader(job="other"))
 
 
 def test_a_full_disk_refuses_the_push_and_keeps_the_log(tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 from psfleet.errors import Gap
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
 
 ROWS = TableSpec(
-    "rows", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "rows", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 
 
-def refused(host: Host) -> "weakref.ref[NDArray[np.float32]]":
+def refused(host: ShardHost) -> "weakref.ref[NDArray[np.float32]]":
     """The gradient of a push that does not follow the one before it."""
     values = np.ones((1, 1), np.float32)
     gradient = Gradient(ROWS.key, values, np.zeros(1, np.int64), 1.0)
@@ -33,7 +33,7 @@ def refused(host: Host) -> "weakref.ref[NDArray[np.float32]]":
 
 def test_a_refused_push_is_forgotten_at_once() -> None:
     """Without the help of the garbage collector, which may come after many such pushes."""
-    host = Host(Shard(), None, Deadlines())
+    host = ShardHost(Shard(), None, Deadlines())
     host.ask(Join(0, 1, "async"))
     host.shard.create(ROWS, np.empty(0, np.float32))
     gc.collect()

@@ -15,16 +15,16 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, TableState
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 
-TRAINING = Training(steps=60, pause=0.03)
-ALONE = Training(steps=60)
+TRAINING = TrainingWorkload(steps=60, pause=0.03)
+ALONE = TrainingWorkload(steps=60)
 COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 PUSHES = 120
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))

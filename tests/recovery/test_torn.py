@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from psfleet.faults.crash_points import Died
+from psfleet.faults.crash_points import SimulatedDeath
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.server_client import Send
 
 COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 IDS = np.arange(50)
 
@@ -30,7 +30,9 @@ class Between:
             if server == 1 and method == "Shard/Push":
                 self._left -= 1
                 if self._left < 0:
-                    raise Died(f"the worker has died before {method} reached server {server}")
+                    raise SimulatedDeath(
+                        f"the worker has died before {method} reached server {server}"
+                    )
             return send(method, request, seconds)
 
         return meddled
@@ -44,7 +46,7 @@ def test_a_torn_step_is_in_the_status() -> None:
         rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), IDS, 1.0)
         for _ in range(2):
             dying.push([rows]).wait()
-        with pytest.raises(Died):
+        with pytest.raises(SimulatedDeath):
             dying.push([rows]).wait()
         # What server 0 was sent it has before it answers; the ticket does not wait for that.
         while dying.stats()[0]["pushes"] < 3:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.durability.log import Log, records
+from psfleet_server.durability.log import ServerLog, records
 
 MIB = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +48,7 @@ def test_what_is_on_the_disk_leaves_memory(tmp_path: Path) -> None:
     if not lets_go(tmp_path / "probe"):
         pytest.skip("files in the folder for temporary files live in memory")
     before = open_files()
-    log = Log(tmp_path / "log", LogHeader(server=0))
+    log = ServerLog(tmp_path / "log", LogHeader(server=0))
     log.forget()
     body = np.random.default_rng(1).integers(0, 256, MIB, np.uint8)
     for _ in range(20):

@@ -27,7 +27,7 @@ from psfleet.rules import (
     Rprop,
     Rule,
 )
-from psfleet.schema.table import Decay, TableSpec
+from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable
 from tests.recordings import arrays
@@ -36,20 +36,20 @@ TOLERANCE = 2e-6
 # Exceptions. Ftrl's `linear` reaches 59, where float32 itself steps by 3.8e-6; the recording is
 # 1.2e-5 away from the same formula in float64 (its square root is approximate).
 RELATIVE = {"state_linear": 3e-7}
-L2 = Decay(l2=0.03)
+L2 = DecaySpec(l2=0.03)
 
 # Entry: rule, learning rate, recorded names of its slots, decay, factor on the recorded gradients.
 # The factor stands for the operators' rescale_grad (lars) and division by ranks (dgc); the CPU
 # momentum operator ignores its rescale_grad.
-Case = tuple[Rule, float, list[str], Decay, float]
-NONE, ONE = Decay(), 1.0
+Case = tuple[Rule, float, list[str], DecaySpec, float]
+NONE, ONE = DecaySpec(), 1.0
 MOMENTS = ["state_m1", "state_m2"]
 RMS = ["state_moment", "state_mean_square"]
 NAMED = ["state_w_moment1_0", "state_w_moment2_0"]
 CASES: dict[str, Case] = {
     "sgd": (SGD(), 0.07, [], NONE, ONE),
-    "sgd_l1decay": (SGD(), 0.05, [], Decay(l1=0.02), ONE),
-    "sgd_l2decay": (SGD(), 0.05, [], Decay(l2=0.02), ONE),
+    "sgd_l1decay": (SGD(), 0.05, [], DecaySpec(l1=0.02), ONE),
+    "sgd_l2decay": (SGD(), 0.05, [], DecaySpec(l2=0.02), ONE),
     "momentum": (Momentum(0.85), 0.05, ["state_velocity"], NONE, ONE),
     "momentum_l2_rescale": (Momentum(0.85), 0.05, ["state_velocity"], L2, ONE),
     "momentum_nesterov": (Momentum(0.85, True), 0.05, ["state_velocity"], NONE, ONE),
@@ -58,11 +58,11 @@ CASES: dict[str, Case] = {
         Momentum(0.9, True),
         0.05,
         ["state_w_velocity_0"],
-        Decay(l2=0.02),
+        DecaySpec(l2=0.02),
         ONE,
     ),
     "adam": (Adam(0.8, 0.95, 1e-3), 0.02, MOMENTS, NONE, ONE),
-    "adam_l2decay": (Adam(), 0.05, NAMED, Decay(l2=0.02), ONE),
+    "adam_l2decay": (Adam(), 0.05, NAMED, DecaySpec(l2=0.02), ONE),
     "adamw": (AdamW(0.8, 0.95, 1e-3, 0.05), 0.02, MOMENTS, NONE, ONE),
     "adamax": (Adamax(0.8, 0.97, 0.01), 0.03, ["state_moment", "state_inf_norm"], NONE, ONE),
     "adagrad": (Adagrad(0.01, 0.1), 0.1, ["state_moment"], NONE, ONE),

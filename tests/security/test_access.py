@@ -16,7 +16,7 @@ from psfleet.errors import AccessDenied, ConfigError
 from psfleet.runtime.interface import load_runtime
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training
+from psfleet.testing.training_run import TrainingWorkload
 from psfleet.wire.access import INSECURE, Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.socket_probe import closes_at_once
@@ -156,7 +156,7 @@ def test_who_belongs_there_trains_on(fleet: LocalFleet) -> None:
     """After all those refusals the server works, and is as it was."""
     runtime = fleet.connect(0, "async")
     try:
-        Training(3).run(runtime)
+        TrainingWorkload(3).run(runtime)
     finally:
         runtime.close()
 

@@ -12,7 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from psfleet.wire.access import INSECURE, Access
 from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
@@ -41,7 +41,9 @@ def stages(
     made: list[StageLinks] = []
     try:
         for stage, access in enumerate(accesses):
-            made.append(StageLinks(Place(0, stage, len(accesses), where), 4, patience, access))
+            made.append(
+                StageLinks(StagePosition(0, stage, len(accesses), where), 4, patience, access)
+            )
         yield made
     finally:
         for links in made:

@@ -16,7 +16,7 @@ from psfleet.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
 from psfleet.rules import make_rule
 from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import open_channel
@@ -30,7 +30,7 @@ Cb: Any = coordinator_pb2
 
 
 @contextlib.contextmanager
-def serving(folder: Path, limits: Limits) -> Iterator[grpc.Channel]:
+def serving(folder: Path, limits: ServerLimits) -> Iterator[grpc.Channel]:
     """A server with these limits, and a channel to it."""
     environment = Environment("server", 0, (f"unix:{folder}/socket",), 2, limits=limits)
     with Server(environment) as server, open_channel(server.endpoint) as channel:
@@ -68,7 +68,7 @@ def table(name: str, **fields: Any) -> Any:
 
 def test_a_message_that_is_too_long(tmp_path: Path) -> None:
     """It is refused by its length, and the connection goes on."""
-    with serving(tmp_path, Limits(message=10_000)) as channel:
+    with serving(tmp_path, ServerLimits(message=10_000)) as channel:
         error = refusal(channel, "Shard/CreateTable", Pb.CreateTableRequest(value=bytes(10_001)))
         assert isinstance(error, LimitExceeded)
         assert "Received message larger than max (10004 vs. 10000)" in str(error)
@@ -92,7 +92,7 @@ def test_a_long_message_takes_no_memory() -> None:
 
 def test_too_many_tables(tmp_path: Path) -> None:
     """One more than the limit is refused; one that is there is still found."""
-    with serving(tmp_path, Limits(tables=2)) as channel:
+    with serving(tmp_path, ServerLimits(tables=2)) as channel:
         for name in ("a", "b", "a"):
             call(channel, "Shard/CreateTable", table(name))
         error = refusal(channel, "Shard/CreateTable", table("c"))
@@ -104,7 +104,7 @@ def test_too_many_tables(tmp_path: Path) -> None:
 
 def test_names_and_axes(tmp_path: Path) -> None:
     """Of tables and of reductions; the product of many large extents is not even computed."""
-    with serving(tmp_path, Limits()) as channel:
+    with serving(tmp_path, ServerLimits()) as channel:
         call(channel, "Shard/CreateTable", table("n" * MAX_NAME))
         error = refusal(channel, "Shard/CreateTable", table("é" * (MAX_NAME // 2 + 1)))
         assert f"has a name of {MAX_NAME + 2} bytes; the limit is {MAX_NAME}" in str(error)
@@ -126,7 +126,7 @@ def test_shared_memory_that_is_too_large(tmp_path: Path) -> None:
     made = SharedMemory.make(1 << 16)
     assert made is not None
     _, offer = made
-    with serving(tmp_path, Limits(lane=1 << 15)) as channel:
+    with serving(tmp_path, ServerLimits(lane=1 << 15)) as channel:
         request = Pb.AttachRequest(
             incarnation=life(channel),
             generation=1,
@@ -144,7 +144,7 @@ def test_shared_memory_that_is_too_large(tmp_path: Path) -> None:
 
 def test_too_many_calls_that_wait(tmp_path: Path) -> None:
     """One more is refused at once; those that wait go on waiting, and are answered."""
-    with serving(tmp_path, Limits(parked=3)) as channel:
+    with serving(tmp_path, ServerLimits(parked=3)) as channel:
         own = life(channel, mode=1)
         answer = call(
             channel, "Coordinator/Register", Cb.RegisterRequest(worker=1, boot=4, workers=2)
@@ -208,4 +208,4 @@ def test_the_environment_says_limits() -> None:
     """What it does not name is as usual."""
     variables = {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "unix:/x"}
     found = read_environment(variables | {"PSFLEET_LIMITS": "tables=7, lane=4096"}).limits
-    assert found == Limits(tables=7, lane=4096)
+    assert found == ServerLimits(tables=7, lane=4096)

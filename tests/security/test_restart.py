@@ -6,12 +6,12 @@ import numpy as np
 
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 
 _SOON = 15.0  # seconds; it takes tenths of one
 _TABLE = TableSpec(
-    "t", "sparse", (2,), make_rule("sgd", {}), initializer=Initializer("constant", 0, 0)
+    "t", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
 )
 
 

@@ -14,7 +14,7 @@ from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_server.rpc.connection_eviction import Stranger, network_of, surplus
+from psfleet_server.rpc.connection_eviction import UnauthenticatedConnection, network_of, surplus
 
 _IN = 60.0
 """Seconds within which a member must be in, however many strangers knock. It takes tenths of one."""
@@ -82,9 +82,11 @@ def test_members_come_in_beside_strangers(sources: str, word: str) -> None:
             worker.close()
 
 
-def some(address: str, count: int, *, silent: bool = False, since: float = 0.0) -> list[Stranger]:
+def some(
+    address: str, count: int, *, silent: bool = False, since: float = 0.0
+) -> list[UnauthenticatedConnection]:
     """Strangers from one address, the oldest first."""
-    return [Stranger(n, address, since + n, silent) for n in range(count)]
+    return [UnauthenticatedConnection(n, address, since + n, silent) for n in range(count)]
 
 
 def test_an_address_has_its_bound() -> None:
@@ -102,7 +104,7 @@ def test_many_addresses_share_what_there_is() -> None:
     crowd = some("a", 40) + some("b", 40) + some("c", 2)
     going = surplus(crowd, 64, 42)
     assert [sum(one.address == name for one in going) for name in "abc"] == [20, 20, 0]
-    each = [Stranger(n, f"host {n}", float(n), False) for n in range(10)]
+    each = [UnauthenticatedConnection(n, f"host {n}", float(n), False) for n in range(10)]
     assert surplus(each, 64, 7) == each[:3]
     assert surplus(each, 64, 10) == []
 

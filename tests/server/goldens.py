@@ -12,54 +12,65 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.assignment import Entry, Plan
+from psfleet.data.assignment import PlanEntry, RoundPlan
 from psfleet.entry import CapacityEntry, CountFilterEntry
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.shard.consistency import Consistency
+from psfleet.shard.consistency import ConsistencyState
 from psfleet.shard.events import (
-    Close,
-    Create,
-    Cut,
+    CloseRound,
+    CreateTable,
     Evict,
-    Fill,
     Join,
     Leave,
+    MakeCut,
+    PartState,
     Push,
     Record,
+    RestorePart,
     Shrink,
-    State,
     Tick,
-    Write,
+    WriteState,
 )
-from psfleet.shard.membership_view import Install, Life, Seated
+from psfleet.shard.membership_view import Incarnation, InstallView, SeatView
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard_state import ShardState
-from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
-from psfleet.tables.row_data import Clock
+from psfleet.tables.row_data import TableClock
 from psfleet.wire import replication
 from psfleet.wire.server_state import write_state
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator.barriers import Meetings, Met, ModeWish, Switch
-from psfleet_server.coordinator.coordinator import Coordinator, Decision, Left, Started, Viewed
-from psfleet_server.coordinator.data_dispatch import (
-    Begun,
-    Dataset,
-    Ended,
-    Leased,
-    Leases,
-    Order,
-    Supply,
-    Torn,
+from psfleet_server.coordinator.barriers import (
+    CollectiveCompleted,
+    CollectiveState,
+    ModeRequest,
+    ModeSwitch,
 )
-from psfleet_server.coordinator.membership import Members, Seat
+from psfleet_server.coordinator.coordinator import (
+    Coordinator,
+    Decision,
+    TermStarted,
+    ViewDecided,
+    WorkerLeft,
+)
+from psfleet_server.coordinator.data_dispatch import (
+    DataDispatch,
+    DatasetBegun,
+    DatasetEnded,
+    DatasetRequest,
+    DispatchedDataset,
+    LeaseGranted,
+    Leases,
+    TornStep,
+)
+from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.coordinator_state import server_state
-from psfleet_server.durability.log import VERSION, Log
+from psfleet_server.durability.log import VERSION, ServerLog
 from psfleet_server.durability.log_shipping import joined
-from psfleet_server.durability.records import Kind, encode, encode_change, encode_state
+from psfleet_server.durability.records import RecordKind, encode, encode_change, encode_state
 
 __all__ = ["FOLDER", "SPECS", "build", "coordinator", "decisions", "records", "shard_states"]
 
@@ -91,26 +102,29 @@ def records() -> list[Record]:
     whole = Gradient(DENSE.key, values, None, 0.1)
     touched = np.array([1, 2, 3])
     return [
-        Create(DENSE, values, 1),
-        Create(SPARSE, np.empty(0, np.float32)),
+        CreateTable(DENSE, values, 1),
+        CreateTable(SPARSE, np.empty(0, np.float32)),
         Join(1, 12, "ssp", 4, 2, 9),
         Leave(1, 12, 8, 3),
         _push(1, 6),
         Push(0, 11, 1, (whole,)),
-        Write((State(DENSE.key, 3, np.ones((3, 3), np.float32), start=2),), 1, 12, 5),
-        Write((State(SPARSE.key, 4, _ROWS, _IDS, touched, np.empty((3, 0), np.float32)),)),
-        Close(6, (0, 1), {0: "a", 1: "b"}),
-        Install(
+        WriteState((PartState(DENSE.key, 3, np.ones((3, 3), np.float32), start=2),), 1, 12, 5),
+        WriteState((PartState(SPARSE.key, 4, _ROWS, _IDS, touched, np.empty((3, 0), np.float32)),)),
+        CloseRound(6, (0, 1), {0: "a", 1: "b"}),
+        InstallView(
             2**32 + 1,
-            {0: Seated((Life(11, 1, 4), Life(13, 5)), 2, False), 1: Seated((Life(12),), 0, True)},
+            {
+                0: SeatView((Incarnation(11, 1, 4), Incarnation(13, 5)), 2, False),
+                1: SeatView((Incarnation(12),), 0, True),
+            },
         ),
-        Fill(
+        RestorePart(
             SPARSE.key,
-            Clock(9, (3, 5), ((0.5, 4), (1.5, 8))),
+            TableClock(9, (3, 5), ((0.5, 4), (1.5, 8))),
             {"ids": _IDS, "rows": _ROWS, "touched": touched},
         ),
-        Fill(DENSE.key, Clock(), {}),
-        Cut(7),
+        RestorePart(DENSE.key, TableClock(), {}),
+        MakeCut(7),
         Shrink(SPARSE.key, 0.5, 3, 1, 12, 6),
         Shrink(),
         Tick(2.5),
@@ -118,57 +132,57 @@ def records() -> list[Record]:
     ]
 
 
-def _order(number: int, sync: bool) -> Order:
-    return Order(number, 60, 4, 3, -5, 2 * sync, 3, 2, 1, 1)
+def _order(number: int, sync: bool) -> DatasetRequest:
+    return DatasetRequest(number, 60, 4, 3, -5, 2 * sync, 3, 2, 1, 1)
 
 
-def _plan() -> Plan:
-    entries = (Entry(1, (0, 1), ((0, 60), (60, 180))), Entry(4, (1,), ((24, 180),)))
-    return Plan(60, 4, entries, frozenset({(2, 0), (3, 1)}))
+def _plan() -> RoundPlan:
+    entries = (PlanEntry(1, (0, 1), ((0, 60), (60, 180))), PlanEntry(4, (1,), ((24, 180),)))
+    return RoundPlan(60, 4, entries, frozenset({(2, 0), (3, 1)}))
 
 
-def _supply() -> Supply:
-    return Supply(
+def _supply() -> DataDispatch:
+    return DataDispatch(
         [
-            Dataset(_order(1, True), _plan()),
-            Dataset(_order(2, False), None, [(16, 60), (60, 2**62)], False, True),
-            Dataset(_order(3, False), None, [], True),
+            DispatchedDataset(_order(1, True), _plan()),
+            DispatchedDataset(_order(2, False), None, [(16, 60), (60, 2**62)], False, True),
+            DispatchedDataset(_order(3, False), None, [], True),
         ],
         {13: Leases(2, [(2, ((0, 16),)), (2, ((16, 20), (40, 52)))], 1), 12: Leases()},
-        [Torn(1, 12, {0: 8, 1: 9})],
+        [TornStep(1, 12, {0: 8, 1: 9})],
     )
 
 
-def _members() -> Members:
+def _members() -> Membership:
     seats = {
-        0: Seat(2**63, {71, 70}, [Life(11, 1, 4), Life(13, 5)], False, 2, "half"),
-        1: Seat(72, set(), [Life(12)], True, 1),
+        0: Seat(2**63, {71, 70}, [Incarnation(11, 1, 4), Incarnation(13, 5)], False, 2, "half"),
+        1: Seat(72, set(), [Incarnation(12)], True, 1),
         2: Seat(),
     }
-    return Members(seats, 13, 2**32 + 1, 4, True)
+    return Membership(seats, 13, 2**32 + 1, 4, True)
 
 
-def _switch() -> Switch:
-    return Switch(2, "ssp", 4, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+def _switch() -> ModeSwitch:
+    return ModeSwitch(2, "ssp", 4, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
-def _wish() -> ModeWish:
-    return ModeWish(3, "geo", (("k_steps", 20), ("staleness", 0)))
+def _wish() -> ModeRequest:
+    return ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
 
 
 def decisions() -> list[Decision]:
     """A decision of each kind."""
     return [
-        Started(2),
-        Viewed(_members(), _supply()),
-        Met(4, np.array([[1.5, -2.0]]), None, None),
-        Met(5, None, _wish()),
-        Met(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
-        Left(1, 12),
-        Begun(_order(1, True), _plan()),
-        Begun(_order(2, False), None),
-        Leased(13, 2, ((16, 20), (40, 52)), 2),
-        Ended(3),
+        TermStarted(2),
+        ViewDecided(_members(), _supply()),
+        CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
+        CollectiveCompleted(5, None, _wish()),
+        CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
+        WorkerLeft(1, 12),
+        DatasetBegun(_order(1, True), _plan()),
+        DatasetBegun(_order(2, False), None),
+        LeaseGranted(13, 2, ((16, 20), (40, 52)), 2),
+        DatasetEnded(3),
     ]
 
 
@@ -180,8 +194,8 @@ def shard_states() -> dict[str, ShardState]:
     workers.base, workers.view = 8, 2**32 + 1
     rounds = Rounds({0, 1}, 5, {0: 5}, {}, {0: 5, 1: 6}, {1: 5}, {2}, {1: 3}, {1})
     rounds.held = {1: _push(1, 6), 0: Push(0, 13, 6, ())}
-    sync = Consistency(0, rounds, Clocks(), "sync", 1)
-    ssp = Consistency(0, Rounds({0, 1}), Clocks(4, {0: 3, 1: 7}, 4), "ssp")
+    sync = ConsistencyState(0, rounds, WorkerClocks(), "sync", 1)
+    ssp = ConsistencyState(0, Rounds({0, 1}), WorkerClocks(4, {0: 3, 1: 7}, 4), "ssp")
     return {
         "sync": ShardState(workers, sync, 7, {DENSE.key: 1, SPARSE.key: 0}),
         "ssp": ShardState(workers, ssp),
@@ -194,7 +208,7 @@ def coordinator() -> Coordinator:
     found = Coordinator(2)
     found.term, found.members, found.supply = 2, _members(), _supply()
     results = {4: np.array([[1.5, -2.0]]), 6: np.array([3, 4, -3, -4, 9])}
-    found.meetings = Meetings(6, results, {5: _wish()}, _switch())
+    found.meetings = CollectiveState(6, results, {5: _wish()}, _switch())
     return found
 
 
@@ -202,17 +216,17 @@ def build(folder: Path) -> None:
     """Write all files into a new folder."""
     folder.mkdir(parents=True)
     header = LogHeader(job="golden", server=0, servers=2, workers=2, block=4096)
-    log = Log(folder / "server.0.log", header)
+    log = ServerLog(folder / "server.0.log", header)
     log.forget()
     for record in records():
         log.append(*encode(record))
     log.turn(7)
     for decision in decisions():
         log.append(*encode_change(decision))
-    log.append(Kind.READY, [])
+    log.append(RecordKind.READY, [])
     states = shard_states()
-    log.append(*encode_state(Kind.CORE, server_state(states["ssp"], None)))
-    log.append(*encode_state(Kind.COPIED, server_state(states["sync"], coordinator())))
+    log.append(*encode_state(RecordKind.CORE, server_state(states["ssp"], None)))
+    log.append(*encode_state(RecordKind.COPIED, server_state(states["sync"], coordinator())))
     log.close()
     for name, state in states.items():
         decided = coordinator() if name == "sync" else None

@@ -1,21 +1,21 @@
 """Servers that answer the coordinator at once, for tests of it alone."""
 
-from psfleet.shard.events import Refuse
-from psfleet.shard.membership_view import Freeze, Report
-from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Seating
+from psfleet.shard.events import SendError
+from psfleet.shard.membership_view import PrepareView, ViewReport
+from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Registration
 
 __all__ = ["register", "settled"]
 
 
-def settled(coordinator: Coordinator, report: Report | None = None) -> list[Outcome]:
+def settled(coordinator: Coordinator, report: ViewReport | None = None) -> list[Outcome]:
     """Let every server answer what is due to it, at once and with this report."""
     outcomes: list[Outcome] = []
     while due := coordinator.due():
         for each in due:
             coordinator.rebooted(each.server, 1)
             view = each.message.view
-            if isinstance(each.message, Freeze):
-                outcomes += coordinator.reported(each.server, 1, view, report or Report())
+            if isinstance(each.message, PrepareView):
+                outcomes += coordinator.reported(each.server, 1, view, report or ViewReport())
             else:
                 outcomes += coordinator.installed(each.server, 1, view)
     return outcomes
@@ -26,7 +26,7 @@ def register(coordinator: Coordinator, worker: int, boot: int, workers: int) -> 
     outcomes = coordinator.register(worker, boot, workers, "register")
     every = [*outcomes, *settled(coordinator)]
     [outcome] = [one for one in every if one.call == "register"]
-    if isinstance(outcome, Refuse):
+    if isinstance(outcome, SendError):
         raise outcome.error
-    assert isinstance(outcome, Seating)
+    assert isinstance(outcome, Registration)
     return outcome.incarnation

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from psfleet.settings.environment import Environment
 from psfleet.wire.v1.membership_pb2 import BeatReply
-from psfleet_server.coordinator.coordinator import Orders
+from psfleet_server.coordinator.coordinator import WorkerRequests
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.waiting import until
@@ -29,7 +29,7 @@ def test_a_beat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
         runtime.on_beat(heard.append)
         until(lambda: heard)
         assert not heard[0].HasField("snapshot")
-        coordinator.orders = Orders((3, 4))
+        coordinator.orders = WorkerRequests((3, 4))
         runtime.push([]).wait()
         until(lambda: heard[-1].HasField("snapshot"))
         assert (heard[-1].snapshot.number, heard[-1].snapshot.view) == (3, 4)

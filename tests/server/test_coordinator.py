@@ -16,14 +16,14 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.shard.events import Refuse
+from psfleet.shard.events import SendError
 from psfleet_server.coordinator.coordinator import (
     Arrival,
-    Beat,
+    CollectiveReply,
     Coordinator,
+    Heartbeat,
     Outcome,
-    Release,
-    Seating,
+    Registration,
 )
 from tests.server.seating import register, settled
 
@@ -49,7 +49,7 @@ def reduction(worker: int, value: Any, mode: str = "sum", number: int = 1) -> Ar
 def error_of(outcome: list[Outcome]) -> PsfleetError:
     """The error of the only refusal."""
     [refusal] = outcome
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, SendError)
     return refusal.error
 
 
@@ -77,8 +77,8 @@ def test_the_last_to_arrive_releases_all() -> None:
     assert coordinator.arrive(barrier(0), "c0") == []
     assert coordinator.arrive(barrier(0), "c0 again") == []
     outcome = coordinator.arrive(barrier(1), "c1")
-    assert outcome == [Release(c, None) for c in ("c0", "c0 again", "c1", "c2")]
-    assert coordinator.arrive(barrier(1), "late") == [Release("late", None)]
+    assert outcome == [CollectiveReply(c, None) for c in ("c0", "c0 again", "c1", "c2")]
+    assert coordinator.arrive(barrier(1), "late") == [CollectiveReply("late", None)]
     assert coordinator.arrive(barrier(1, 2), "next") == []
 
 
@@ -90,7 +90,7 @@ def test_a_reduction_goes_in_worker_order(mode: str, wanted: float) -> None:
     outcomes = [
         o for w in (2, 0, 1) for o in coordinator.arrive(reduction(w, [values[w]], mode), f"c{w}")
     ]
-    assert [o.value for o in outcomes if isinstance(o, Release)] == [np.float32(wanted)] * 3
+    assert [o.value for o in outcomes if isinstance(o, CollectiveReply)] == [np.float32(wanted)] * 3
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
@@ -113,7 +113,7 @@ def test_only_the_present_life_may_come() -> None:
     coordinator.register(0, 999, 2, "new process")
     old, new = settled(coordinator)
     assert isinstance(error_of([old]), Fenced)
-    assert isinstance(new, Seating)
+    assert isinstance(new, Registration)
     life = new.incarnation
     assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
     assert isinstance(error_of(coordinator.arrive(Arrival(0, life + 1, 1), "c")), NotReady)
@@ -126,7 +126,7 @@ def test_who_has_left_is_not_awaited() -> None:
     coordinator = registered(2)
     coordinator.arrive(barrier(0), "c0")
     assert coordinator.leave(1, 1) == []
-    assert coordinator.leave(1, 2) == [Release("c0", None)]
+    assert coordinator.leave(1, 2) == [CollectiveReply("c0", None)]
 
 
 def test_an_expired_wait_names_the_missing() -> None:
@@ -138,14 +138,17 @@ def test_an_expired_wait_names_the_missing() -> None:
     assert "waits for worker 0, worker 2" in str(error)
     assert coordinator.expire("c1") == []
     coordinator.arrive(barrier(0), "c0")
-    assert coordinator.arrive(barrier(2), "c2") == [Release("c0", None), Release("c2", None)]
+    assert coordinator.arrive(barrier(2), "c2") == [
+        CollectiveReply("c0", None),
+        CollectiveReply("c2", None),
+    ]
 
 
 def test_a_life_that_is_over_hears_so() -> None:
     """The beat of an earlier life of a seat is answered with Fenced."""
     coordinator = Coordinator(1)
     life = register(coordinator, 0, 7, 1)
-    coordinator.beat(Beat(0, incarnation=life), 1.0)
+    coordinator.beat(Heartbeat(0, incarnation=life), 1.0)
     register(coordinator, 0, 8, 1)
     with pytest.raises(Fenced):
-        coordinator.beat(Beat(0, incarnation=life), 2.0)
+        coordinator.beat(Heartbeat(0, incarnation=life), 2.0)

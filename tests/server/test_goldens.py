@@ -28,13 +28,13 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.coordinator_state import become, write_coordinator
 from psfleet_server.durability.decisions import read_decision
 from psfleet_server.durability.inspect_log import verify
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log, chained, read_header
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog, chained, read_header
 from psfleet_server.durability.log_shipping import joined
-from psfleet_server.durability.records import Kind, decode, encode, encode_change
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.durability.records import RecordKind, decode, encode, encode_change
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
-from psfleet_server.services.replica_service import _Replica
+from psfleet_server.services.replica_service import _ReplicaService
 from tests.fuzz.files import of_folder
 from tests.fuzz.frames import Context
 from tests.server import goldens
@@ -42,21 +42,21 @@ from tests.server.goldens import FOLDER, SPECS, coordinator, decisions, records,
 
 ROOT = Path(__file__).parents[2]
 MESSAGES: dict[int, type[Message]] = {
-    Kind.CREATE: log_pb2.CreateRecord,
-    Kind.JOIN: shard_pb2.JoinRequest,
-    Kind.LEAVE: shard_pb2.LeaveRequest,
-    Kind.PUSH: Header,
-    Kind.WRITE: Header,
-    Kind.CLOSE: log_pb2.CloseRecord,
-    Kind.DECISION: log_pb2.DecisionRecord,
-    Kind.VIEW: membership_pb2.InstallRequest,
-    Kind.FILL: log_pb2.FillRecord,
-    Kind.CUT: log_pb2.CutRecord,
-    Kind.SHRINK: shard_pb2.ShrinkRequest,
-    Kind.TICK: log_pb2.TickRecord,
-    Kind.EVICT: log_pb2.EvictRecord,
-    Kind.CORE: state_pb2.ServerState,
-    Kind.COPIED: state_pb2.ServerState,
+    RecordKind.CREATE: log_pb2.CreateRecord,
+    RecordKind.JOIN: shard_pb2.JoinRequest,
+    RecordKind.LEAVE: shard_pb2.LeaveRequest,
+    RecordKind.PUSH: Header,
+    RecordKind.WRITE: Header,
+    RecordKind.CLOSE: log_pb2.CloseRecord,
+    RecordKind.DECISION: log_pb2.DecisionRecord,
+    RecordKind.VIEW: membership_pb2.InstallRequest,
+    RecordKind.FILL: log_pb2.FillRecord,
+    RecordKind.CUT: log_pb2.CutRecord,
+    RecordKind.SHRINK: shard_pb2.ShrinkRequest,
+    RecordKind.TICK: log_pb2.TickRecord,
+    RecordKind.EVICT: log_pb2.EvictRecord,
+    RecordKind.CORE: state_pb2.ServerState,
+    RecordKind.COPIED: state_pb2.ServerState,
 }
 UNKNOWN = b"\xfa\x7f\x01x"
 """A field of number 2047."""
@@ -111,9 +111,9 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_records_of_a_log_are_read_as_they_were() -> None:
     """Every kind of record and of decision comes back equal in every bit, and is written back so."""
     found, built = golden_records(), [*records(), *decisions()]
-    assert {kind for kind, _ in found} == {*Kind}
+    assert {kind for kind, _ in found} == {*RecordKind}
     for (kind, stored), said in zip(found, built, strict=False):
-        if kind == Kind.DECISION:
+        if kind == RecordKind.DECISION:
             decision = read_decision(body.read_alone(log_pb2.DecisionRecord, stored))
             assert plain(decision) == plain(said)
             assert joined(encode_change(decision)[1]) == stored
@@ -122,7 +122,11 @@ def test_records_of_a_log_are_read_as_they_were() -> None:
             assert plain(record) == plain(said)
             assert encode(record)[0] == kind
             assert joined(encode(record)[1]) == stored
-    assert [kind for kind, _ in found[len(built) :]] == [Kind.READY, Kind.CORE, Kind.COPIED]
+    assert [kind for kind, _ in found[len(built) :]] == [
+        RecordKind.READY,
+        RecordKind.CORE,
+        RecordKind.COPIED,
+    ]
 
 
 def test_the_header_of_a_log_is_read_as_it_was() -> None:
@@ -279,7 +283,7 @@ def test_unknown_fields_are_refused_at_any_depth() -> None:
     """A record or a state with one field that this version does not know is not read."""
     count = 0
     for kind, stored in golden_records():
-        if kind == Kind.READY:
+        if kind == RecordKind.READY:
             continue
         message, _ = body.unpack(MESSAGES[kind], stored)
         for changed in with_unknown_fields(message):
@@ -295,9 +299,9 @@ def test_unknown_fields_are_refused_at_any_depth() -> None:
 
 def taken(kind: int, stored: memoryview) -> None:
     """Read a record as recovery does."""
-    if kind in (Kind.CORE, Kind.COPIED):
+    if kind in (RecordKind.CORE, RecordKind.COPIED):
         read_state(stored)
-    elif kind == Kind.DECISION:
+    elif kind == RecordKind.DECISION:
         read_decision(body.read_alone(log_pb2.DecisionRecord, stored))
     else:
         decode(kind, stored, spec_of)
@@ -311,10 +315,10 @@ def test_a_map_with_an_unknown_field_is_refused() -> None:
         body.parse(log_pb2.CloseRecord, b"\x1a\x07" + entry + b"\x18\x09")
 
 
-def a_log(path: Path, append: Callable[[Log], None]) -> bytes:
+def a_log(path: Path, append: Callable[[ServerLog], None]) -> bytes:
     """A log with a table and what is appended; its bytes."""
-    log, shard = Log(path, log_pb2.LogHeader(servers=1, workers=1)), Shard()
-    Keeper(log, shard, None).start()
+    log, shard = ServerLog(path, log_pb2.LogHeader(servers=1, workers=1)), Shard()
+    Journal(log, shard, None).start()
     shard.create(goldens.DENSE, np.zeros(5, np.float32))
     append(log)
     log.close()
@@ -327,12 +331,12 @@ def test_a_log_with_something_unknown_is_refused(tmp_path: Path, case: str) -> N
     path = tmp_path / "server.0.log"
     tick = log_pb2.TickRecord(seconds=1.0)
     tick.MergeFromString(UNKNOWN)
-    kind = {"field": Kind.TICK, "kind": 99, "ready": Kind.READY}[case]
+    kind = {"field": RecordKind.TICK, "kind": 99, "ready": RecordKind.READY}[case]
     before = a_log(path, lambda log: log.append(kind, body.pack(tick)))
-    log = Log(path, log_pb2.LogHeader(servers=1, workers=1))
+    log = ServerLog(path, log_pb2.LogHeader(servers=1, workers=1))
     words = "read it with the psfleet version that wrote it, or start the job anew"
     with pytest.raises(LogError, match=rf"record 3 of log '{path}' cannot be taken: .*; {words}"):
-        Keeper(log, Shard(), None).start()
+        Journal(log, Shard(), None).start()
     log.close()
     assert path.read_bytes() == before
 
@@ -348,7 +352,7 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
         crc = zlib.crc32(struct.pack("<I", version) + text)
         path.write_bytes(b"PSFLOG\r\n" + struct.pack("<III", version, len(text), crc) + text)
         with pytest.raises(LogError, match=f"'{path}' cannot be read: .*{why}.*psfleet version"):
-            Log(path, header)
+            ServerLog(path, header)
 
 
 @pytest.mark.parametrize("case", ["field", "version", "arrays"])
@@ -372,7 +376,7 @@ def test_a_snapshot_with_something_unknown_is_refused(tmp_path: Path, case: str)
         with pytest.raises(CheckpointError, match="cannot be read"):
             save_fleet(str(tmp_path / "never"), [shard])
         assert not (tmp_path / "never").exists()
-        patched.setattr(loading._File, "server", lambda _: ServerState(shard.state()))
+        patched.setattr(loading._ServerFile, "server", lambda _: ServerState(shard.state()))
         save_fleet(str(tmp_path / "later"), [shard])
     runtime = EmbeddedRuntime()
     with pytest.raises(CheckpointError, match=r"later/shard-0.*cannot be read.*psfleet version"):
@@ -381,7 +385,7 @@ def test_a_snapshot_with_something_unknown_is_refused(tmp_path: Path, case: str)
 
 def test_a_standby_of_another_version_is_refused() -> None:
     """A primary sends no records to a process that reads them in another way."""
-    replica = _Replica(Host(Shard(), None, Deadlines()))
+    replica = _ReplicaService(ShardHost(Shard(), None, Deadlines()))
     requests = iter([FollowRequest(attach=1, version=2).SerializeToString()])
     context: Any = Context()
     with pytest.raises(ProtocolError, match="version 2, this server writes version 1; start both"):

@@ -11,7 +11,7 @@ from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import GRACE, open_channel
 from psfleet.wire.error_status import error_of
-from psfleet_server.rpc.deferred_reply import Deadlines, Reply, immediate, parkable
+from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200
 POOL = 4
@@ -21,12 +21,12 @@ class Station:
     """A server whose calls wait until they are let go."""
 
     def __init__(self) -> None:
-        self.waiting: list[Reply] = []
-        self.expired: list[Reply] = []
+        self.waiting: list[DeferredReply] = []
+        self.expired: list[DeferredReply] = []
         self.changed = threading.Condition()
         self.deadlines = Deadlines()
 
-    def wait(self, request: bytes, reply: Reply) -> None:
+    def wait(self, request: bytes, reply: DeferredReply) -> None:
         """Park the call; a request `fail` fails at once."""
         if request == b"fail":
             raise PsfleetError("no")
@@ -37,7 +37,7 @@ class Station:
             self.changed.notify()
         reply.park(self.deadlines, lambda: self.expire(reply))
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: DeferredReply) -> None:
         """Answer a call whose time is over."""
         with self.changed:
             self.expired.append(reply)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from psfleet.checkpoint import Cut
+from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
-from psfleet.shard.events import Refuse
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.events import SendError
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
@@ -102,13 +102,13 @@ def learned(number: int = 1, lives: Mapping[int, int] = LIVES) -> list[WorkerLea
 
 def parts(pushes: dict[int, tuple[int, int]], number: int = 1) -> tuple[SnapshotPart, ...]:
     """Of two servers that are cut at the same pushes."""
-    cut = Cut(number, "async", 0, pushes)
+    cut = CutPosition(number, "async", 0, pushes)
     return SnapshotPart(cut, "file 0"), SnapshotPart(cut, "file 1")
 
 
 def failed(instructions: list[SnapshotInstruction]) -> Exception:
     """Why the one request that is refused is refused."""
-    [refused] = [one for one in instructions if isinstance(one, Refuse)]
+    [refused] = [one for one in instructions if isinstance(one, SendError)]
     return refused.error
 
 
@@ -117,9 +117,9 @@ def test_an_asynchronous_snapshot() -> None:
     of the snapshot; it is published when all files are there, and the requester hears when all servers do."""
     play = Play()
     assert play.request(seen=6) == [OpenDraft(7, "")]
-    assert play(OPENED) == [BeginCuts("/job/.partial", Cutting(7))]
+    assert play(OPENED) == [BeginCuts("/job/.partial", PendingCut(7))]
     assert play(ServersReplied((ASYNC, ASYNC))) == [
-        BeginCuts("/job/.partial", Cutting(7, members=LIVES))
+        BeginCuts("/job/.partial", PendingCut(7, members=LIVES))
     ]
     assert play(ServersReplied()) == [AnnounceSnapshot(7), WatchCut(7)]
     first, second = learned(7)
@@ -148,7 +148,7 @@ def test_a_synchronous_snapshot() -> None:
     that learns of the snapshot is told at once which round is the last in it."""
     play = Play()
     found = play.begin(Standing("sync", 4, LIVES), Standing("sync", 5, LIVES))
-    assert found == [BeginCuts("/job/.partial", Cutting(1, round=5))]
+    assert found == [BeginCuts("/job/.partial", PendingCut(1, round=5))]
     assert play(ServersReplied()) == [AnnounceSnapshot(1), AwaitParts(1, cut=True)]
     assert play(learned()[1]) == [ReleaseWorker("w1", False, 5)]
 
@@ -156,7 +156,7 @@ def test_a_synchronous_snapshot() -> None:
 def test_a_fleet_that_nobody_has_joined() -> None:
     """It is cut where it stands."""
     nobody = Standing("", 0, {})
-    assert Play().begin(nobody, nobody) == [BeginCuts("/job/.partial", Cutting(1, round=0))]
+    assert Play().begin(nobody, nobody) == [BeginCuts("/job/.partial", PendingCut(1, round=0))]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def synchronous(play: Play, last: int) -> None:
     """Take a whole snapshot after a round."""
     standing = Standing("sync", last, LIVES)
     play.begin(standing, standing)
-    cut = Cut(1, "sync", last, {})
+    cut = CutPosition(1, "sync", last, {})
     play(*[ServersReplied()] * 2, ServersReplied((SnapshotPart(cut, ""), SnapshotPart(cut, ""))))
     play(SnapshotPublished(), ServersReplied())
 
@@ -215,7 +215,7 @@ def test_servers_that_disagree_are_asked_again() -> None:
     assert play.begin(ASYNC, other) == []
     assert play(TimePassed()) == []
     again = play(TimePassed(), seconds=play.coordinator.deadline - play.now)
-    assert again == [BeginCuts("/job/.partial", Cutting(1))]
+    assert again == [BeginCuts("/job/.partial", PendingCut(1))]
     play(ServersReplied((ASYNC, other)))
     assert play(TimePassed(), seconds=11) == [AnnounceSnapshot(None), SettleCuts(1, False, 0)]
     error = failed(play(ServersReplied()))
@@ -270,7 +270,7 @@ def test_a_delta_builds_on_the_last_base() -> None:
     play.complete(base=True)
     remembers = Standing("async", 0, LIVES, (1,))
     [begin] = play.begin(remembers, remembers, delta=True)
-    assert begin == BeginCuts("/job/.partial", Cutting(2, members=LIVES, since=1, remember=True))
+    assert begin == BeginCuts("/job/.partial", PendingCut(2, members=LIVES, since=1, remember=True))
     play(ServersReplied(), *learned(2), ServersReplied())
     [publish] = play(ServersReplied(parts({}, 2)))
     assert isinstance(publish, PublishSnapshot)
@@ -487,7 +487,7 @@ class Chaos:
                 self.due = [ServersReplied()]
             case ReleaseWorker(call):
                 self.answers[f"{call}"] += 1
-            case Refuse(call):
+            case SendError(call):
                 self.answers[f"{call}"] += 1
             case CompleteSnapshot(call, number):
                 assert number in self.published

@@ -9,21 +9,21 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import (
-    Answer,
     BeginCut,
     EndCut,
     Event,
     Join,
-    Keep,
     Leave,
     MarkCut,
     Pull,
     Push,
-    Refuse,
+    SendError,
+    SendOutcome,
+    WriteSnapshot,
 )
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
 
@@ -43,9 +43,9 @@ def take(shard: Shard, event: Event) -> FrozenShard | None:
     """What an event lets the shard keep; raises what it refuses."""
     kept = None
     for instruction in shard.handle(event, "call"):
-        if isinstance(instruction, Refuse):
+        if isinstance(instruction, SendError):
             raise instruction.error
-        if isinstance(instruction, Keep):
+        if isinstance(instruction, WriteSnapshot):
             kept = instruction.frozen
     return kept
 
@@ -67,7 +67,7 @@ def weight(frozen: FrozenShard | None) -> float:
 
 def members(number: int, *lives: tuple[int, int]) -> BeginCut:
     """A cut at the marks of these lives."""
-    return BeginCut(Cutting(number, members=dict(lives)))
+    return BeginCut(PendingCut(number, members=dict(lives)))
 
 
 def test_pushes_behind_a_mark_wait_for_the_cut() -> None:
@@ -135,14 +135,14 @@ def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
     one = shard("sync")
     for worker in range(2):
         take(one, push(worker, 1))
-    take(one, BeginCut(Cutting(1)))
+    take(one, BeginCut(PendingCut(1)))
     for worker in range(2):
         take(one, Pull(worker, 1, (), 1))
     assert one.rounds.closed == 0
-    frozen = take(one, BeginCut(Cutting(1, round=1)))
+    frozen = take(one, BeginCut(PendingCut(1, round=1)))
     assert weight(frozen) == 1
     take(one, push(0, 2))
-    late = take(one, BeginCut(Cutting(2, round=1)))
+    late = take(one, BeginCut(PendingCut(2, round=1)))
     assert late is not None
     again = Shard(workers=2)
     again.create(DENSE, np.zeros(3, np.float32))
@@ -153,7 +153,7 @@ def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
         write_state(ServerState(late.state))
     )
     with pytest.raises(PsfleetError, match="round 1 is closed"):
-        take(one, BeginCut(Cutting(3, round=0)))
+        take(one, BeginCut(PendingCut(3, round=0)))
     late.close()
 
 
@@ -162,16 +162,16 @@ def test_a_fleet_without_rounds_is_not_cut_after_one() -> None:
     cut: every server would cut between pushes of its own choice, so it is refused."""
     one = Shard(workers=1)
     one.create(DENSE, np.zeros(3, np.float32))
-    take(one, BeginCut(Cutting(1)))
+    take(one, BeginCut(PendingCut(1)))
     take(one, Join(0, 1, "async"))
     take(one, push(0, 1))
     with pytest.raises(PsfleetError, match="the fleet now runs in mode 'async' on server 0"):
-        take(one, BeginCut(Cutting(1, round=0)))
+        take(one, BeginCut(PendingCut(1, round=0)))
 
 
 def test_an_answer_says_how_far_it_is() -> None:
     """Server 0 learns the last closed round of each server."""
     one = shard("sync")
-    [answer] = one.handle(BeginCut(Cutting(1)), "call")
-    assert isinstance(answer, Answer)
+    [answer] = one.handle(BeginCut(PendingCut(1)), "call")
+    assert isinstance(answer, SendOutcome)
     assert answer.number == 0

@@ -6,7 +6,7 @@ import pytest
 from psfleet.errors import ShapeError
 from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
-from psfleet.shard.events import Answer, Refuse, State, Write
+from psfleet.shard.events import PartState, SendError, SendOutcome, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 
@@ -30,8 +30,8 @@ def test_parts_make_the_whole() -> None:
         source.push(np.random.default_rng(seed).standard_normal(10, np.float32), 0.1)
     for start in (8, 0, 4):
         step, values = source.part(start, start + 4)
-        state = State(SPEC.key, step, values, start=start)
-        assert isinstance(other.handle(Write((state,)), "call")[0], Answer)
+        state = PartState(SPEC.key, step, values, start=start)
+        assert isinstance(other.handle(WriteState((state,)), "call")[0], SendOutcome)
     assert target.step == 3
     for ours, theirs in zip(source.state(), target.state(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -42,9 +42,9 @@ def test_parts_beyond_the_end_are_refused(start: int, length: int) -> None:
     """Nothing is changed."""
     shard = Shard()
     table(shard, SPEC)
-    state = State(SPEC.key, 1, np.ones((3, length), np.float32), start=start)
-    [refused] = shard.handle(Write((state,)), "call")
-    assert isinstance(refused, Refuse)
+    state = PartState(SPEC.key, 1, np.ones((3, length), np.float32), start=start)
+    [refused] = shard.handle(WriteState((state,)), "call")
+    assert isinstance(refused, SendError)
     assert isinstance(refused.error, ShapeError)
     assert table(shard, SPEC).step == 0
 

@@ -8,7 +8,17 @@ from psfleet.rules import SGD, Adam
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
-from psfleet.shard.events import Answer, Instruction, Join, Pull, Push, Record, Refuse, State, Write
+from psfleet.shard.events import (
+    Instruction,
+    Join,
+    PartState,
+    Pull,
+    Push,
+    Record,
+    SendError,
+    SendOutcome,
+    WriteState,
+)
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 
@@ -37,7 +47,7 @@ def push(sequence: int, ids: list[int], worker: int = 0) -> Push:
 
 def refused(instructions: list[Instruction]) -> bool:
     first = instructions[0]
-    return isinstance(first, Refuse) and isinstance(first.error, UsageError)
+    return isinstance(first, SendError) and isinstance(first.error, UsageError)
 
 
 def sizes(shard: Shard) -> list[tuple[int, int]]:
@@ -52,18 +62,18 @@ def test_async_push_is_refused_whole() -> None:
     shard.journal = records.append
     assert refused(shard.handle(push(2, [3, 4, 5]), "b"))
     assert (sizes(shard), shard.workers.sequences, records) == ([(3, 1), (3, 1)], {0: 1}, [])
-    assert shard.handle(push(2, [3, 4]), "c") == [Answer("c", "applied")]
-    assert shard.handle(push(2, [3, 4]), "d") == [Answer("d", "applied")]
+    assert shard.handle(push(2, [3, 4]), "c") == [SendOutcome("c", "applied")]
+    assert shard.handle(push(2, [3, 4]), "d") == [SendOutcome("d", "applied")]
     assert sizes(shard) == [(4, 2), (4, 2)]
 
 
 def test_sync_push_is_refused_when_it_would_be_held() -> None:
     """Rows of pushes that are held already count, each id once; the round can still close."""
     shard = make("sync", workers=2)
-    assert shard.handle(push(1, [1, 2, 3]), "a") == [Answer("a", "held")]
+    assert shard.handle(push(1, [1, 2, 3]), "a") == [SendOutcome("a", "held")]
     assert refused(shard.handle(push(1, [3, 4, 5], worker=1), "b"))
     assert list(shard.rounds.held) == [0]
-    assert shard.handle(push(1, [2, 3, 4], worker=1), "c") == [Answer("c", "held")]
+    assert shard.handle(push(1, [2, 3, 4], worker=1), "c") == [SendOutcome("c", "held")]
     for worker in range(2):
         shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
     assert (sizes(shard), shard.rounds.closed) == ([(4, 1), (4, 1)], 1)
@@ -75,9 +85,10 @@ def test_write_is_refused_whole(mode: Mode) -> None:
     shard = make(mode)
     shard.handle(push(1, [1, 2]), "a")
     parts = [
-        State(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids)) for ids in ([3, 4], [5, 6])
+        PartState(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids))
+        for ids in ([3, 4], [5, 6])
     ]
     before = sizes(shard)
-    assert refused(shard.handle(Write(tuple(parts), 0, 1, 1), "b"))
+    assert refused(shard.handle(WriteState(tuple(parts), 0, 1, 1), "b"))
     assert (sizes(shard), shard.workers.writes) == (before, {0: 0})
-    assert shard.handle(Write((parts[0],), 0, 1, 1), "c") == [Answer("c")]
+    assert shard.handle(WriteState((parts[0],), 0, 1, 1), "c") == [SendOutcome("c")]

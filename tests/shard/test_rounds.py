@@ -12,7 +12,6 @@ from psfleet.rules.sgd import SGD
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
-    Answer,
     Event,
     Expire,
     Instruction,
@@ -20,8 +19,9 @@ from psfleet.shard.events import (
     Leave,
     Pull,
     Push,
-    Refuse,
-    Serve,
+    SendError,
+    SendOutcome,
+    SendValues,
 )
 from psfleet.shard.shard import Shard
 
@@ -60,7 +60,9 @@ def weights(shard: Shard) -> list[float]:
 def outcome(instructions: list[Instruction]) -> object:
     first = instructions[0]
     return (
-        type(first.error) if isinstance(first, Refuse) else getattr(first, "outcome", type(first))
+        type(first.error)
+        if isinstance(first, SendError)
+        else getattr(first, "outcome", type(first))
     )
 
 
@@ -72,7 +74,7 @@ def test_round_closes_when_every_member_has_committed(shards: list[Shard]) -> No
     assert shard.handle(Pull(0, 1, (), commit=1), "p0") == []
     assert weights(shard) == [0, 0, 0]
     served = shard.handle(Pull(1, 1, (), commit=1), "p1")
-    assert {s.call for s in served if isinstance(s, Serve)} == {"p0", "p1"}
+    assert {s.call for s in served if isinstance(s, SendValues)} == {"p0", "p1"}
     assert weights(shard) == [-2, -2, -2]
 
 
@@ -130,25 +132,25 @@ def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
     shard.handle(dense_push(0, 1, 1.0), "a")
     shard.handle(Pull(0, 1, (), commit=1), "p")
     [refused] = shard.handle(Expire(), "p")
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, SendError)
     assert isinstance(refused.error, DeadlineExceeded)
     assert "worker 1" in str(refused.error)
     shard.handle(dense_push(1, 1, 1.0), "b")
     served = shard.handle(Pull(1, 1, (), commit=1), "q")
-    assert [s.call for s in served if isinstance(s, Serve)] == ["q"]
+    assert [s.call for s in served if isinstance(s, SendValues)] == ["q"]
 
 
 def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
     """A worker without data rests; rounds close without it; when all rest, all are members again."""
     shard = make(shards, 2)
-    assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == Answer("r1", number=2)
+    assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == SendOutcome("r1", number=2)
     shard.handle(dense_push(0, 1, 1.0), "a")
-    assert shard.handle(Pull(0, 1, (), commit=1), "p") == [Serve("p", ())]
+    assert shard.handle(Pull(0, 1, (), commit=1), "p") == [SendValues("p", ())]
     shard.handle(Leave(0, 1, 1, rest=1), "r0")
     shard.handle(Leave(1, 1, 0, rest=1), "repeated")
     shard.handle(dense_push(0, 2, 1.0), "a")
     assert shard.handle(Pull(0, 1, (), commit=2), "p") == []
-    assert shard.handle(Leave(1, 1, 0), "gone")[1:] == [Serve("p", ())]
+    assert shard.handle(Leave(1, 1, 0), "gone")[1:] == [SendValues("p", ())]
     assert weights(shard) == [-2, -2, -2]
 
 

@@ -11,7 +11,7 @@ import pytest
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
@@ -21,7 +21,7 @@ from psfleet.testing.training_run import in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
 COUNTS = TableSpec(
-    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (3,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
 SERVERS, WORKERS, IDS = 3, 3, 60

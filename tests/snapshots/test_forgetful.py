@@ -9,7 +9,7 @@ import pytest
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
@@ -17,7 +17,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 
 COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 IDS = np.arange(100)
 PATIENCE = Patience(answer=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine

@@ -10,7 +10,7 @@ import pytest
 
 from psfleet.checkpoint.worker_state import redealt
 from psfleet.modes.switch import connect
-from psfleet.strategy import Consistency
+from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
 from tests.consistency.workers import DENSE, ROWS, step
@@ -28,7 +28,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "snapshot")
 
     def work(fleet: LocalFleet, worker: int, batch: int, stop: int) -> None:
-        runtime = connect(fleet.environment(worker), Consistency(mode))
+        runtime = connect(fleet.environment(worker), ConsistencySettings(mode))
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)
         for size, counts in ((10, earlier), (SAMPLES, used)):

@@ -13,10 +13,10 @@ from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.server_state import ServerState
-from psfleet_server.durability.snapshot_writer import Parts
-from psfleet_server.durability.throttle import Pace
+from psfleet_server.durability.snapshot_writer import SnapshotWriter
+from psfleet_server.durability.throttle import Throttle
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
 SECONDS = 60.0
@@ -40,9 +40,9 @@ class Outcome:
 
 
 @contextmanager
-def parts_of(folder: Path, *numbers: int) -> Iterator[Parts]:
+def parts_of(folder: Path, *numbers: int) -> Iterator[SnapshotWriter]:
     """Parts that await the cuts of these snapshots."""
-    parts = Parts()
+    parts = SnapshotWriter()
     try:
         for number in numbers:
             parts.expect(number, str(folder))
@@ -52,11 +52,11 @@ def parts_of(folder: Path, *numbers: int) -> Iterator[Parts]:
         parts.stop()
 
 
-def cut(parts: Parts, number: int) -> None:
+def cut(parts: SnapshotWriter, number: int) -> None:
     """Cut a shard with one table."""
     shard = Shard()
     shard.create(DENSE, np.arange(10, dtype=np.float32))
-    frozen = shard.freeze(Cutting(number))
+    frozen = shard.freeze(PendingCut(number))
     parts.begin(frozen, ServerState(frozen.state))
 
 
@@ -77,7 +77,7 @@ def test_no_thread_is_started_at_the_cut(tmp_path: Path) -> None:
 
 def test_a_cut_may_come_before_the_thread(tmp_path: Path) -> None:
     """An idle fleet is cut while it is being asked to be."""
-    parts, written = Parts(), Outcome()
+    parts, written = SnapshotWriter(), Outcome()
     parts.expect(1, str(tmp_path))
     cut(parts, 1)
     parts.start(1)
@@ -111,7 +111,7 @@ def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
 def test_a_thread_that_writes_rests_in_proportion(worked: float, rest: float) -> None:
     """Of a quarter of one processor's time three quarters are rests; each lasts a moment at least."""
     clock, rests = [1.0], list[float]()
-    pace = Pace(0.25, lambda: clock[0], rests.append)
+    pace = Throttle(0.25, lambda: clock[0], rests.append)
     for _ in range(2):
         clock[0] += worked
         pace.rest()

@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from psfleet.checkpoint.worker_state import Place, Remembered, read_states
+from psfleet.checkpoint.worker_state import LoopPosition, WorkerState, read_states
 from psfleet.errors import ConfigError, UsageError
 from psfleet.optimizer.lr import StepDecay
-from psfleet.settings.durations import Interval
+from psfleet.settings.durations import SnapshotInterval
 
 
 def test_states_belong_to_steps() -> None:
     """A snapshot gets what things were after its step; a thing gets back what it was."""
-    remembered, place, dice = Remembered(), Place(), np.random.default_rng(3)
+    remembered, place, dice = WorkerState(), LoopPosition(), np.random.default_rng(3)
     rate = StepDecay(0.1, step_size=2)
     for name, thing in (("place", place), ("dice", dice), ("rate", rate)):
         remembered.add(name, thing)
@@ -25,40 +25,40 @@ def test_states_belong_to_steps() -> None:
         remembered.capture(step)
     state = read_states(json.loads(remembered.state_at(3)))
     assert [step for step, _ in json.loads(remembered.state_at(-1))] == [1, 2, 3, 4, 5]
-    again, there = np.random.default_rng(0), Place()
+    again, there = np.random.default_rng(0), LoopPosition()
     other = StepDecay(0.1, step_size=2)
     for name, thing in (("place", there), ("dice", again), ("rate", other)):
-        Remembered().add(name, thing, state[name])
+        WorkerState().add(name, thing, state[name])
     assert (there.item, again.random(), other.last_epoch) == (3, drawn[3], 3)
 
 
 def test_what_cannot_be_remembered_is_refused() -> None:
     """No state, a state that is no JSON, a name that is taken."""
-    remembered = Remembered()
+    remembered = WorkerState()
     with pytest.raises(UsageError, match="no state_dict"):
         remembered.add("x", object())
-    remembered.add("place", Place())
+    remembered.add("place", LoopPosition())
     with pytest.raises(UsageError, match="already"):
-        remembered.add("place", Place())
+        remembered.add("place", LoopPosition())
     assert remembered.state_at(0) == b"" or remembered.state_at(-1) == b"[]"
 
 
 @pytest.mark.parametrize(
     ("text", "interval"),
     [
-        ("60s", Interval(60.0)),
-        ("1.5min", Interval(90.0)),
-        ("1000 rounds", Interval(rounds=1000)),
-        ("1 round", Interval(rounds=1)),
+        ("60s", SnapshotInterval(60.0)),
+        ("1.5min", SnapshotInterval(90.0)),
+        ("1000 rounds", SnapshotInterval(rounds=1000)),
+        ("1 round", SnapshotInterval(rounds=1)),
     ],
 )
-def test_intervals(text: str, interval: Interval) -> None:
+def test_intervals(text: str, interval: SnapshotInterval) -> None:
     """Time or rounds."""
-    assert Interval.parse(text, "x") == interval
+    assert SnapshotInterval.parse(text, "x") == interval
 
 
 @pytest.mark.parametrize("text", ["", "60", "0s", "rounds", "1.5 rounds", "-1s", "1 day"])
 def test_no_intervals(text: str) -> None:
     """Anything else is a sentence that quotes it."""
     with pytest.raises(ConfigError, match="must be like 60s"):
-        Interval.parse(text, "--snapshot-every")
+        SnapshotInterval.parse(text, "--snapshot-every")

@@ -7,12 +7,12 @@ from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.errors import CheckpointError
 from psfleet.shard.shard import Shard
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet.testing.training_run import Training, in_threads
+from psfleet.testing.training_run import TrainingWorkload, in_threads
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.waiting import until
 
 EVERY, STEPS = 3, 12
-TRAINING = Training(steps=1)
+TRAINING = TrainingWorkload(steps=1)
 
 
 def has(folder: Path, number: int) -> bool:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.standbys import Promote, Standbys
+from psfleet_launch.supervision.standbys import PromoteStandby, Standbys
 from tests.waiting import until
 
 LOOK = 0.005  # seconds between looks at processes and ready files
@@ -92,7 +92,7 @@ class Pairs(LocalFleet):
         assert promote is not None
         self._promote(promote)
 
-    def _promote(self, promote: Promote) -> None:
+    def _promote(self, promote: PromoteStandby) -> None:
         self.ready_file(promote.member.rank, promote.member.copy).unlink()
         self._order(promote.member, f"promote {promote.term}")
         self.takeovers += 1

@@ -8,10 +8,10 @@ import pytest
 from psfleet.errors import Fenced, ProtocolError
 from psfleet.wire.frame import Part
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.job_events import Exited, Ready, Start
-from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.durability.log_shipping import Feed, joined
+from psfleet_server.durability.log_shipping import LogShipping, joined
 
 SERVER = Member("server", 0)
 FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
@@ -22,27 +22,30 @@ def training() -> Supervisor:
     """A job of one server and one worker that has begun to train; a standby has been started."""
     job = Supervisor((SERVER,), (WORKER,), standbys=Standbys())
     job.begin(0.0)
-    assert job.handle(Ready(SERVER), 1.0) == [Start((FIRST,)), Start((WORKER,))]
+    assert job.handle(ServerReady(SERVER), 1.0) == [
+        StartProcesses((FIRST,)),
+        StartProcesses((WORKER,)),
+    ]
     return job
 
 
 def test_a_ready_standby_takes_over_and_gets_one_itself() -> None:
     """The next standby is started when the takeover is over; terms rise."""
     job = training()
-    assert job.handle(Ready(FIRST), 2.0) == []
-    assert job.handle(Exited(SERVER, -9), 3.0) == [Promote(FIRST, SERVER, 2)]
+    assert job.handle(ServerReady(FIRST), 2.0) == []
+    assert job.handle(ProcessExited(SERVER, -9), 3.0) == [PromoteStandby(FIRST, SERVER, 2)]
     assert job.standbys is not None
     assert job.standbys.promoted == {FIRST}
-    assert job.handle(Ready(FIRST), 3.2) == [Start((SECOND,))]
-    job.handle(Ready(SECOND), 4.0)
-    assert job.handle(Exited(FIRST, -9), 5.0) == [Promote(SECOND, FIRST, 3)]
+    assert job.handle(ServerReady(FIRST), 3.2) == [StartProcesses((SECOND,))]
+    job.handle(ServerReady(SECOND), 4.0)
+    assert job.handle(ProcessExited(FIRST, -9), 5.0) == [PromoteStandby(SECOND, FIRST, 3)]
     job.validate()
 
 
 def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
     """The server may have answered what that standby has not: the job fails as it would without."""
     job = training()
-    job.handle(Exited(SERVER, -9), 3.0)
+    job.handle(ProcessExited(SERVER, -9), 3.0)
     assert job.failure is not None
     assert job.failure.member == SERVER
 
@@ -50,15 +53,18 @@ def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
 def test_a_dead_standby_is_released_and_replaced() -> None:
     """It is forgotten first, so that it is not promoted when its primary dies at the same moment."""
     job = training()
-    job.handle(Ready(FIRST), 2.0)
-    assert job.handle(Exited(FIRST, -9), 3.0) == [Release(SERVER, 1), Start((SECOND,))]
-    job.handle(Exited(SERVER, -9), 3.0)
+    job.handle(ServerReady(FIRST), 2.0)
+    assert job.handle(ProcessExited(FIRST, -9), 3.0) == [
+        ReleaseStandbys(SERVER, 1),
+        StartProcesses((SECOND,)),
+    ]
+    job.handle(ProcessExited(SERVER, -9), 3.0)
     assert job.failure is not None
 
 
 def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
     """From its first word on; a broken stream releases nobody, the launcher's word does."""
-    feed = Feed()
+    feed = LogShipping()
     last = feed.attach(1)
     feed.append(4, [b"before"])
     feed.settle(feed.end)  # not required yet
@@ -84,7 +90,7 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
 
 def test_released_standbys_cannot_attach() -> None:
     """A late one must not be waited for: nobody would promote it."""
-    feed = Feed()
+    feed = LogShipping()
     feed.release(2)
     with pytest.raises(Fenced):
         feed.attach(2)

@@ -16,13 +16,13 @@ import pytest
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import DeadlineExceeded
 from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.testing.push_counts import Counting
-from psfleet.testing.training_run import Training, in_threads, same_bits
+from psfleet.testing.push_counts import CountingWorkload
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
 
-TRAINING = Training()
+TRAINING = TrainingWorkload()
 
 
 class Watched(ClusterRuntime):
@@ -105,7 +105,7 @@ def test_all_die_in_turn(seed: int) -> None:
 
 def test_every_push_is_counted_once() -> None:
     """Async mode: tables that count pushes count each one once, whichever primaries die."""
-    counting = Counting(60)
+    counting = CountingWorkload(60)
 
     def work(worker: int) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), "async")
@@ -126,8 +126,8 @@ def test_a_deposed_primary_answers_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(Counting.total, np.zeros(9000, np.float32))
-        gradient = Gradient(Counting.total.key, np.full(9000, -1, np.float32), None, 1.0)
+        runtime.create(CountingWorkload.total, np.zeros(9000, np.float32))
+        gradient = Gradient(CountingWorkload.total.key, np.full(9000, -1, np.float32), None, 1.0)
         runtime.push([gradient])
         runtime.flush()
         deposed = fleet.process(0)
@@ -140,7 +140,7 @@ def test_a_deposed_primary_answers_nobody() -> None:
         assert deposed.wait(60) == DEPOSED
         runtime.flush()
         np.testing.assert_array_equal(
-            runtime.pull([Read(Counting.total.key)])[0], np.full(9000, 2.0)
+            runtime.pull([Read(CountingWorkload.total.key)])[0], np.full(9000, 2.0)
         )
         runtime.close()
 
@@ -150,17 +150,21 @@ def test_a_primary_without_its_standby_answers_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(Counting.total, np.zeros(9000, np.float32))
+        runtime.create(CountingWorkload.total, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
         follower.send_signal(signal.SIGSTOP)
-        runtime.push([Gradient(Counting.total.key, np.full(9000, -1, np.float32), None, 1.0)])
+        runtime.push(
+            [Gradient(CountingWorkload.total.key, np.full(9000, -1, np.float32), None, 1.0)]
+        )
         with pytest.raises(DeadlineExceeded):
             runtime.flush(timeout=0.5)
         follower.send_signal(signal.SIGKILL)
         with fleet.deciding():
             runtime.flush()
         assert fleet.lost == 1
-        np.testing.assert_array_equal(runtime.pull([Read(Counting.total.key)])[0], np.ones(9000))
+        np.testing.assert_array_equal(
+            runtime.pull([Read(CountingWorkload.total.key)])[0], np.ones(9000)
+        )
         runtime.close()
 
 

@@ -6,22 +6,22 @@ import threading
 import pytest
 
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.hang_detection import Watch
+from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import (
     Action,
+    ClockTick,
     Event,
-    Exited,
-    GiveUp,
+    KillHung,
     LivenessSignal,
-    Parting,
-    Ready,
-    Silent,
-    Start,
-    Tick,
+    ProcessEnding,
+    ProcessExited,
+    ReportHung,
+    ServerReady,
+    StartProcesses,
 )
-from psfleet_launch.supervision.standbys import Promote, Release, Standbys
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.liveness import Pulse
+from psfleet_server.liveness import LivenessPipe
 from tests.waiting import until
 
 SERVER = Member("server", 0)
@@ -37,20 +37,20 @@ class Job:
     def __init__(self, *, ready: bool = True, supervisor: Supervisor | None = None) -> None:
         self.at = 0.0
         self.supervisor = supervisor or Supervisor(
-            (SERVER,), (WORKER,), standbys=Standbys(), watch=Watch(PATIENCE)
+            (SERVER,), (WORKER,), standbys=Standbys(), watch=HangDetector(PATIENCE)
         )
         self.supervisor.begin(self.at)
-        self.supervisor.handle(Ready(SERVER), self.at)
+        self.supervisor.handle(ServerReady(SERVER), self.at)
         self.look({SERVER, FIRST}, 1.0)
         if ready:
-            self.supervisor.handle(Ready(FIRST), self.at)
+            self.supervisor.handle(ServerReady(FIRST), self.at)
 
     def look(self, living: set[Member], seconds: float, step: float = LOOK) -> list[Action]:
         """All that is done while only these give signs of life."""
         found: list[Action] = []
         for _ in range(round(seconds / step)):
             self.at += step
-            events: list[Event] = [*map(LivenessSignal, sorted(living)), Tick()]
+            events: list[Event] = [*map(LivenessSignal, sorted(living)), ClockTick()]
             for event in events:
                 found += self.supervisor.handle(event, self.at)
                 self.supervisor.validate()
@@ -61,9 +61,11 @@ def test_a_silent_server_is_given_up_and_replaced() -> None:
     """Once, after the stated time and not before; when it is dead its standby takes over."""
     job = Job()
     assert job.look({FIRST}, PATIENCE) == []
-    assert job.look({FIRST}, PATIENCE) == [GiveUp(SERVER, PATIENCE)]
-    assert job.supervisor.handle(Exited(SERVER, -9), job.at) == [Promote(FIRST, SERVER, 2)]
-    job.supervisor.handle(Ready(FIRST), job.at)
+    assert job.look({FIRST}, PATIENCE) == [KillHung(SERVER, PATIENCE)]
+    assert job.supervisor.handle(ProcessExited(SERVER, -9), job.at) == [
+        PromoteStandby(FIRST, SERVER, 2)
+    ]
+    job.supervisor.handle(ServerReady(FIRST), job.at)
     assert job.look({FIRST}, 3 * PATIENCE) == []
 
 
@@ -71,10 +73,10 @@ def test_a_silent_server_is_given_up_and_replaced() -> None:
 def test_a_silent_standby_is_given_up_and_replaced(ready: bool) -> None:
     """Also one that has not got its copy yet: its server is released from it when it is dead."""
     job = Job(ready=ready)
-    assert job.look({SERVER}, 2 * PATIENCE) == [GiveUp(FIRST, PATIENCE)]
-    assert job.supervisor.handle(Exited(FIRST, -9), job.at) == [
-        Release(SERVER, 1),
-        Start((SECOND,)),
+    assert job.look({SERVER}, 2 * PATIENCE) == [KillHung(FIRST, PATIENCE)]
+    assert job.supervisor.handle(ProcessExited(FIRST, -9), job.at) == [
+        ReleaseStandbys(SERVER, 1),
+        StartProcesses((SECOND,)),
     ]
 
 
@@ -90,7 +92,7 @@ def test_of_two_silent_ones_the_one_that_wakes_goes_on(first: Member) -> None:
     job = Job()
     assert job.look(set(), 4 * PATIENCE) == []
     (other,) = {SERVER, FIRST} - {first}
-    assert job.look({first}, LOOK) == [GiveUp(other, PATIENCE)]
+    assert job.look({first}, LOOK) == [KillHung(other, PATIENCE)]
 
 
 def test_a_standby_that_fell_silent_just_after_its_server_does_not_take_over() -> None:
@@ -102,22 +104,24 @@ def test_a_standby_that_fell_silent_just_after_its_server_does_not_take_over() -
 
 def test_a_server_with_a_log_is_given_up_and_started_again() -> None:
     """As often as a server that dies; after that its silence is only told."""
-    alone = Supervisor((SERVER,), (WORKER,), restarts=1, watch=Watch(PATIENCE), restarts_hung=True)
+    alone = Supervisor(
+        (SERVER,), (WORKER,), restarts=1, watch=HangDetector(PATIENCE), restarts_hung=True
+    )
     job = Job(ready=False, supervisor=alone)
     assert job.look(set(), PATIENCE) == []
-    assert job.look(set(), PATIENCE) == [GiveUp(SERVER, PATIENCE)]
-    assert alone.handle(Exited(SERVER, -9), job.at) == [Start((SERVER,))]
+    assert job.look(set(), PATIENCE) == [KillHung(SERVER, PATIENCE)]
+    assert alone.handle(ProcessExited(SERVER, -9), job.at) == [StartProcesses((SERVER,))]
     assert job.look(set(), 3 * PATIENCE) == []  # it is starting
     job.look({SERVER}, 1.0)
-    assert job.look(set(), 3 * PATIENCE) == [Silent(SERVER, PATIENCE)]
+    assert job.look(set(), 3 * PATIENCE) == [ReportHung(SERVER, PATIENCE)]
 
 
 def test_a_server_without_a_log_is_never_given_up() -> None:
     """Each of its silences is told once; a launcher that was asleep itself tells of none."""
-    alone = Supervisor((SERVER,), (WORKER,), watch=Watch(PATIENCE))
+    alone = Supervisor((SERVER,), (WORKER,), watch=HangDetector(PATIENCE))
     job = Job(ready=False, supervisor=alone)
     for _ in range(2):
-        assert job.look(set(), 3 * PATIENCE) == [Silent(SERVER, PATIENCE)]
+        assert job.look(set(), 3 * PATIENCE) == [ReportHung(SERVER, PATIENCE)]
         assert job.look({SERVER}, 1.0) == []
     job.at += 3600
     assert job.look({SERVER}, 1.0) == []
@@ -127,17 +131,17 @@ def test_nobody_is_silent_while_the_launcher_sleeps() -> None:
     """All was stopped for an hour and goes on: the first look gives up nobody."""
     job = Job()
     job.at += 3600
-    assert job.supervisor.handle(Tick(), job.at) == []
+    assert job.supervisor.handle(ClockTick(), job.at) == []
     assert job.look({SERVER, FIRST}, 1.0) == []
     job.at += 3600
     assert job.supervisor.handle(LivenessSignal(FIRST), job.at) == []
-    assert job.supervisor.handle(Tick(), job.at) == []
+    assert job.supervisor.handle(ClockTick(), job.at) == []
 
 
 def test_signs_of_life_come_until_nobody_listens() -> None:
     """A byte at once and then others; the thread ends when the pipe's other end is closed."""
     ours, theirs = os.pipe()
-    with Pulse(theirs):
+    with LivenessPipe(theirs):
         assert os.read(ours, 1) + os.read(ours, 1) == b"\0\0"
         os.close(ours)
         until(lambda: all(thread.name != "pulse" for thread in threading.enumerate()))
@@ -146,7 +150,7 @@ def test_signs_of_life_come_until_nobody_listens() -> None:
 def test_who_ends_closes_the_pipe() -> None:
     """The last sign of life is the pipe's end, with no thread left."""
     ours, theirs = os.pipe()
-    with Pulse(theirs):
+    with LivenessPipe(theirs):
         assert os.read(ours, 1) == b"\0"
     while os.read(ours, 64):
         pass
@@ -159,8 +163,12 @@ def test_who_is_about_to_end_is_not_silent(restarts_hung: bool) -> None:
     """However long the kernel takes: a server is neither told of nor killed while it ends."""
     job = Job(
         supervisor=Supervisor(
-            (SERVER,), (WORKER,), watch=Watch(PATIENCE), restarts=5, restarts_hung=restarts_hung
+            (SERVER,),
+            (WORKER,),
+            watch=HangDetector(PATIENCE),
+            restarts=5,
+            restarts_hung=restarts_hung,
         )
     )
-    assert job.supervisor.handle(Parting(SERVER), job.at) == []
+    assert job.supervisor.handle(ProcessEnding(SERVER), job.at) == []
     assert job.look(set(), 3 * PATIENCE) == []

@@ -25,8 +25,8 @@ from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog
 
 POLICY = (
     CountFilterEntry(2)
@@ -61,9 +61,9 @@ def content(table: Any) -> list[Any]:
 def test_a_log_gives_the_same_counts_ages_and_rows(tmp_path: Path, mode: Mode) -> None:
     """After pushes, ticks, shrinks and evictions a server that starts again is bit for bit what it was."""
 
-    def kept() -> tuple[Log, Shard]:
-        log, shard = Log(tmp_path / "log", LogHeader(job="j")), Shard(workers=2)
-        Keeper(log, shard, None).start()
+    def kept() -> tuple[ServerLog, Shard]:
+        log, shard = ServerLog(tmp_path / "log", LogHeader(job="j")), Shard(workers=2)
+        Journal(log, shard, None).start()
         return log, shard
 
     log, shard = kept()

@@ -18,7 +18,7 @@ from psfleet.program import names
 from psfleet.program.program import Program, default_startup_program, program_guard
 from psfleet.rules import SGD, Adam
 from psfleet.schema.entry import make_entry
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.table_messages import read_spec, write_spec
 
@@ -42,7 +42,7 @@ def rows(*tables: SparseTable) -> dict[int, bytes]:
 def test_part_of_the_unknown_ids_gets_a_row() -> None:
     """A quarter of them each time; a row counts the gradients since it came, others none."""
     table = SparseTable(SPEC)
-    before = initial_rows(IDS, 2, Initializer(), 3, "rows")
+    before = initial_rows(IDS, 2, InitializerSpec(), 3, "rows")
     out, times = np.empty_like(before), np.zeros(len(IDS), np.int64)
     left = len(IDS)
     for _ in range(4):

@@ -14,16 +14,16 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.groups import JobSettings
 from psfleet.settings.mode import Mode
-from psfleet.shard.events import Answer, Join, Pull, Push
+from psfleet.shard.events import Join, Pull, Push, SendOutcome
 from psfleet.shard.shard import Shard
-from psfleet.tables.budget import Budget
+from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.job.job_plan import Job, Member, child_environment
 from psfleet_launch.job.job_request import Request
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log import Log
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log import ServerLog
 from psfleet_server.engine.memory_budget import resident, table_limit
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def fill(table: SparseTable, count: int, times: int) -> None:
 def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -> None:
     """Pushes of new rows go on until one is refused; the process has then grown by less than the budget."""
     push(SparseTable(spec_of(dim, entry)), np.arange(10))  # compiled
-    before, budget = resident(), Budget(limit=40 * MIB)
+    before, budget = resident(), MemoryBudget(limit=40 * MIB)
     table = SparseTable(spec_of(dim, entry), budget=budget)
     count, times = BATCH if dim < 100 else 256, 1 if entry is None else 2
     with pytest.raises(UsageError, match=r"was asked to add .* may give it 40\.0 MiB"):
@@ -65,9 +65,11 @@ def test_a_table_takes_what_it_says_and_no_more(dim: int, entry: Entry | None) -
 
 def test_small_tables_take_little() -> None:
     """A hundred tables of a hundred rows take a few pages each; what each says is what it takes."""
-    tables = [SparseTable(spec_of(16, name=f"t{number}"), budget=Budget()) for number in range(101)]
+    tables = [
+        SparseTable(spec_of(16, name=f"t{number}"), budget=MemoryBudget()) for number in range(101)
+    ]
     push(tables[0], np.arange(100))  # compiled
-    before, budget = resident(), Budget(limit=40 * MIB)
+    before, budget = resident(), MemoryBudget(limit=40 * MIB)
     tables = [SparseTable(spec_of(16, name=f"u{n}"), budget=budget) for n in range(100)]
     for table in tables:
         push(table, np.arange(100))
@@ -121,10 +123,10 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
     """A table that may lets its oldest rows go; a server with more memory replays just that."""
     spec, memory = spec_of(16, CapacityEntry()), 20 * MIB
 
-    def kept(limit: int) -> tuple[Log, Shard]:
-        log, shard = Log(tmp_path / "log", LogHeader(job="j")), Shard()
+    def kept(limit: int) -> tuple[ServerLog, Shard]:
+        log, shard = ServerLog(tmp_path / "log", LogHeader(job="j")), Shard()
         shard.tables.budget.limit = limit
-        Keeper(log, shard, None).start()
+        Journal(log, shard, None).start()
         return log, shard
 
     log, shard = kept(memory)
@@ -134,7 +136,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(tmp_path: Path, mode: Mode)
     assert isinstance(table, SparseTable)
     for number in range(1, 60):
         [answer] = shard.handle(a_push(spec, number), "push")
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, SendOutcome)
         if mode == "sync":
             shard.handle(Pull(0, 1, (), number), "pull")
         assert shard.tables.budget.room() >= 0
@@ -169,7 +171,7 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     number = 0
     while number < 30:  # until rows go
         number += 1
-        assert isinstance(answer(number, gradient(spills, number * 4000, 4000)), Answer)
+        assert isinstance(answer(number, gradient(spills, number * 4000, 4000)), SendOutcome)
     before = len(shard.tables[spills.key])  # type: ignore[arg-type]
     assert before < 30 * 4000
     both = answer(31, gradient(spills, 0, 4000), gradient(fills, 0, 50_000))
@@ -177,7 +179,7 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     alone = answer(31, gradient(spills, 10**6, 100_000))
     assert "'spills' was asked to add 100000 rows" in str(alone.error)
     assert len(shard.tables[spills.key]) == before  # type: ignore[arg-type]
-    assert isinstance(answer(31, gradient(spills, 0, 4000)), Answer)
+    assert isinstance(answer(31, gradient(spills, 0, 4000)), SendOutcome)
 
 
 def peak(process: int) -> int:

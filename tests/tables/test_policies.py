@@ -19,7 +19,7 @@ from psfleet.rules import SGD, Adam, Ftrl
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
-from psfleet.tables.row_data import Clock
+from psfleet.tables.row_data import TableClock
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
@@ -184,7 +184,7 @@ class Model(RuleBasedStateMachine):
         clock = self.table.clock
         if self.rows or self.waiting or clock.step > 2**40:
             return
-        self.table.set_clock(Clock(clock.step + offset, clock.shrinks, clock.ticks))
+        self.table.set_clock(TableClock(clock.step + offset, clock.shrinks, clock.ticks))
         self.step += offset
 
     @rule()
@@ -290,9 +290,9 @@ def test_changes_since_a_mark() -> None:
     changes = table.changed_since(second)
     assert set(changes.removed.tolist()) == set(range(100)) - set(table.ids().tolist())
     table.release(second)
-    table.set_clock(Clock(7))
+    table.set_clock(TableClock(7))
     third = table.mark()
-    table.set_clock(Clock(3))
+    table.set_clock(TableClock(3))
     assert table.changed_since(third).ids.tolist() == table.ids().tolist()
 
 
@@ -359,7 +359,7 @@ def test_ages_outlive_32_bits_of_steps() -> None:
     table = SparseTable(dataclasses.replace(SPEC, entry=TTLEntry(steps=2**30)))
     for turn in range(40):
         push(table, np.array([turn]))
-        table.set_clock(Clock(table.step + 2**28))
+        table.set_clock(TableClock(table.step + 2**28))
         push(table, np.array([1000]))
         ages = {id_: table.step - touched for id_, (_, touched) in whole(table).items()}
         assert ages == {
@@ -368,7 +368,7 @@ def test_ages_outlive_32_bits_of_steps() -> None:
         }
         if turn == 6:
             break
-    table.set_clock(Clock(2**40))
+    table.set_clock(TableClock(2**40))
     assert {t for i, (_, t) in whole(table).items()} == {2**40 - 2**31}
 
 

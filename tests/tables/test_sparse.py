@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import ASGD, SGD, Adagrad, Adam
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
@@ -109,7 +109,7 @@ TestModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=
 
 def test_growth_through_many_doublings() -> None:
     """200,000 rows added in small and large pushes are all there, each with its own values."""
-    spec = TableSpec("t", "sparse", (2,), SGD(), initializer=Initializer("constant", 1.0))
+    spec = TableSpec("t", "sparse", (2,), SGD(), initializer=InitializerSpec("constant", 1.0))
     table = SparseTable(spec)
     ids = np.unique(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 200_000))
     shuffled = np.random.default_rng(1).permutation(ids)
@@ -168,7 +168,9 @@ def test_an_empty_push_counts() -> None:
 
 def test_pull_beside_push() -> None:
     """A row that is pulled while others push is one whole version of it."""
-    table = SparseTable(TableSpec("t", "sparse", (64,), SGD(), initializer=Initializer("constant")))
+    table = SparseTable(
+        TableSpec("t", "sparse", (64,), SGD(), initializer=InitializerSpec("constant"))
+    )
     ids = np.arange(2000)
     torn: list[Floats] = []
 
@@ -191,7 +193,7 @@ def test_widths(dim: int) -> None:
     """The narrowest and the widest rows work."""
     table = SparseTable(TableSpec("t", "sparse", (dim,), SGD()))
     ids = np.arange(-100, 100)
-    start = initial_rows(ids, dim, Initializer(), 0, "t")
+    start = initial_rows(ids, dim, InitializerSpec(), 0, "t")
     table.push(ids, np.ones((200, dim), np.float32), 0.5)
     out = np.empty((200, dim), np.float32)
     table.pull_into(ids, out)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from psfleet.checkpoint.worker_state import Remembered
-from psfleet.fleet.data_loops import Loops
+from psfleet.checkpoint.worker_state import WorkerState
+from psfleet.fleet.data_loops import DataLoops
 
 
-def loops(index: int, workers: int) -> Loops:
+def loops(index: int, workers: int) -> DataLoops:
     """Of one worker without a cluster."""
-    return Loops(index, workers, lambda: None)
+    return DataLoops(index, workers, lambda: None)
 
 
 def loader(shuffle: bool = False, seed: int | None = None) -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -66,13 +66,13 @@ def test_a_scheduler_gets_back_its_rates() -> None:
         return opt, torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
 
     opt, scheduler = made()
-    remembered = Remembered()
+    remembered = WorkerState()
     remembered.add("rate", scheduler)
     opt.step()
     scheduler.step()
     states = json.loads(remembered.capture(1))["states"]
     opt, scheduler = made()
-    Remembered().add("rate", scheduler, states["rate"])
+    WorkerState().add("rate", scheduler, states["rate"])
     opt.step()
     scheduler.step()
     assert scheduler.get_last_lr() == [0.25]

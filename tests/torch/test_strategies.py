@@ -13,10 +13,10 @@ import pytest
 from psfleet import fleet as fleet_api
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UsageError
-from psfleet.modes.local_sgd import LocalRuntime
+from psfleet.modes.local_sgd import LocalSGDRuntime
 from psfleet.modes.switch import connect
 from psfleet.runtime.interface import Gradient
-from psfleet.strategy import Consistency, LocalSGD
+from psfleet.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.testing.leaks import nothing_left
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import in_threads
@@ -188,7 +188,7 @@ def test_localsgd() -> None:
     with nothing_left(), LocalFleet(1, 2) as fleet:
 
         def work(worker: int) -> None:
-            runtime = LocalRuntime(fleet.connect(worker, "sync"), LocalSGD(k_steps=2))
+            runtime = LocalSGDRuntime(fleet.connect(worker, "sync"), LocalSGDSettings(k_steps=2))
             model = copy.deepcopy(start)
             model, opt = pst.convert(model, OPTIMIZERS["sgd"](model), runtime=runtime)
             curve(model, [opt], batches(6, worker))
@@ -211,7 +211,7 @@ def test_other_modes(mode: Any) -> None:
     plain = copy.deepcopy(start)
     wanted = curve(plain, OPTIMIZERS["sgd"](plain), batches(40))
     with nothing_left(), LocalFleet(1, 1) as fleet:
-        runtime = connect(fleet.environment(0), Consistency(mode=mode))
+        runtime = connect(fleet.environment(0), ConsistencySettings(mode=mode))
         model, opt = pst.convert(start, OPTIMIZERS["sgd"](start), runtime=runtime)
         got = []
         for batch in batches(40):

@@ -14,7 +14,14 @@ from psfleet.rules import make_rule
 from psfleet.runtime.interface import Format, Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import BLOCK, Packed, Packer, pack, repacked, value_format
+from psfleet.wire.compression import (
+    BLOCK,
+    CompressedValues,
+    GradientCompressor,
+    pack,
+    repacked,
+    value_format,
+)
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
@@ -31,12 +38,12 @@ def rows_of(count: int = 3) -> Any:
 
 def push_of(form: Format) -> tuple[Header, bytes]:
     """A push of rows and of a dense gradient in this form: its header and its payload."""
-    packer, header, parts = Packer(0, form), Header(), []
+    packer, header, parts = GradientCompressor(0, form), Header(), []
     rows, dense = rows_of(), np.linspace(-1, 1, 600, dtype=np.float32)
     for spec, ids, values in ((ROWS, IDS, rows), (DENSE, None, dense)):
-        size = Packed.size_of(form, values.shape)
+        size = CompressedValues.size_of(form, values.shape)
         room = np.zeros(size + -size % 8, np.uint8)
-        packed = Packed.over(room[:size], form, values.shape)
+        packed = CompressedValues.over(room[:size], form, values.shape)
         if ids is None:
             packer.part(spec, 1, 0, values, packed)
         else:
@@ -75,10 +82,10 @@ def test_a_push_comes_back(form: Format, shift: int) -> None:
 
 def test_sizes() -> None:
     """8 bits take a byte for a value and 4 for a row, or for 256 values of a dense array."""
-    assert Packed.size_of("int8", (10, 16)) == 10 * (16 + 4)
-    assert Packed.size_of("int8", (BLOCK + 1,)) == BLOCK + 1 + 2 * 4
-    assert Packed.size_of("bfloat16", (10, 16)) == 320
-    assert Packed.size_of("float32", (10, 16)) == 640
+    assert CompressedValues.size_of("int8", (10, 16)) == 10 * (16 + 4)
+    assert CompressedValues.size_of("int8", (BLOCK + 1,)) == BLOCK + 1 + 2 * 4
+    assert CompressedValues.size_of("bfloat16", (10, 16)) == 320
+    assert CompressedValues.size_of("float32", (10, 16)) == 640
 
 
 def test_which_form_a_table_takes() -> None:
@@ -88,7 +95,7 @@ def test_which_form_a_table_takes() -> None:
     counted = TableSpec(
         "counted", "sparse", (6,), make_rule("sgd", {}), entry=ShowClickEntry("show", "click")
     )
-    packer, ids = Packer(0, "int8"), np.arange(3)
+    packer, ids = GradientCompressor(0, "int8"), np.arange(3)
     assert packer.form_of(ROWS, Gradient(ROWS.key, rows_of(), ids)) == "int8"
     assert packer.form_of(counted, Gradient(counted.key, rows_of(), ids)) == "float32"
     assert packer.form_of(DENSE, Gradient(DENSE.key, rows_of()[0], ids)) == "float32"
@@ -109,8 +116,10 @@ def test_two_workers_and_two_pushes_draw_differently() -> None:
     """What is drawn depends on table, worker and number of the push, and on nothing else."""
 
     def drawn(seat: int, number: int, spec: TableSpec = ROWS) -> bytes:
-        rows, buffer = rows_of(), np.empty(Packed.size_of("int8", (3, 6)), np.uint8)
-        Packer(seat, "int8").rows(spec, number, IDS, rows, Packed.over(buffer, "int8", (3, 6)))
+        rows, buffer = rows_of(), np.empty(CompressedValues.size_of("int8", (3, 6)), np.uint8)
+        GradientCompressor(seat, "int8").rows(
+            spec, number, IDS, rows, CompressedValues.over(buffer, "int8", (3, 6))
+        )
         return buffer.tobytes()
 
     other = TableSpec("packed/other", "sparse", (6,), make_rule("sgd", {}))
@@ -122,15 +131,15 @@ def test_two_workers_and_two_pushes_draw_differently() -> None:
 def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
     """A thousandth of the largest value is below a step: the rest brings it later, or chance does. Cut
     into parts at a multiple of 256 an array is packed to the same values."""
-    whole, cut = Packer(0, "int8", feeds), Packer(0, "int8", feeds)
+    whole, cut = GradientCompressor(0, "int8", feeds), GradientCompressor(0, "int8", feeds)
     values, total = np.full(600, 0.001, np.float32), np.zeros(600)
     values[[0, 300, 599]] = 1
     for number in range(400):
         found = []
         for packer, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
             for low, high in ranges:
-                room = np.empty(Packed.size_of("int8", (high - low,)), np.uint8)
-                packed = Packed.over(room, "int8", (high - low,))
+                room = np.empty(CompressedValues.size_of("int8", (high - low,)), np.uint8)
+                packed = CompressedValues.over(room, "int8", (high - low,))
                 packer.part(DENSE, number, low, values[low:high], packed)
                 found.append(packed.unpack())
         np.testing.assert_array_equal(found[0], np.concatenate(found[1:]))
@@ -140,7 +149,9 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
     if feeds:
         np.testing.assert_allclose(small, 0.4, atol=0.5 / 127 + 1e-3)
         whole.forget()
-        zeros = Packed.over(np.empty(Packed.size_of("int8", (600,)), np.uint8), "int8", (600,))
+        zeros = CompressedValues.over(
+            np.empty(CompressedValues.size_of("int8", (600,)), np.uint8), "int8", (600,)
+        )
         whole.part(DENSE, 0, 0, np.zeros(600, np.float32), zeros)
         assert not zeros.unpack().any()
 
@@ -148,7 +159,7 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_no_number_is_refused(bad: float) -> None:
     """The error quotes value and table; large finite gradients pass, whatever their sum."""
-    packer, values = Packer(0, "int8"), np.full(600, 3e38, np.float32)
+    packer, values = GradientCompressor(0, "int8"), np.full(600, 3e38, np.float32)
     packer.check(DENSE, values)
     values[7] = bad
     with pytest.raises(UsageError, match=f"packed/dense.*{bad}"):
@@ -158,9 +169,9 @@ def test_a_gradient_that_is_no_number_is_refused(bad: float) -> None:
 def test_a_sum_that_is_no_number_is_refused() -> None:
     """Rows whose gradients are finite and whose sum is not."""
     rows = np.full((1, 6), np.inf, np.float32)
-    packed = Packed.over(np.empty(10, np.uint8), "int8", (1, 6))
+    packed = CompressedValues.over(np.empty(10, np.uint8), "int8", (1, 6))
     with pytest.raises(UsageError, match=r"packed/rows.*inf"):
-        Packer(0, "int8").rows(ROWS, 1, np.array([1]), rows, packed)
+        GradientCompressor(0, "int8").rows(ROWS, 1, np.array([1]), rows, packed)
 
 
 @pytest.mark.parametrize("step", [np.nan, np.inf, -1.0])
@@ -226,15 +237,15 @@ def test_changed_answers_give_values_or_a_sentence(body: bytes, count: int, numb
         [value] = segments.read_values(*frame.decode(message), SPECS.__getitem__)
     except PsfleetError:
         return
-    rows = value.unpack() if isinstance(value, Packed) else value
+    rows = value.unpack() if isinstance(value, CompressedValues) else value
     assert rows.shape == (count, 6)
 
 
 def test_pack_writes_nothing_beside_its_room() -> None:
     """Every byte of the buffer is written, none around it."""
     for form in FORMS:
-        size = Packed.size_of(form, (3, 6))
+        size = CompressedValues.size_of(form, (3, 6))
         around = np.full(size + 16, 0xAB, np.uint8)
-        pack(rows_of(), Packed.over(around[8:-8], form, (3, 6)))
+        pack(rows_of(), CompressedValues.over(around[8:-8], form, (3, 6)))
         assert (around[:8] == 0xAB).all()
         assert (around[-8:] == 0xAB).all()

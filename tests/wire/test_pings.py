@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.wire.channel import server_options
 
 _HASTY = [
@@ -28,7 +28,7 @@ def test_a_held_call_outlives_many_pings(tmp_path: Path) -> None:
 
     handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
     with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool, options=server_options(Limits()))
+        server = grpc.server(pool, options=server_options(ServerLimits()))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
         server.add_insecure_port(f"unix:{tmp_path}/socket")
         server.start()

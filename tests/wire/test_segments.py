@@ -14,7 +14,7 @@ from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.segments import Piece, State
+from psfleet.wire.segments import OutgoingSegment, PartState
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 
 DENSE = TableSpec("dense", "dense", (3, 5), Adam())
@@ -31,7 +31,7 @@ def spec_of(key: int) -> TableSpec:
     return SPECS[key]
 
 
-def through(pieces: list[Piece], read: Callable[..., Any]) -> Any:
+def through(pieces: list[OutgoingSegment], read: Callable[..., Any]) -> Any:
     """What a reader gets of what was written."""
     header, payload = frame.decode(segments.message(Header(), pieces))
     return read(header, payload, spec_of)
@@ -73,8 +73,8 @@ def test_reads_and_values_come_back() -> None:
 def test_state_comes_back() -> None:
     """Weights and optimizer state of both kinds of table come back equal."""
     planes = 1 + len(DENSE.rule.slots)
-    dense = State(DENSE.key, 4, np.arange(planes * 5, dtype=np.float32).reshape(planes, 5))
-    sparse = State(SPARSE.key, 9, np.ones((5, planes * 3), np.float32), IDS)
+    dense = PartState(DENSE.key, 4, np.arange(planes * 5, dtype=np.float32).reshape(planes, 5))
+    sparse = PartState(SPARSE.key, 9, np.ones((5, planes * 3), np.float32), IDS)
     got = through([segments.write_state(dense), segments.write_state(sparse)], segments.read_states)
     assert [state.step for state in got] == [4, 9]
     np.testing.assert_array_equal(got[0].values, dense.values)
@@ -129,7 +129,12 @@ def test_a_table_twice_in_one_push_is_refused() -> None:
     piece = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     with pytest.raises(FrameError, match="twice"):
         through(
-            [piece, Piece(Segment.FromString(piece.segment.SerializeToString()), piece.arrays)],
+            [
+                piece,
+                OutgoingSegment(
+                    Segment.FromString(piece.segment.SerializeToString()), piece.arrays
+                ),
+            ],
             segments.read_gradients,
         )
 
@@ -138,7 +143,7 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
     """Rows for a dense table, or a dense pull of a sparse one, name table and content."""
     with pytest.raises(FrameError, match=r"'dense' is dense; .* expected CONTENT_VALUES"):
         through(
-            [Piece(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
+            [OutgoingSegment(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
             segments.read_gradients,
         )
     with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):

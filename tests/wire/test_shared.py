@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.errors import FrameError
-from psfleet.wire.shared_memory import FIRST, Blocks, Offer, SharedMemory
+from psfleet.wire.shared_memory import FIRST, BlockAllocator, MemoryHandle, SharedMemory
 
 SIZE = 1 << 16
 
 
 @pytest.fixture
-def offered() -> Iterator[tuple[SharedMemory, Offer]]:
+def offered() -> Iterator[tuple[SharedMemory, MemoryHandle]]:
     """A memory, its descriptor open for the length of a test."""
     made = SharedMemory.make(SIZE)
     assert made is not None
@@ -28,7 +28,7 @@ def offered() -> Iterator[tuple[SharedMemory, Offer]]:
     os.close(offer.descriptor)
 
 
-def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, Offer]) -> None:
+def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, MemoryHandle]) -> None:
     """What one mapping writes the other reads, while no file system has a name for it."""
     before = set(os.listdir("/dev/shm"))
     memory, offer = offered
@@ -39,7 +39,7 @@ def test_both_ends_see_the_same_bytes(offered: tuple[SharedMemory, Offer]) -> No
     assert set(os.listdir("/dev/shm")) == before
 
 
-def test_another_process_can_open_it(offered: tuple[SharedMemory, Offer]) -> None:
+def test_another_process_can_open_it(offered: tuple[SharedMemory, MemoryHandle]) -> None:
     """A process of the same user finds the memory by the offer alone and writes into it."""
     memory, offer = offered
     program = (
@@ -67,7 +67,7 @@ def test_another_process_can_open_it(offered: tuple[SharedMemory, Offer]) -> Non
     ],
 )
 def test_a_wrong_offer_is_declined(
-    offered: tuple[SharedMemory, Offer], change: dict[str, object]
+    offered: tuple[SharedMemory, MemoryHandle], change: dict[str, object]
 ) -> None:
     """An offer from another host, of another file, size or token opens nothing."""
     assert SharedMemory.open(replace(offered[1], **change)) is None  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_a_file_that_can_shrink_is_declined() -> None:
     descriptor = os.memfd_create("loose")
     os.ftruncate(descriptor, SIZE)
     token = os.read(descriptor, 16)
-    offer = Offer(SharedMemory.make(SIZE)[1].boot, os.getpid(), descriptor, SIZE, token)  # type: ignore[index]
+    offer = MemoryHandle(SharedMemory.make(SIZE)[1].boot, os.getpid(), descriptor, SIZE, token)  # type: ignore[index]
     try:
         assert SharedMemory.open(offer) is None
     finally:
@@ -90,7 +90,7 @@ def test_a_file_that_can_shrink_is_declined() -> None:
     [(0, 1), (FIRST - 1, 1), (SIZE - 3, 1), (SIZE, 1), (FIRST, SIZE), (2**63, 1), (FIRST, 2**62)],
 )
 def test_a_place_outside_is_refused(
-    offered: tuple[SharedMemory, Offer], offset: int, count: int
+    offered: tuple[SharedMemory, MemoryHandle], offset: int, count: int
 ) -> None:
     """No array reaches into the memory's head or beyond its end."""
     with pytest.raises(FrameError, match="outside of the 65536 bytes"):
@@ -105,7 +105,7 @@ def test_memory_that_is_not_to_be_had() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=60))
 def test_places_do_not_overlap(steps: list[tuple[int, bool]]) -> None:
     """Places in use never overlap and lie within the memory, whatever is taken and given."""
-    blocks = Blocks(SIZE)
+    blocks = BlockAllocator(SIZE)
     held: dict[int, int] = {}
     for size, give in steps:
         if give and held:
@@ -120,7 +120,7 @@ def test_places_do_not_overlap(steps: list[tuple[int, bool]]) -> None:
 
 def test_a_place_given_back_is_dealt_again() -> None:
     """The same few places serve call after call of about the same size."""
-    blocks = Blocks(SIZE)
+    blocks = BlockAllocator(SIZE)
     first = blocks.take(1000)
     assert first is not None
     blocks.give(first)
@@ -129,7 +129,7 @@ def test_a_place_given_back_is_dealt_again() -> None:
 
 def test_a_larger_place_serves_when_there_is_no_other() -> None:
     """When memory runs out of places of a size, a free one that is larger is dealt, and comes back."""
-    blocks = Blocks(SIZE)
+    blocks = BlockAllocator(SIZE)
     large = blocks.take(SIZE // 2)
     assert large is not None
     blocks.give(large)

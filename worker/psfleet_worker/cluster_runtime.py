@@ -6,34 +6,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.chaos.injection import Audit, Meddler
+from psfleet.chaos.injection import FaultInjector, PushAudit
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
-from psfleet.fleet.progress import Progress
+from psfleet.fleet.progress import ScriptProgress
 from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
-from psfleet.runtime.finiteness import Watch
-from psfleet.runtime.interface import Awaited, Done, Gradient, Read, TableState, Ticket
+from psfleet.runtime.finiteness import NonFiniteCheck
+from psfleet.runtime.interface import (
+    CompletedPush,
+    Gradient,
+    PendingPull,
+    PendingPush,
+    Read,
+    TableState,
+)
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
-from psfleet.stages.links import Place
-from psfleet.strategy import Wire
+from psfleet.stages.links import StagePosition
+from psfleet.strategy import WireSettings
 from psfleet.wire.v1 import shard_pb2
-from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import Send, wait_all
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.connection.worker_heartbeat import Listener
-from psfleet_worker.data_client import DataClient, Trainer
+from psfleet_worker.data_client import DataClient, Pusher
 from psfleet_worker.session.collectives import Collectives
-from psfleet_worker.session.data_shares import Shares
+from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
-from psfleet_worker.sharding.worker_tables import Tables
+from psfleet_worker.sharding.worker_tables import WorkerTables
 from psfleet_worker.snapshot_request import save
 from psfleet_worker.stages.stage_links import StageLinks
-from psfleet_worker.stream.snapshot_marks import Marks
+from psfleet_worker.stream.snapshot_marks import SnapshotMarks
 from psfleet_worker.stream.transfers import Transfers
 
 __all__ = ["ClusterRuntime"]
@@ -64,7 +71,7 @@ class ClusterRuntime:
         environment: Environment,
         mode: Mode,
         staleness: int = 0,
-        wire: Wire | None = None,
+        wire: WireSettings | None = None,
         *,
         patience: Patience | None = None,
         meddle: Callable[[int, Send], Send] | None = None,
@@ -75,20 +82,20 @@ class ClusterRuntime:
                 "workers (PSFLEET_ROLE=worker)"
             )
         import_rules(environment.rules, environment.rules_folder)
-        meddle = meddle or Meddler.wanted(environment.rank)
-        self._fleet = Connection(
+        meddle = meddle or FaultInjector.wanted(environment.rank)
+        self._fleet = FleetConnection(
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
-        self.wire = wire or Wire()
+        self.wire = wire or WireSettings()
         self._session = self._fleet.session
-        self._marks = Marks(self._fleet)
+        self._marks = SnapshotMarks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
-        self._tables = Tables(self._fleet)
+        self._tables = WorkerTables(self._fleet)
         self._transfers = Transfers(self._fleet, self._tables.spec, self.wire)
         self._wish: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
-        self._shares = Shares(self._session)
+        self._shares = WorkerData(self._session)
         self._collectives = Collectives(
             self._session, self._fleet.stream, lambda: self._shares.reached
         )
@@ -99,11 +106,13 @@ class ClusterRuntime:
         except BaseException:
             self._fleet.close()
             raise
-        self._audit = Audit.wanted(self.worker_index, self._session.incarnation, self.server_num)
+        self._audit = PushAudit.wanted(
+            self.worker_index, self._session.incarnation, self.server_num
+        )
         self._transfers.begin()
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> NonFiniteCheck:
         """Who looks for values that are not finite."""
         return self._transfers.watch
 
@@ -123,7 +132,7 @@ class ClusterRuntime:
         return len(self._fleet.clients)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ScriptProgress:
         """How far the script is, over all lives of this worker."""
         return self._session.progress
 
@@ -166,21 +175,21 @@ class ClusterRuntime:
         """See ReadsAhead. In modes whose pulls wait for other workers nothing overtakes anything."""
         return self._fleet.stream.reads_ahead
 
-    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """See ReadsAhead.pull_ahead."""
         return self._transfers.pull_ahead(reads)
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> Ticket:
+    ) -> PendingPush:
         """See Runtime.push. A push of an earlier life that counts is passed over."""
         if self.progress.passes():
-            return Done()
+            return CompletedPush()
         if self._audit is not None:
             gradients = [*gradients, self._audited(self._audit)]
         return self._transfers.push(gradients, samples, loss, self._shares.position or (0, 0))
 
-    def _audited(self, audit: Audit) -> Gradient:
+    def _audited(self, audit: PushAudit) -> Gradient:
         """Under `psfleet-launch --chaos`: what counts this push on every server."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
@@ -228,7 +237,7 @@ class ClusterRuntime:
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
-        if mode == "geo" and self.wire != Wire():
+        if mode == "geo" and self.wire != WireSettings():
             raise ConfigError(
                 "what travels in geo mode is added to the weights as it is; "
                 f"it does not go with {self.wire}"
@@ -293,7 +302,7 @@ class ClusterRuntime:
     # -- data ----------------------------------------------------------------------------------
 
     def shares(
-        self, trainer: Trainer, size: int, batch: int, epochs: int, seed: int, merged: int
+        self, trainer: Pusher, size: int, batch: int, epochs: int, seed: int, merged: int
     ) -> Iterator[tuple[Range, ...]]:
         """What this worker has to train with, step by step, as the fleet hands it out.
 
@@ -329,7 +338,7 @@ class ClusterRuntime:
             for answer in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
         ]
 
-    def stage_links(self, place: Place, queue_size: int) -> StageLinks:
+    def stage_links(self, place: StagePosition, queue_size: int) -> StageLinks:
         """The way to the other stages of this worker; it is open until this runtime is closed."""
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links

@@ -10,9 +10,9 @@ from psfleet.data.assignment import Range
 from psfleet.stages.links import here, links
 from psfleet.wire.membership_messages import read_plan, read_ranges
 from psfleet.wire.v1 import membership_pb2
-from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import wait_all
-from psfleet_worker.session.data_shares import Shares
+from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import (
     DataReply,
     FlushPushes,
@@ -25,12 +25,12 @@ from psfleet_worker.session.instructions import (
     TrainStep,
 )
 
-__all__ = ["DataClient", "Trainer"]
+__all__ = ["DataClient", "Pusher"]
 
 Ranges = tuple[Range, ...]
 
 
-class Trainer(Protocol):
+class Pusher(Protocol):
     """What data dispatch needs of the runtime that pushes."""
 
     def skip(self) -> None:
@@ -53,7 +53,13 @@ class DataClient:
     """
 
     def __init__(
-        self, fleet: Connection, trainer: Trainer, number: int, size: int, epochs: int, seed: int
+        self,
+        fleet: FleetConnection,
+        trainer: Pusher,
+        number: int,
+        size: int,
+        epochs: int,
+        seed: int,
     ) -> None:
         self._fleet = fleet
         self._trainer = trainer
@@ -68,7 +74,7 @@ class DataClient:
         )
         self._tags = itertools.count()
 
-    def steps(self, shares: Shares, batch: int, merged: int) -> Iterator[Ranges]:
+    def steps(self, shares: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
         """The positions of each step's samples; see Runtime.shares."""
         place = here()
         return self._run(shares.steps(batch, merged, place.process, place.processes))

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from psfleet.wire.v1 import snapshot_pb2
-from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import wait_all
 
 __all__ = ["save"]
 
 
-def save(fleet: Connection, path: str, *, delta: bool, base: bool) -> str:
+def save(fleet: FleetConnection, path: str, *, delta: bool, base: bool) -> str:
     """Write every table to a folder, which appears whole or not at all; returns where it lies.
 
     Args:

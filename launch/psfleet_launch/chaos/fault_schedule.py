@@ -12,7 +12,7 @@ from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import Request
 from psfleet_launch.supervision.standbys import Standbys
 
-__all__ = ["Fault", "Strike", "Trouble", "schedule"]
+__all__ = ["ChaosSchedule", "FaultSignal", "ProcessFault", "schedule"]
 
 Kind = Literal["kill", "pause", "hang", "full"]
 
@@ -26,7 +26,7 @@ _STANDBYS = 0.4  # share of a server's faults that its standby gets
 
 
 @dataclass(frozen=True)
-class Fault:
+class ProcessFault:
     """One thing that is done to a process.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fault:
         return f"{self.at:.1f} s: {self.target} {words[self.kind]}{lasts}"
 
 
-def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[Fault]:
+def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[ProcessFault]:
     """Faults without end, in order of time; the same for the same seed and request.
 
     Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
@@ -97,7 +97,7 @@ def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[Fault]:
         elif back and not request.replicas:
             back -= 1
         has_standby = bool(request.replicas) and member.role == "server" and kind != "full"
-        yield Fault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
+        yield ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
         rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
         at += pace * dice.uniform(0.5, 1.5) + rests
 
@@ -111,7 +111,7 @@ def _pause(dice: random.Random, request: Request) -> float:
 
 
 @dataclass(frozen=True)
-class Strike:
+class FaultSignal:
     """A signal for a process, and what to say about it."""
 
     member: Member
@@ -120,7 +120,7 @@ class Strike:
 
 
 @dataclass
-class Trouble:
+class ChaosSchedule:
     """The chaos of one job, or with `is_calm` the same job without it, to compare with.
 
     Attributes:
@@ -134,14 +134,14 @@ class Trouble:
     folder: Path
     is_calm: bool = False
     pace: float = 4.0
-    done: list[Fault] = field(default_factory=list)
+    done: list[ProcessFault] = field(default_factory=list)
     generations: int = 0
 
     def __post_init__(self) -> None:
         self._schedule = schedule(self.seed, self.request, self.pace)
         self._next = next(self._schedule)
         self._began: float | None = None
-        self._endings: list[tuple[float, Fault, Member]] = []
+        self._endings: list[tuple[float, ProcessFault, Member]] = []
         self._struck: set[Member] = set()  # killed, or stopped and not yet let go on
 
     @property
@@ -153,7 +153,7 @@ class Trouble:
 
     def due(
         self, at: float, living: set[Member], *, trains: bool, standbys: Standbys | None = None
-    ) -> list[Strike]:
+    ) -> list[FaultSignal]:
         """What is to be done at time `at`.
 
         Of a server and its standby only one is struck at a time, and only if both are up.
@@ -197,37 +197,39 @@ class Trouble:
             for fault in self.done
         ]
 
-    def _has_left(self, fault: Fault) -> bool:
+    def _has_left(self, fault: ProcessFault) -> bool:
         """Whether the fleet may end before the worker could come back, or the hung server be missed."""
         if fault.kind == "hang":
             return any(self.folder.glob("left.*"))
         worker = fault.member.role == "worker"
         return worker and (self.folder / f"left.{fault.member.rank}").exists()
 
-    def _begin(self, fault: Fault, victim: Member, at: float) -> list[Strike]:
+    def _begin(self, fault: ProcessFault, victim: Member, at: float) -> list[FaultSignal]:
         if fault.seconds:
             self._endings.append((at + fault.seconds, fault, victim))
         if fault.kind == "full":
             self._mark(fault).touch()
-            return [Strike(victim, 0, str(fault))]
+            return [FaultSignal(victim, 0, str(fault))]
         self._struck.add(victim)
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
-        return [Strike(victim, number, str(fault))]
+        return [FaultSignal(victim, number, str(fault))]
 
-    def _ended(self, at: float) -> list[Strike]:
+    def _ended(self, at: float) -> list[FaultSignal]:
         over = [(fault, victim) for end, fault, victim in self._endings if end <= at]
         self._endings = [ending for ending in self._endings if ending[0] > at]
         for fault, victim in over:
             self._struck.discard(victim)
             if fault.kind == "full":
                 self._mark(fault).unlink(missing_ok=True)
-        return [Strike(victim, signal.SIGCONT) for fault, victim in over if fault.kind != "full"]
+        return [
+            FaultSignal(victim, signal.SIGCONT) for fault, victim in over if fault.kind != "full"
+        ]
 
-    def _mark(self, fault: Fault) -> Path:
+    def _mark(self, fault: ProcessFault) -> Path:
         return self.folder / f"full.{fault.member.rank}"
 
 
-def _victim(fault: Fault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
+def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
     """The process that the fault is for; None: it is, or its partner, not up."""
     if standbys is None or fault.member.role == "worker":
         return fault.member

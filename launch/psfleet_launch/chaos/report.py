@@ -11,19 +11,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from psfleet.chaos.audit import HELD, Pushed, read_pushed
+from psfleet.chaos.audit import HELD, AuditedPushes, read_pushed
 from psfleet.errors import PsfleetError
 from psfleet.formats.document import Format
 from psfleet_launch.job import job_snapshots
 
-__all__ = ["Finding", "Left", "Run", "findings", "show"]
+__all__ = ["FinishedJob", "Leftovers", "PromiseResult", "findings", "show"]
 
 _REPORT = Format("chaos report")
 _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class PromiseResult:
     """One promise. `kept` None: this job could not show it."""
 
     promise: str
@@ -32,14 +32,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftovers:
     """What there is of a kind that a job could leave behind."""
 
     descriptors: frozenset[str]
     memory: frozenset[str]
 
     @classmethod
-    def now(cls) -> "Left":
+    def now(cls) -> "Leftovers":
         """Descriptors of this process and shared memory of this machine that is psfleet's."""
         shared = Path("/dev/shm")
         names = [path.name for path in shared.iterdir()] if shared.is_dir() else []
@@ -50,7 +50,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedJob:
     """A job that has ended.
 
     Attributes:
@@ -65,7 +65,7 @@ class Run:
     notes: Path
     logs: Path
     private: Path
-    before: Left
+    before: Leftovers
 
     @property
     def held(self) -> dict[int, dict[str, Any]]:
@@ -79,7 +79,7 @@ class Run:
         return found
 
 
-def findings(run: Run, plain: Run | None, servers: int) -> list[Finding]:
+def findings(run: FinishedJob, plain: FinishedJob | None, servers: int) -> list[PromiseResult]:
     """Every promise.
 
     Args:
@@ -91,40 +91,40 @@ def findings(run: Run, plain: Run | None, servers: int) -> list[Finding]:
         _once(run, servers),
         _logs(run),
         *_cuts(run),
-        Finding("6 nothing is unpickled", None, "tests/security and tests/fuzz try it"),
+        PromiseResult("6 nothing is unpickled", None, "tests/security and tests/fuzz try it"),
         _ended(run),
     ]
 
 
-def _bits(run: Run, plain: Run | None, servers: int) -> Finding:
+def _bits(run: FinishedJob, plain: FinishedJob | None, servers: int) -> PromiseResult:
     promise = "1 the bits are those of a run without faults"
     if plain is None:
-        return Finding(promise, None, "promised in sync mode")
+        return PromiseResult(promise, None, "promised in sync mode")
     found = {server: held["tables"] for server, held in run.held.items()}
     wanted = {server: held["tables"] for server, held in plain.held.items()}
     if len(wanted) < servers or len(found) < servers:
-        return Finding(promise, False, f"{len(found)} of {servers} servers ended in order")
+        return PromiseResult(promise, False, f"{len(found)} of {servers} servers ended in order")
     wrong = sorted(
         {name for s in wanted for name in wanted[s] if found[s].get(name) != wanted[s][name]}
     )
     if wrong:
-        return Finding(promise, False, f"other bits in {', '.join(wrong)}")
+        return PromiseResult(promise, False, f"other bits in {', '.join(wrong)}")
     count = sum(map(len, wanted.values()))
-    return Finding(promise, True, f"{count} parts of tables on {servers} servers are equal")
+    return PromiseResult(promise, True, f"{count} parts of tables on {servers} servers are equal")
 
 
-def _once(run: Run, servers: int) -> Finding:
+def _once(run: FinishedJob, servers: int) -> PromiseResult:
     promise = "2 an acknowledged push takes effect once"
     held, pushed = run.held, read_pushed(run.notes)
     if len(held) < servers:
-        return Finding(promise, False, f"{len(held)} of {servers} servers ended in order")
+        return PromiseResult(promise, False, f"{len(held)} of {servers} servers ended in order")
     wrong = [text for key, said in pushed.items() if (text := _miscounted(held, key, said))]
     if wrong:
-        return Finding(promise, False, "; ".join(wrong[:3]))
+        return PromiseResult(promise, False, "; ".join(wrong[:3]))
     acknowledged = sum(p.acknowledged - p.first + 1 for p in pushed.values() if p.acknowledged)
     sent = sum(p.last - p.first + 1 for p in pushed.values())
     lives = len({key[1:] for key in pushed})
-    return Finding(
+    return PromiseResult(
         promise,
         bool(pushed) or None,
         f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {lives} lives "
@@ -133,7 +133,7 @@ def _once(run: Run, servers: int) -> Finding:
 
 
 def _miscounted(
-    held: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushed: Pushed
+    held: Mapping[int, Mapping[str, Any]], key: tuple[int, int, int], pushed: AuditedPushes
 ) -> str:
     """What is wrong with the count of one life on one server; empty: nothing."""
     server, worker, life = key
@@ -148,12 +148,12 @@ def _miscounted(
     )
 
 
-def _logs(run: Run) -> Finding:
+def _logs(run: FinishedJob) -> PromiseResult:
     promise = "3 the log is the truth"
     files = [*run.logs.glob("server.*.log"), *run.logs.glob("standby.*/server.*.log")]
     logs = sorted({path.with_name(f"server.{path.name.split('.')[1]}.log") for path in files})
     if not logs:
-        return Finding(promise, None, "no log is kept; --durability log")
+        return PromiseResult(promise, None, "no log is kept; --durability log")
     program = [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", "replay"]
     for log in logs:
         done = subprocess.run(
@@ -164,26 +164,26 @@ def _logs(run: Run) -> Finding:
         )
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            return Finding(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
-    return Finding(promise, True, f"{len(logs)} logs are whole and replay to their end")
+            return PromiseResult(promise, False, f"{log.relative_to(run.logs)}: {' '.join(last)}")
+    return PromiseResult(promise, True, f"{len(logs)} logs are whole and replay to their end")
 
 
-def _cuts(run: Run) -> list[Finding]:
+def _cuts(run: FinishedJob) -> list[PromiseResult]:
     names = ("4 a snapshot is one cut", "5 snapshots are checksummed and whole")
     folder = job_snapshots.folder_of(run.logs)
     paths = sorted(folder.glob("snapshot-??????")) if folder.is_dir() else []
     if not paths:
-        return [Finding(name, None, "none was taken; --snapshot-every") for name in names]
+        return [PromiseResult(name, None, "none was taken; --snapshot-every") for name in names]
     torn = []
     for path in paths:
         try:
             torn += [f"{path.name}: {text}" for text in _torn(path)]
         except PsfleetError as error:
-            return [Finding(name, False, f"{path.name}: {error}") for name in names]
+            return [PromiseResult(name, False, f"{path.name}: {error}") for name in names]
     evidence = f"in each of {len(paths)} all servers have counted the same pushes of each worker"
     return [
-        Finding(names[0], not torn, "; ".join(torn[:3]) or evidence),
-        Finding(names[1], True, f"{len(paths)} verified, every byte"),
+        PromiseResult(names[0], not torn, "; ".join(torn[:3]) or evidence),
+        PromiseResult(names[1], True, f"{len(paths)} verified, every byte"),
     ]
 
 
@@ -203,20 +203,20 @@ def _torn(path: Path) -> list[str]:
     return found
 
 
-def _ended(run: Run) -> Finding:
+def _ended(run: FinishedJob) -> PromiseResult:
     promise = "7 it ends, and nothing is left"
     left = list(run.left)
-    now = Left.now()
+    now = Leftovers.now()
     left += [f"descriptor {number}" for number in sorted(now.descriptors - run.before.descriptors)]
     left += [f"shared memory {name}" for name in sorted(now.memory - run.before.memory)]
     left += [str(run.private)] if run.private.exists() else []
     if run.code:
         left.append(f"exit code {run.code}")
     evidence = "no process, socket, descriptor or shared memory is left; exit code 0"
-    return Finding(promise, not left, ", ".join(left) or evidence)
+    return PromiseResult(promise, not left, ", ".join(left) or evidence)
 
 
-def show(found: Sequence[Finding], faults: Sequence[Any], to: Path, seed: int) -> bool:
+def show(found: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
     """Print the findings, write them to a JSON file; whether no promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:

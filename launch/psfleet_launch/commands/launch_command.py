@@ -15,8 +15,8 @@ import click
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
-from psfleet_launch.chaos.fault_schedule import Trouble
-from psfleet_launch.chaos.report import Left, Run, findings, show
+from psfleet_launch.chaos.fault_schedule import ChaosSchedule
+from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import certificates_command
 from psfleet_launch.commands.options import (
     given,
@@ -35,7 +35,7 @@ from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name
 from psfleet_launch.job.job_request import Launch, Request
 from psfleet_launch.job_runner import JobRunner
-from psfleet_launch.supervision.hang_detection import Watch
+from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
 
@@ -113,10 +113,12 @@ def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     return {one.name: said[one.name] for one in fields(group) if one.name in said}
 
 
-def _place(request: Request, name: str, launch: Launch, trouble: Trouble | None = None) -> Run:
+def _place(
+    request: Request, name: str, launch: Launch, trouble: ChaosSchedule | None = None
+) -> FinishedJob:
     """Give a request its folders and an engine, and run it."""
     kind = load_engine(launch.engine)
-    before = Left.now()
+    before = Leftovers.now()
     with (
         claimed(launch.log_dir, name) as logs,
         private_folder() as folder,
@@ -136,14 +138,14 @@ def _place(request: Request, name: str, launch: Launch, trouble: Trouble | None 
         finally:
             engine.close()
     notes = logs if trouble is None else trouble.folder
-    return Run(code, engine.left_behind(), notes, logs, folder, before)
+    return FinishedJob(code, engine.left_behind(), notes, logs, folder, before)
 
 
 def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
     """Run the job under faults, in sync mode once more without; 0 if every promise is kept."""
     with tempfile.TemporaryDirectory(prefix="psfleet-chaos-") as parent:
         trouble, calm = (
-            Trouble(
+            ChaosSchedule(
                 seed, request, Path(parent, kind), is_calm=kind == "calm", pace=launch.chaos_pace
             )
             for kind in ("trouble", "calm")
@@ -160,7 +162,11 @@ def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
 
 
 def _run(
-    job: Job, engine: Engine, timeouts: Timeouts, screen: Screen, trouble: Trouble | None = None
+    job: Job,
+    engine: Engine,
+    timeouts: Timeouts,
+    screen: Screen,
+    trouble: ChaosSchedule | None = None,
 ) -> int:
     often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
@@ -174,7 +180,7 @@ def _run(
         job.request.worker_restarts,
         spares_workers=job.request.dead_after > 0,
         standbys=Standbys() if job.request.replicas else None,
-        watch=Watch(job.request.hung_after) if job.request.hung_after else None,
+        watch=HangDetector(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
     runner = JobRunner(job, engine, supervisor, screen, trouble)

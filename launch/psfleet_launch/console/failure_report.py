@@ -10,7 +10,7 @@ from pathlib import Path
 from psfleet_launch.job.job_plan import Job, Member, listed
 from psfleet_launch.supervision.supervisor import Failure, Supervisor
 
-__all__ = ["CHAINS", "HEADER", "Cause", "find_cause", "report", "tail"]
+__all__ = ["CHAINS", "HEADER", "FailureCause", "find_cause", "report", "tail"]
 
 _TAIL_BYTES = 1 << 16
 _SHOWN_LINES = 15
@@ -25,7 +25,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """What a log says about the end of its process.
 
     Attributes:
@@ -48,7 +48,7 @@ def tail(path: Path) -> list[str]:
     return _COLOUR.sub("", text).splitlines()
 
 
-def find_cause(lines: list[str], script: str) -> Cause:
+def find_cause(lines: list[str], script: str) -> FailureCause:
     """The exception that ended the process, and the line of `script` from which it came."""
     starts = [
         number
@@ -59,7 +59,7 @@ def find_cause(lines: list[str], script: str) -> Cause:
     headline = next((line for line in block if line[:1].strip()), "") if starts else ""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
     end = block.index(headline) if headline else len(block)
-    return Cause(headline or last, _place(block[:end], script))
+    return FailureCause(headline or last, _place(block[:end], script))
 
 
 def _is_aside(line: str) -> bool:
@@ -109,7 +109,7 @@ def report(
     )
 
 
-def _headline(failure: Failure, cause: Cause) -> str:
+def _headline(failure: Failure, cause: FailureCause) -> str:
     if failure.code is None:
         return failure.why
     if failure.code < 0:

@@ -14,13 +14,13 @@ from psfleet.shard.staleness import quantile
 if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply
 
-__all__ = ["Poller", "Progress", "add_up", "line"]
+__all__ = ["FleetProgress", "ProgressPoller", "add_up", "line"]
 
 _FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 @dataclass(frozen=True)
-class Progress:
+class FleetProgress:
     """Totals of the whole fleet at one moment.
 
     Attributes:
@@ -44,7 +44,7 @@ class Progress:
     torn: int = 0
 
 
-def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> Progress:
+def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> FleetProgress:
     """One picture from the servers' own.
 
     Args:
@@ -62,7 +62,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> P
             if count >= samples.get(worker, 0):
                 samples[worker] = count
                 losses.update({worker: reply.losses[worker]} if worker in reply.losses else {})
-    return Progress(
+    return FleetProgress(
         at=at,
         steps=max((reply.pushes for reply in replies), default=0) // processes,
         samples=sum(samples.values()),
@@ -76,7 +76,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> P
     )
 
 
-def line(now: Progress, before: Progress | None = None) -> str:
+def line(now: FleetProgress, before: FleetProgress | None = None) -> str:
     """`1,204 steps · 151 steps/s · 77,400 samples/s · loss 0.4713 · 41,207 rows · 312 MB`."""
     parts = [f"{now.steps:,} steps"]
     if before is not None and now.at > before.at:
@@ -93,7 +93,7 @@ def line(now: Progress, before: Progress | None = None) -> str:
     return " · ".join([*parts, f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"])
 
 
-class Poller:
+class ProgressPoller:
     """Asks the servers in a thread of its own, so that a slow answer holds nobody up.
 
     Processes may be forked meanwhile, to start again what has died; they must not use gRPC before `exec`.
@@ -109,7 +109,7 @@ class Poller:
         every: float = 1.0,
         environment: Environment | None = None,
     ) -> None:
-        self.history: list[Progress] = []
+        self.history: list[FleetProgress] = []
         self._environment = environment or Environment()
         self._endpoints = list(endpoints)
         self._processes = processes

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from psfleet.settings.environment import Environment
-from psfleet_launch.console.progress_line import Poller, line
+from psfleet_launch.console.progress_line import ProgressPoller, line
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Request
@@ -37,7 +37,7 @@ class Screen:
     def __init__(self, progress: bool = True, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._progress = progress
-        self._poller: Poller | None = None
+        self._poller: ProgressPoller | None = None
         self._live: Live | None = None
         self._began = time.monotonic()
         self._shown = self._began
@@ -79,7 +79,7 @@ class Screen:
         own = Environment(
             tls=str(self._job.credentials.get("worker", "")), insecure=self._job.request.insecure
         )
-        self._poller = Poller(endpoints, sum(self._job.request.copies), environment=own)
+        self._poller = ProgressPoller(endpoints, sum(self._job.request.copies), environment=own)
         self._poller.start()
         if self._console.is_terminal:
             self._live = Live(

@@ -18,12 +18,12 @@ from psfleet_launch.job.job_plan import Job, Member, child_environment, command,
 from psfleet_launch.job.spawn import open_log, send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
-    Exited,
     LivenessSignal,
     Output,
-    Parting,
-    Ready,
+    ProcessEnding,
+    ProcessExited,
     Said,
+    ServerReady,
     Shown,
     causes_first,
 )
@@ -128,7 +128,7 @@ class LocalEngine(Engine):
 
     def events(self) -> list[Event | Shown]:
         ended = [
-            Exited(member, process.returncode, self._has_left(member))
+            ProcessExited(member, process.returncode, self._has_left(member))
             for member, process in self._processes.items()
             if member not in self._ended and process.poll() is not None
         ]
@@ -141,11 +141,11 @@ class LocalEngine(Engine):
     def _has_left(self, member: Member) -> bool:
         return member.role == "worker" and self.job.left_file(member).exists()
 
-    def _now_ready(self) -> Iterator[Ready]:
+    def _now_ready(self) -> Iterator[ServerReady]:
         for member in sorted(self._awaited):
             if endpoint := _read_endpoint(self.job.ready_file(member)):
                 self._awaited.discard(member)
-                yield Ready(member, endpoint)
+                yield ServerReady(member, endpoint)
             elif member in self._ended:
                 self._awaited.discard(member)
 
@@ -206,7 +206,7 @@ class LocalEngine(Engine):
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_pulse(member)
-            self._events.append(Parting(member))
+            self._events.append(ProcessEnding(member))
             return
         self._events.append(LivenessSignal(member))
         *lines, self._words[member] = (

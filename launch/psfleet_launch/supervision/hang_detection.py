@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from psfleet_launch.job.job_plan import Member
 
-__all__ = ["Watch"]
+__all__ = ["HangDetector"]
 
 _STEP = 0.5
 """Seconds, the most that count between two looks; the launcher looks twice as often."""
 
 
 @dataclass
-class Watch:
+class HangDetector:
     """When each process was heard last.
 
     Attributes:

@@ -4,33 +4,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.standbys import Promote, Release
+from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 
 __all__ = [
     "Action",
-    "Asked",
+    "ClockTick",
     "Event",
-    "Exited",
-    "Finish",
-    "GiveUp",
+    "FinishJob",
+    "KillHung",
     "LivenessSignal",
-    "Lost",
     "Output",
-    "Parting",
-    "Ready",
+    "ProcessEnding",
+    "ProcessExited",
+    "ReportHung",
+    "ReportLostWorker",
+    "ReportMissingLeave",
     "Said",
-    "Send",
+    "SendSignal",
+    "ServerReady",
     "Shown",
-    "Silent",
-    "Start",
-    "Tick",
-    "Wordless",
+    "StartProcesses",
+    "StopRequested",
     "causes_first",
 ]
 
 
 @dataclass(frozen=True)
-class Ready:
+class ServerReady:
     """A server answers, at this endpoint."""
 
     member: Member
@@ -38,7 +38,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Exited:
+class ProcessExited:
     """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
 
     `left`: it is a worker that had left the fleet before.
@@ -50,7 +50,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopRequested:
     """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
 
     signal: int
@@ -64,14 +64,14 @@ class LivenessSignal:
 
 
 @dataclass(frozen=True)
-class Parting:
+class ProcessEnding:
     """A server or a standby has given its last sign of life: it is about to end."""
 
     member: Member
 
 
 @dataclass(frozen=True)
-class Tick:
+class ClockTick:
     """Nothing but time has passed."""
 
 
@@ -91,20 +91,20 @@ class Said:
     text: str
 
 
-Event = Ready | Exited | Asked | LivenessSignal | Parting | Tick
+Event = ServerReady | ProcessExited | StopRequested | LivenessSignal | ProcessEnding | ClockTick
 Shown = Output | Said
 """Not for the supervisor: a person sees it."""
 
 
 @dataclass(frozen=True)
-class Start:
+class StartProcesses:
     """Start these processes."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
-class Send:
+class SendSignal:
     """Send a signal to these processes and their groups."""
 
     members: tuple[Member, ...]
@@ -112,7 +112,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class KillHung:
     """Kill this server or standby: it has been silent for so many seconds."""
 
     member: Member
@@ -120,7 +120,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
-class Silent:
+class ReportHung:
     """This server has been silent for so many seconds, and is left alone."""
 
     member: Member
@@ -128,7 +128,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Lost:
+class ReportLostWorker:
     """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
 
     member: Member
@@ -137,23 +137,33 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Wordless:
+class ReportMissingLeave:
     """This worker has ended well, but has not left the fleet: others may wait for it."""
 
     member: Member
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishJob:
     """All processes have ended."""
 
     exit_code: int
 
 
-Action = Start | Send | GiveUp | Silent | Lost | Wordless | Promote | Release | Finish
+Action = (
+    StartProcesses
+    | SendSignal
+    | KillHung
+    | ReportHung
+    | ReportLostWorker
+    | ReportMissingLeave
+    | PromoteStandby
+    | ReleaseStandbys
+    | FinishJob
+)
 
 
-def causes_first(exits: Iterable[Exited]) -> list[Exited]:
+def causes_first(exits: Iterable[ProcessExited]) -> list[ProcessExited]:
     """Exits that were noticed at the same moment, the likeliest cause first.
 
     A process killed by a signal does not owe that to another; a worker may well fail because of

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from psfleet_launch.job.job_plan import Member
 
-__all__ = ["Promote", "Release", "Standbys"]
+__all__ = ["PromoteStandby", "ReleaseStandbys", "Standbys"]
 
 
 @dataclass(frozen=True)
-class Promote:
+class PromoteStandby:
     """Tell this standby to take its server's place, with this term."""
 
     member: Member
@@ -25,7 +25,7 @@ class Promote:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseStandbys:
     """Tell this primary that its standbys up to this number will never take over."""
 
     member: Member
@@ -86,7 +86,7 @@ class Standbys:
                 yield self.primary[rank], heir
             yield heir, self.primary[rank]
 
-    def take_over(self, member: Member) -> Promote | None:
+    def take_over(self, member: Member) -> PromoteStandby | None:
         """Return the standby that takes over from an ended primary; None: there is none.
 
         The ready file of who does is to be removed before it hears of that.
@@ -101,14 +101,14 @@ class Standbys:
         self.promoted.discard(member)
         self.promoted.add(heir)
         self.terms[rank] += 1
-        return Promote(heir, member, self.terms[rank])
+        return PromoteStandby(heir, member, self.terms[rank])
 
-    def replace(self, member: Member) -> tuple[Release, tuple[Member, ...]]:
+    def replace(self, member: Member) -> tuple[ReleaseStandbys, tuple[Member, ...]]:
         """This standby has ended: its primary must not wait for it; the next standby."""
         rank = member.rank
         del self.standby[rank]
         self.ready.discard(member)
-        return Release(self.primary[rank], member.copy), self._next(rank)
+        return ReleaseStandbys(self.primary[rank], member.copy), self._next(rank)
 
     def _next(self, rank: int) -> tuple[Member, ...]:
         number = self._numbers.get(rank, 0) + 1

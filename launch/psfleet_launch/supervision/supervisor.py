@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from psfleet_launch.job.job_plan import Member, listed
-from psfleet_launch.supervision.hang_detection import Watch
+from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.job_events import (
     Action,
-    Asked,
+    ClockTick,
     Event,
-    Exited,
-    Finish,
-    GiveUp,
+    FinishJob,
+    KillHung,
     LivenessSignal,
-    Lost,
-    Parting,
-    Ready,
-    Send,
-    Silent,
-    Start,
-    Tick,
-    Wordless,
+    ProcessEnding,
+    ProcessExited,
+    ReportHung,
+    ReportLostWorker,
+    ReportMissingLeave,
+    SendSignal,
+    ServerReady,
+    StartProcesses,
+    StopRequested,
 )
 from psfleet_launch.supervision.standbys import Standbys
 
@@ -112,7 +112,7 @@ class Supervisor:
     worker_restarts: int = 0
     spares_workers: bool = False
     standbys: Standbys | None = None
-    watch: Watch | None = None
+    watch: HangDetector | None = None
     restarts_hung: bool = False
     generation: int = 0
     phase: Phase = Phase.STARTING
@@ -141,17 +141,17 @@ class Supervisor:
         if self.watch is not None:
             self.watch.look(at)
         match event:
-            case Ready(member):
+            case ServerReady(member):
                 return self._ready(member)
-            case Exited():
+            case ProcessExited():
                 return self._exited(event, at)
-            case Asked(number):
+            case StopRequested(number):
                 return self._asked(number, at)
             case LivenessSignal(member):
                 return self._heard(member)
-            case Parting(member):
+            case ProcessEnding(member):
                 return self._parting(member)
-            case Tick():
+            case ClockTick():
                 return self._overdue(at) if at >= self.deadline else self._give_up_hung()
 
     def validate(self) -> None:
@@ -167,7 +167,7 @@ class Supervisor:
     def _start(self, members: tuple[Member, ...]) -> list[Action]:
         self.alive |= set(members)
         self.hung -= set(members)
-        return [Start(members)] if members else []
+        return [StartProcesses(members)] if members else []
 
     def _ready(self, member: Member) -> list[Action]:
         self.awaited.discard(member)
@@ -179,7 +179,7 @@ class Supervisor:
         following = [] if self.standbys is None else self.standbys.begin(self.servers)
         return [*self._start(tuple(following)), *self._start(self.workers)]
 
-    def _exited(self, exited: Exited, at: float) -> list[Action]:
+    def _exited(self, exited: ProcessExited, at: float) -> list[Action]:
         member, code = exited.member, exited.code
         self.alive.discard(member)
         if self.watch is not None:
@@ -195,18 +195,18 @@ class Supervisor:
         if code and (found := self._taken_over(member)):
             return found
         if code and self._had_left(exited):
-            lost = Lost(member, code, left=True)
+            lost = ReportLostWorker(member, code, left=True)
             return [lost] if self._living("worker") else [lost, *self._leave(at)]
         if code and self._may_go_back(member):
             self.generation += 1
             self.phase, self.failure = Phase.GOING_BACK, None
             living = self._living()
-            return [Send(living, signal.SIGKILL)] if living else self._going_back(at)
+            return [SendSignal(living, signal.SIGKILL)] if living else self._going_back(at)
         if code and not exited.left and self._may_restart(member):
             self.restarted[member] = self.restarted.get(member, 0) + 1
             return self._start((member,))
         if code and self._may_lose(member):
-            return [Lost(member, code)]
+            return [ReportLostWorker(member, code)]
         if code or awaited:
             why = "ended before it was ready" if awaited else ""
             return self._fail(Failure(member, code, why), at)
@@ -214,9 +214,9 @@ class Supervisor:
             self.over.add(member)
         if not self._living("worker"):
             return self._leave(at)
-        return [] if exited.left or member.role == "server" else [Wordless(member)]
+        return [] if exited.left or member.role == "server" else [ReportMissingLeave(member)]
 
-    def _had_left(self, exited: Exited) -> bool:
+    def _had_left(self, exited: ProcessExited) -> bool:
         """Whether a worker that has died is done: nobody waits for it, nor could it come back.
 
         A server ends by itself when every worker has told it that it leaves, which is the last thing that
@@ -270,16 +270,16 @@ class Supervisor:
             if member not in self.hung and self.watch.has_hung(member, other)
         }
         self.hung |= hung
-        return [GiveUp(member, self.watch.patience) for member in sorted(hung)]
+        return [KillHung(member, self.watch.patience) for member in sorted(hung)]
 
-    def _give_up_silent(self, watch: Watch) -> list[Action]:
+    def _give_up_silent(self, watch: HangDetector) -> list[Action]:
         """The same without standbys: kill who has a log to go on from; of others say so once a silence."""
         silent = {member for member in self._living("server") if watch.is_silent(member)}
         fresh, self.hung = sorted(silent - self.hung), silent
         return [
-            GiveUp(member, watch.patience)
+            KillHung(member, watch.patience)
             if self.restarts_hung and self._may_restart(member)
-            else Silent(member, watch.patience)
+            else ReportHung(member, watch.patience)
             for member in fresh
         ]
 
@@ -301,7 +301,7 @@ class Supervisor:
         often = self.restarts if member.role == "server" else self.worker_restarts
         return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
 
-    def _was_killed(self, exited: Exited) -> bool:
+    def _was_killed(self, exited: ProcessExited) -> bool:
         """Whether a server was killed that has kept a log of all that its workers have pushed."""
         return exited.member.role == "server" and self.restarts > 0 and exited.code < 0
 
@@ -323,14 +323,14 @@ class Supervisor:
                 else set()
             )
             if late:  # nobody tells them that all is over
-                return [Send(tuple(sorted(late)), signal.SIGTERM)]
+                return [SendSignal(tuple(sorted(late)), signal.SIGTERM)]
         return [] if self.alive else self._finish()
 
     def _finish(self) -> list[Action]:
         self.phase, self.deadline = Phase.DONE, float("inf")
         if self.failure:
-            return [Finish(self.failure.exit_code)]
-        return [Finish(128 + self.asked if self.asked else 0)]
+            return [FinishJob(self.failure.exit_code)]
+        return [FinishJob(128 + self.asked if self.asked else 0)]
 
     # -- out of order ----------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Supervisor:
             return self._stop_servers(at)
         self.phase, self.deadline = Phase.STOPPING_WORKERS, at + self.timeouts.grace
         self.stopped += workers
-        return [Send(workers, number)]
+        return [SendSignal(workers, number)]
 
     def _stop_servers(self, at: float) -> list[Action]:
         if not self.alive:
@@ -360,7 +360,7 @@ class Supervisor:
         self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
         servers = self._living("server")
         self.stopped += servers
-        return [Send(servers, signal.SIGTERM)] if servers else []
+        return [SendSignal(servers, signal.SIGTERM)] if servers else []
 
     def _stopping_goes_on(self, at: float) -> list[Action]:
         if self.phase is Phase.STOPPING_WORKERS and not self._living("worker"):
@@ -387,7 +387,7 @@ class Supervisor:
     def _kill(self, members: tuple[Member, ...]) -> list[Action]:
         self.stopped += [member for member in members if member not in self.stopped]
         self.killed |= set(members)
-        return [Send(members, signal.SIGKILL)] if members else []
+        return [SendSignal(members, signal.SIGKILL)] if members else []
 
     def _living(self, role: str = "") -> tuple[Member, ...]:
         return tuple(sorted(member for member in self.alive if role in ("", member.role)))

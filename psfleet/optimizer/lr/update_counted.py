@@ -9,7 +9,7 @@ from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.validation.annotations import NonNegative, Positive, checked
 
 __all__ = [
-    "PerUpdate",
+    "PerUpdateSchedule",
     "cosine_decay",
     "exponential_decay",
     "inverse_time_decay",
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-class PerUpdate(LRScheduler):
+class PerUpdateSchedule(LRScheduler):
     """A rate given by a function of the number of updates before this one.
 
     Arithmetic with numbers and other schedules of this kind gives another one. Programs take it for
@@ -76,14 +76,14 @@ class PerUpdate(LRScheduler):
     def _with(
         self, other: Any, combine: Callable[[float, float], float], swap: bool = False
     ) -> Any:
-        if isinstance(other, bool) or not isinstance(other, int | float | PerUpdate):
+        if isinstance(other, bool) or not isinstance(other, int | float | PerUpdateSchedule):
             return NotImplemented
         then: Callable[[int], float] = (
-            other.after if isinstance(other, PerUpdate) else lambda _: float(other)
+            other.after if isinstance(other, PerUpdateSchedule) else lambda _: float(other)
         )
         if swap:
-            return PerUpdate(self.base_lr, lambda n: combine(then(n), self.after(n)))
-        return PerUpdate(self.base_lr, lambda n: combine(self.after(n), then(n)))
+            return PerUpdateSchedule(self.base_lr, lambda n: combine(then(n), self.after(n)))
+        return PerUpdateSchedule(self.base_lr, lambda n: combine(self.after(n), then(n)))
 
     def __add__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a + b)
@@ -113,7 +113,7 @@ class PerUpdate(LRScheduler):
 @checked
 def noam_decay(
     d_model: Positive, warmup_steps: Positive, learning_rate: NonNegative = 1.0
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """NoamDecay in updates, with epoch 1 at the first."""
     return _counting(NoamDecay(d_model, warmup_steps, learning_rate), first=1)
 
@@ -121,10 +121,10 @@ def noam_decay(
 @checked
 def exponential_decay(
     learning_rate: NonNegative, decay_steps: Positive, decay_rate: Positive, staircase: bool = False
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """learning_rate * decay_rate^(n / decay_steps); `staircase` rounds the exponent down."""
     part = _part(decay_steps, staircase)
-    return PerUpdate(learning_rate, lambda n: learning_rate * float(decay_rate ** part(n)))
+    return PerUpdateSchedule(learning_rate, lambda n: learning_rate * float(decay_rate ** part(n)))
 
 
 @checked
@@ -133,10 +133,12 @@ def natural_exp_decay(
     decay_steps: Positive,
     decay_rate: NonNegative,
     staircase: bool = False,
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """learning_rate * e^(-decay_rate * n / decay_steps); `staircase` rounds the quotient down."""
     part = _part(decay_steps, staircase)
-    return PerUpdate(learning_rate, lambda n: learning_rate * math.exp(-decay_rate * part(n)))
+    return PerUpdateSchedule(
+        learning_rate, lambda n: learning_rate * math.exp(-decay_rate * part(n))
+    )
 
 
 @checked
@@ -145,10 +147,10 @@ def inverse_time_decay(
     decay_steps: Positive,
     decay_rate: NonNegative,
     staircase: bool = False,
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """learning_rate / (1 + decay_rate * n / decay_steps); `staircase` as in natural_exp_decay."""
     part = _part(decay_steps, staircase)
-    return PerUpdate(learning_rate, lambda n: learning_rate / (1 + decay_rate * part(n)))
+    return PerUpdateSchedule(learning_rate, lambda n: learning_rate / (1 + decay_rate * part(n)))
 
 
 @checked
@@ -158,13 +160,15 @@ def polynomial_decay(
     end_learning_rate: NonNegative = 0.0001,
     power: Positive = 1.0,
     cycle: bool = False,
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """From learning_rate to end_learning_rate in decay_steps updates (see PolynomialDecay)."""
     return _counting(PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle))
 
 
 @checked
-def piecewise_decay(boundaries: Sequence[float], values: Sequence[NonNegative]) -> PerUpdate:
+def piecewise_decay(
+    boundaries: Sequence[float], values: Sequence[NonNegative]
+) -> PerUpdateSchedule:
     """values[i] until update boundaries[i], the last value from then on."""
     return _counting(PiecewiseDecay(boundaries, values))
 
@@ -172,10 +176,10 @@ def piecewise_decay(boundaries: Sequence[float], values: Sequence[NonNegative]) 
 @checked
 def cosine_decay(
     learning_rate: NonNegative, step_each_epoch: Positive, epochs: Positive
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """Half a cosine from learning_rate to 0 in `epochs` epochs of step_each_epoch updates."""
     epoch = _part(step_each_epoch, True)
-    return PerUpdate(
+    return PerUpdateSchedule(
         learning_rate, lambda n: learning_rate * 0.5 * (math.cos(epoch(n) * math.pi / epochs) + 1)
     )
 
@@ -186,7 +190,7 @@ def linear_lr_warmup(
     warmup_steps: NonNegative,
     start_lr: NonNegative,
     end_lr: NonNegative,
-) -> PerUpdate:
+) -> PerUpdateSchedule:
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`.
 
     A schedule that follows counts from the first update, as in the reference.
@@ -201,17 +205,17 @@ def linear_lr_warmup(
         return learning_rate
 
     first = learning_rate.last_epoch if isinstance(learning_rate, LRScheduler) else 0
-    return PerUpdate(start_lr, rate)
+    return PerUpdateSchedule(start_lr, rate)
 
 
-def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdate:
+def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
     """The schedule with updates for epochs."""
 
     def rate(n: int) -> float:
         scheduler.last_epoch = n
         return scheduler.get_lr()
 
-    return PerUpdate(scheduler.base_lr, rate, first)
+    return PerUpdateSchedule(scheduler.base_lr, rate, first)
 
 
 def _part(decay_steps: float, whole: bool) -> Callable[[int], float]:

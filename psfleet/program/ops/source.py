@@ -7,11 +7,11 @@ import numpy as np
 
 from psfleet.program.operation import Array, Context, Op, Spec
 
-__all__ = ["Fill", "PerRun", "StepCounter"]
+__all__ = ["FillConstant", "PerRun", "StepCounter"]
 
 
 @dataclass(frozen=True)
-class Fill(Op, saved="fill shape dtype value"):
+class FillConstant(Op, saved="fill shape dtype value"):
     """An array of one value."""
 
     shape: tuple[int, ...] = ()

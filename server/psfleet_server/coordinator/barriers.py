@@ -20,11 +20,20 @@ from psfleet.errors import (
     UsageError,
 )
 from psfleet.settings.mode import Mode
-from psfleet.shard.events import Call, Refuse
+from psfleet.shard.events import Call, SendError
 from psfleet.shard.membership_view import Position
 from psfleet.wire.table_messages import read_mode
 
-__all__ = ["DTYPES", "SWITCH", "Arrival", "Meetings", "Met", "ModeWish", "Release", "Switch"]
+__all__ = [
+    "DTYPES",
+    "SWITCH",
+    "Arrival",
+    "CollectiveCompleted",
+    "CollectiveReply",
+    "CollectiveState",
+    "ModeRequest",
+    "ModeSwitch",
+]
 
 Array = NDArray[Any]
 
@@ -73,7 +82,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class ModeWish:
+class ModeRequest:
     """A mode request from outside the script. Its `number` grows."""
 
     number: int
@@ -82,16 +91,16 @@ class ModeWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class CollectiveReply:
     """Reply to `call`: the collective is complete, with this result (None: a barrier)."""
 
     call: Call
     value: Array | None
-    wish: ModeWish | None = None
+    wish: ModeRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class ModeSwitch:
     """All workers have arrived, with nothing in flight, to continue in another mode.
 
     Attributes:
@@ -112,17 +121,17 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class CollectiveCompleted:
     """A collective is complete, with its result; a barrier may announce a mode request."""
 
     number: int
     value: Array | None
-    wish: ModeWish | None = None
-    switch: Switch | None = None
+    wish: ModeRequest | None = None
+    switch: ModeSwitch | None = None
 
 
 @dataclass
-class Meetings:
+class CollectiveState:
     """The arrivals at the next collective, and the results of earlier ones.
 
     Attributes:
@@ -134,23 +143,23 @@ class Meetings:
 
     met: int = 0
     results: dict[int, Array] = field(default_factory=dict)
-    told: dict[int, ModeWish] = field(default_factory=dict)
-    switch: Switch | None = None
+    told: dict[int, ModeRequest] = field(default_factory=dict)
+    switch: ModeSwitch | None = None
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
 
-    def arrive(self, arrival: Arrival, call: Call) -> list[Release | Refuse]:
+    def arrive(self, arrival: Arrival, call: Call) -> list[CollectiveReply | SendError]:
         """Note the arrival; at a completed collective answer at once."""
         try:
             if arrival.value is not None and arrival.mode not in REDUCTIONS:
                 raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
             _check_switch(arrival)
             if arrival.number <= self.met:
-                return [Release(call, self._result(arrival), self.told.get(arrival.number))]
+                return [CollectiveReply(call, self._result(arrival), self.told.get(arrival.number))]
             self._check(arrival)
         except PsfleetError as error:
-            return [Refuse(call, error)]
+            return [SendError(call, error)]
         self._waiting.setdefault(arrival.worker, (arrival, []))[1].append(call)
         return []
 
@@ -169,7 +178,9 @@ class Meetings:
         """Number of the last announced mode request."""
         return max((wish.number for wish in self.told.values()), default=0)
 
-    def complete(self, awaited: Collection[int], wish: ModeWish | None = None) -> Met | None:
+    def complete(
+        self, awaited: Collection[int], wish: ModeRequest | None = None
+    ) -> CollectiveCompleted | None:
         """Return the decision that completes the collective, once all awaited workers have arrived.
 
         Args:
@@ -181,16 +192,18 @@ class Meetings:
         arrivals = [self._waiting[worker][0] for worker in sorted(self._waiting)]
         value = _combine(arrivals)
         is_new = value is None and wish is not None and wish.number > self.last_told()
-        return Met(self.met + 1, value, wish if is_new else None, self._switch(arrivals, value))
+        return CollectiveCompleted(
+            self.met + 1, value, wish if is_new else None, self._switch(arrivals, value)
+        )
 
-    def _switch(self, arrivals: list[Arrival], value: Array | None) -> Switch | None:
+    def _switch(self, arrivals: list[Arrival], value: Array | None) -> ModeSwitch | None:
         """The switch that all ask for; None: none, different ones, or one that was made before."""
         if value is None or arrivals[0].mode != SWITCH or (value[:2] != -value[2:4]).any():
             return None
         number = max(arrival.change for arrival in arrivals)
         if self.switch is not None and number <= self.switch.number:
             return None
-        return Switch(
+        return ModeSwitch(
             number,
             read_mode(int(value[0])),
             int(value[1]),
@@ -198,7 +211,7 @@ class Meetings:
             {arrival.worker: arrival.position for arrival in arrivals},
         )
 
-    def take(self, met: Met) -> list[Release | Refuse]:
+    def take(self, met: CollectiveCompleted) -> list[CollectiveReply | SendError]:
         """Complete the collective."""
         self.met = met.number
         self.switch = met.switch or self.switch
@@ -209,14 +222,14 @@ class Meetings:
             self.told[met.number] = met.wish
         waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
         self._waiting.clear()
-        return [Release(call, met.value, met.wish) for calls in waiting for call in calls]
+        return [CollectiveReply(call, met.value, met.wish) for calls in waiting for call in calls]
 
-    def drop(self, worker: int, error: PsfleetError) -> list[Refuse]:
+    def drop(self, worker: int, error: PsfleetError) -> list[SendError]:
         """Discard the arrival of a worker whose incarnation has ended."""
         _, calls = self._waiting.pop(worker, (None, []))
-        return [Refuse(call, error) for call in calls]
+        return [SendError(call, error) for call in calls]
 
-    def expire(self, call: Call, awaited: Collection[int]) -> list[Release | Refuse]:
+    def expire(self, call: Call, awaited: Collection[int]) -> list[CollectiveReply | SendError]:
         """Refuse a call whose deadline has passed. Its worker still counts as arrived."""
         for arrival, calls in self._waiting.values():
             if call in calls:
@@ -227,7 +240,7 @@ class Meetings:
                     f"{arrival.kind[0]} {arrival.number} of worker {arrival.worker} "
                     f"did not end in time: it waits for {waited}"
                 )
-                return [Refuse(call, error)]
+                return [SendError(call, error)]
         return []
 
     def _check(self, arrival: Arrival) -> None:

@@ -9,45 +9,45 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from psfleet.data.assignment import Plan, Range
+from psfleet.data.assignment import Range, RoundPlan
 from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
-from psfleet.shard.events import Call, Refuse
-from psfleet.shard.membership_view import Freeze, Install, Report
+from psfleet.shard.events import Call, SendError
+from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet_server.coordinator.barriers import (
     DTYPES,
     Arrival,
-    Meetings,
-    Met,
-    ModeWish,
-    Release,
-    Switch,
+    CollectiveCompleted,
+    CollectiveReply,
+    CollectiveState,
+    ModeRequest,
+    ModeSwitch,
 )
 from psfleet_server.coordinator.data_dispatch import (
-    Begun,
-    Ended,
-    Leased,
-    Order,
-    Supply,
-    Torn,
-    Turned,
+    DataDispatch,
+    DatasetBegun,
+    DatasetEnded,
+    DatasetRequest,
+    LeaseGranted,
+    SeatPosition,
+    TornStep,
 )
-from psfleet_server.coordinator.membership import Change, Members, Seat
+from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 
 __all__ = [
     "DTYPES",
     "Arrival",
-    "Beat",
+    "CollectiveCompleted",
+    "CollectiveReply",
     "Coordinator",
     "Decision",
-    "Due",
-    "Left",
-    "Met",
-    "Orders",
+    "Heartbeat",
     "Outcome",
-    "Release",
-    "Seating",
-    "Started",
-    "Viewed",
+    "PendingMessage",
+    "Registration",
+    "TermStarted",
+    "ViewDecided",
+    "WorkerLeft",
+    "WorkerRequests",
 ]
 
 _MOST_SEATS = 1 << 16
@@ -56,7 +56,7 @@ _CHANGES = 32  # bits of a view's number for the changes since the coordinator h
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A heartbeat of a worker (of its `incarnation`) or of a server.
 
     `step`: of a worker the last one it has started, of a server the last closed round.
@@ -70,7 +70,7 @@ class Beat:
 
 
 @dataclass
-class Orders:
+class WorkerRequests:
     """What every worker is asked to do, until withdrawn.
 
     Attributes:
@@ -79,11 +79,11 @@ class Orders:
     """
 
     snapshot: tuple[int, int] | None = None
-    wish: ModeWish | None = None
+    wish: ModeRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class Registration:
     """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
 
     `met`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
@@ -95,27 +95,27 @@ class Seating:
     first: int
     view: int
     met: int
-    switch: Switch | None = None
+    switch: ModeSwitch | None = None
     progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class TermStarted:
     """A process has become the coordinator, the `term`-th one."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
-class Viewed:
+class ViewDecided:
     """A view is decided, with its membership and data dispatch."""
 
-    members: Members
-    supply: Supply
+    members: Membership
+    supply: DataDispatch
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkerLeft:
     """A worker has left and takes part in no more collectives."""
 
     worker: int
@@ -123,18 +123,26 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class PendingMessage:
     """A message for the process `boot` of a server; 0: the process is not known yet."""
 
     server: int
     boot: int
-    message: Freeze | Install
+    message: PrepareView | InstallView
 
 
-Decision = Started | Viewed | Met | Left | Begun | Leased | Ended
+Decision = (
+    TermStarted
+    | ViewDecided
+    | CollectiveCompleted
+    | WorkerLeft
+    | DatasetBegun
+    | LeaseGranted
+    | DatasetEnded
+)
 """A durable change of the coordinator."""
 
-Outcome = Release | Refuse | Seating
+Outcome = CollectiveReply | SendError | Registration
 
 
 class Coordinator:
@@ -156,17 +164,17 @@ class Coordinator:
         self.workers = workers
         self.servers = servers
         self.dead_after = dead_after
-        self.members = Members({index: Seat() for index in range(workers)})
-        self.meetings = Meetings()
-        self.supply = Supply()
+        self.members = Membership({index: Seat() for index in range(workers)})
+        self.meetings = CollectiveState()
+        self.supply = DataDispatch()
         self.term = 0
-        self.orders = Orders()
-        self.beats: dict[tuple[bool, int], tuple[Beat, float]] = {}
+        self.orders = WorkerRequests()
+        self.beats: dict[tuple[bool, int], tuple[Heartbeat, float]] = {}
         self.journal: Callable[[Decision], None] | None = None
         self.waits_for_room = False
         self._changes = 0  # since this process has started
         self._boots: dict[int, int] = {}
-        self._change: Change | None = None
+        self._change: ViewChange | None = None
         self._wanted = False  # a change of the view
         self._joining: dict[int, int] = {}
         self._removed: set[int] = set()
@@ -176,13 +184,13 @@ class Coordinator:
 
     def start(self) -> None:
         """This process is the coordinator from now on; all servers hear of it."""
-        self._decide(Started(self.term + 1))
+        self._decide(TermStarted(self.term + 1))
         self._wanted = True
         self._uninstalled = set(range(self.servers))  # of the last view, for all that is known
 
-    def go_on_with(self, supply: Supply) -> None:
+    def go_on_with(self, supply: DataDispatch) -> None:
         """Hand out what a job with other workers has left."""
-        self._decide(Viewed(self.members, supply))
+        self._decide(ViewDecided(self.members, supply))
 
     @property
     def view(self) -> int:
@@ -210,7 +218,7 @@ class Coordinator:
         try:
             seat = self._seat_for(worker, boot, workers)
         except PsfleetError as error:
-            return [Refuse(call, error)]
+            return [SendError(call, error)]
         if seat is not None and boot == seat.boot and seat.life is not None:
             known = self._registering.get(worker)
             if known is None or known[0] != boot:
@@ -221,7 +229,7 @@ class Coordinator:
         replaced: list[Outcome] = []
         if earlier[0] != boot:
             later = Fenced(f"a later process has taken the seat of worker {worker}")
-            replaced = [Refuse(old, later) for old in earlier[1]]
+            replaced = [SendError(old, later) for old in earlier[1]]
             earlier = (boot, [])
         self._registering[worker] = (boot, [*earlier[1], call])
         if self._change is None or self._change.joining.get(worker) != boot:
@@ -255,7 +263,7 @@ class Coordinator:
                 continue
             del self._registering[worker]
             found += [
-                Seating(
+                Registration(
                     call,
                     seat.incarnation,
                     seat.life.first,
@@ -273,14 +281,14 @@ class Coordinator:
         try:
             self._admit(arrival.worker, arrival.incarnation)
         except PsfleetError as error:
-            return [Refuse(call, error)]
+            return [SendError(call, error)]
         return [*self.meetings.arrive(arrival, call), *self._complete()]
 
     def leave(self, worker: int, incarnation: int) -> list[Outcome]:
         """The worker comes to no more meetings."""
         seat = self.members.seats.get(worker)
         if seat is not None and seat.incarnation == incarnation and not seat.left:
-            self._decide(Left(worker, incarnation))
+            self._decide(WorkerLeft(worker, incarnation))
             if self.supply.is_open(incarnation):  # servers know what it has not used
                 self._removed.add(worker)
                 self._wanted = True
@@ -291,7 +299,9 @@ class Coordinator:
         for _, calls in self._registering.values():
             if call in calls:
                 calls.remove(call)
-                return [Refuse(call, NotReady(f"not every server has answered: {self._lacking()}"))]
+                return [
+                    SendError(call, NotReady(f"not every server has answered: {self._lacking()}"))
+                ]
         return [*self.meetings.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
@@ -300,7 +310,7 @@ class Coordinator:
         )
         return ", ".join(f"server {server}" for server in sorted(waited))
 
-    def beat(self, beat: Beat, at: float) -> Orders:
+    def beat(self, beat: Heartbeat, at: float) -> WorkerRequests:
         """Note a sign of life that came at time `at`; what is wanted of whoever gave it.
 
         Raises:
@@ -312,7 +322,7 @@ class Coordinator:
             self._admit(beat.index, beat.incarnation)
             self._seen[beat.index] = (beat.incarnation, at)
         self.beats[beat.server, beat.index] = (beat, at)
-        return Orders() if beat.server else self.orders
+        return WorkerRequests() if beat.server else self.orders
 
     def look(self, at: float) -> None:
         """Remove the seats of workers that have been silent for too long at time `at`."""
@@ -334,7 +344,9 @@ class Coordinator:
 
     # -- data ----------------------------------------------------------------------------------
 
-    def deal(self, worker: int, incarnation: int, order: Order) -> Plan | tuple[Range, ...] | None:
+    def deal(
+        self, worker: int, incarnation: int, order: DatasetRequest
+    ) -> RoundPlan | tuple[Range, ...] | None:
         """A worker's data: in sync mode the plan, else a lease; empty: it has all; None: wait.
 
         Raises:
@@ -390,16 +402,22 @@ class Coordinator:
         self._removed |= self._change.removed
         self._change, self._wanted = None, True
 
-    def due(self) -> list[Due]:
+    def due(self) -> list[PendingMessage]:
         """What has to be sent, again and again until it is answered."""
         if self._wanted and self._change is None:
             self._begin_change()
         if self._change is not None:
-            freeze = Freeze(self._change.view, self._change.ended)
+            freeze = PrepareView(self._change.view, self._change.ended)
             waiting = set(range(self.servers)) - self._change.reports.keys()
-            return [Due(server, self._boots.get(server, 0), freeze) for server in sorted(waiting)]
+            return [
+                PendingMessage(server, self._boots.get(server, 0), freeze)
+                for server in sorted(waiting)
+            ]
         install = self.members.install()
-        return [Due(server, self._boots[server], install) for server in sorted(self._uninstalled)]
+        return [
+            PendingMessage(server, self._boots[server], install)
+            for server in sorted(self._uninstalled)
+        ]
 
     def _begin_change(self) -> None:
         self._wanted = False
@@ -411,10 +429,10 @@ class Coordinator:
             if index in touched and seat.incarnation
         }
         view = (self.term << _CHANGES) + self._changes
-        self._change = Change(view, self._joining, self._removed, ended)
+        self._change = ViewChange(view, self._joining, self._removed, ended)
         self._joining, self._removed = {}, set()
 
-    def reported(self, server: int, boot: int, view: int, report: Report) -> list[Outcome]:
+    def reported(self, server: int, boot: int, view: int, report: ViewReport) -> list[Outcome]:
         """A server is frozen; after the last one the view is decided."""
         change = self._change
         if change is None or change.view != view or self._boots.get(server) != boot:
@@ -430,7 +448,7 @@ class Coordinator:
         self._change = None
         return [*refused, *self._complete()]
 
-    def _view(self, change: Change) -> list[Outcome]:
+    def _view(self, change: ViewChange) -> list[Outcome]:
         """Decide: first kept in the journal, then in force; who waits in an ended life is told."""
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
         members, supply = copy.deepcopy((self.members, self.supply))
@@ -443,7 +461,7 @@ class Coordinator:
         for worker in over:
             supply.give_back(worker, before[worker], change.reports)
         supply.change(members.closed, members.present(), members.counts_in)
-        self._decide(Viewed(members, supply))
+        self._decide(ViewDecided(members, supply))
         self._uninstalled = set(range(self.servers))
         return [
             refusal
@@ -467,30 +485,30 @@ class Coordinator:
     def replay(self, decision: Decision) -> list[Outcome]:
         """Let a decision, perhaps one of an earlier process, take effect."""
         match decision:
-            case Started(term):
+            case TermStarted(term):
                 self.term = term
-            case Viewed(members, supply):
+            case ViewDecided(members, supply):
                 self.members, self.supply = copy.deepcopy((members, supply))
-            case Met():
+            case CollectiveCompleted():
                 for seat in self.members.present():  # where nobody rests at meetings, too
                     self.members.seats[seat].rests = decision.number
                 if decision.switch is not None:
                     self._turn(decision.switch)
                 return [*self.meetings.take(decision)]
-            case Left(worker, _):
+            case WorkerLeft(worker, _):
                 self.members.seats[worker].left = True
-            case Begun() | Leased() | Ended():
+            case DatasetBegun() | LeaseGranted() | DatasetEnded():
                 self.supply.take(decision)
         return []
 
-    def _turn(self, switch: Switch) -> None:
+    def _turn(self, switch: ModeSwitch) -> None:
         """What is left of the data is dealt as the new mode deals."""
         reached = {}
         for seat, number in switch.rounds.items():
             life = self.members.seats[seat].life
             if life is not None:
                 at = (life.incarnation, life.first, number, switch.positions[seat])
-                reached[seat] = Turned(*at)
+                reached[seat] = SeatPosition(*at)
         self.supply.turn(switch.mode == "sync", reached)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
@@ -525,7 +543,7 @@ class Coordinator:
             return []
 
 
-def torn_words(torn: Sequence[Torn]) -> list[str]:
+def torn_words(torn: Sequence[TornStep]) -> list[str]:
     """What a person reads about steps that only some servers have."""
     return [
         f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "

@@ -9,17 +9,26 @@ up. When the fleet changes between rounds and leases, what is not used of a data
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from psfleet.data.assignment import LOOKAHEAD, MOST, Entry, Plan, Range, length, part
+from psfleet.data.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
-from psfleet.shard.membership_view import Position, Report
+from psfleet.shard.membership_view import Position, ViewReport
 
-__all__ = ["Begun", "Ended", "Leased", "Leases", "Order", "Supply", "Torn", "Turned"]
+__all__ = [
+    "DataDispatch",
+    "DatasetBegun",
+    "DatasetEnded",
+    "DatasetRequest",
+    "LeaseGranted",
+    "Leases",
+    "SeatPosition",
+    "TornStep",
+]
 
 _STEPS = 4  # batches of a lease
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DatasetRequest:
     """A worker's request for data of its `number`-th dataset.
 
     Attributes:
@@ -78,15 +87,15 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class DatasetBegun:
     """A dataset is handed out from now on; sync: as planned."""
 
-    order: Order
-    plan: Plan | None
+    order: DatasetRequest
+    plan: RoundPlan | None
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeaseGranted:
     """An incarnation has one more lease of a dataset, and has used up its first `used` ones."""
 
     incarnation: int
@@ -96,14 +105,14 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class DatasetEnded:
     """Everything of a dataset has been used."""
 
     dataset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
+class TornStep:
     """An incarnation died within a push: servers hold different last pushes of it (TORN_STEP)."""
 
     worker: int
@@ -112,7 +121,7 @@ class Torn:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class SeatPosition:
     """Position of a seat when the fleet switches between rounds and leases, with nothing in flight.
 
     Attributes:
@@ -164,22 +173,22 @@ class Leases:
 
 
 @dataclass
-class Dataset:
+class DispatchedDataset:
     """One dataset. Without a `plan` it is leased, and `pool` holds the samples that are not leased.
 
     `resumed`: The pool is what an earlier job, or another mode, has left; whoever comes first says how that
     is dealt.
     """
 
-    order: Order
-    plan: Plan | None
+    order: DatasetRequest
+    plan: RoundPlan | None
     pool: list[Range] = field(default_factory=list)
     ended: bool = False
     resumed: bool = False
 
 
 @dataclass
-class Supply:
+class DataDispatch:
     """All datasets of a job.
 
     Attributes:
@@ -188,11 +197,13 @@ class Supply:
         torn: Steps that some servers have and others have not.
     """
 
-    datasets: list[Dataset] = field(default_factory=list)
+    datasets: list[DispatchedDataset] = field(default_factory=list)
     leases: dict[int, Leases] = field(default_factory=dict)
-    torn: list[Torn] = field(default_factory=list)
+    torn: list[TornStep] = field(default_factory=list)
 
-    def begin(self, order: Order, first_of: Mapping[int, int] | None) -> Begun | None:
+    def begin(
+        self, order: DatasetRequest, first_of: Mapping[int, int] | None
+    ) -> DatasetBegun | None:
         """The decision to begin a dataset; None: it has begun.
 
         Args:
@@ -214,7 +225,7 @@ class Supply:
                 return None
             if known.resumed and there.whole == order.whole:
                 left = None if first_of is None else _plan(order, first_of, tuple(known.pool))
-                return Begun(order, left)
+                return DatasetBegun(order, left)
             if there.same != order.same:
                 raise UsageError(
                     f"dataset {order.number} is (size, batch, epochs, seed) {there.same} for others, "
@@ -222,10 +233,12 @@ class Supply:
                 )
             return None
         if first_of is None:
-            return Begun(order, None)
-        return Begun(order, _plan(order, first_of, (order.all,)))
+            return DatasetBegun(order, None)
+        return DatasetBegun(order, _plan(order, first_of, (order.all,)))
 
-    def lease(self, order: Order, incarnation: int, live: Iterable[int]) -> Leased | Ended | None:
+    def lease(
+        self, order: DatasetRequest, incarnation: int, live: Iterable[int]
+    ) -> LeaseGranted | DatasetEnded | None:
         """Return the next decision for a worker's request; None: it has its lease, or must wait."""
         dataset = self.datasets[order.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
@@ -236,23 +249,25 @@ class Supply:
             low, high = dataset.pool[0]
             end = (low // order.size + 1) * order.size  # of the epoch
             taken = (low, min(high, end, low + _STEPS * order.batch))
-            return Leased(incarnation, order.number, (taken,), max(order.used, order.known))
-        return None if any(map(self.is_open, live)) else Ended(order.number)
+            return LeaseGranted(incarnation, order.number, (taken,), max(order.used, order.known))
+        return None if any(map(self.is_open, live)) else DatasetEnded(order.number)
 
     def is_open(self, incarnation: int) -> bool:
         """Whether the life has a lease that is not confirmed to be used up."""
         leases = self.leases.get(incarnation, Leases())
         return max(leases.confirmed, leases.forgotten) < leases.count
 
-    def take(self, decision: Begun | Leased | Ended) -> None:
+    def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
         """Let a decision take effect."""
         match decision:
-            case Begun(order, plan):
+            case DatasetBegun(order, plan):
                 pool = [order.all]
                 if order.number <= len(self.datasets):  # what an earlier job has left of it
                     pool = self.datasets.pop(order.number - 1).pool
-                self.datasets.insert(order.number - 1, Dataset(order, plan, [] if plan else pool))
-            case Leased(incarnation, number, ranges, used):
+                self.datasets.insert(
+                    order.number - 1, DispatchedDataset(order, plan, [] if plan else pool)
+                )
+            case LeaseGranted(incarnation, number, ranges, used):
                 leases = self.leases.setdefault(incarnation, Leases())
                 leases.forget(used)
                 leases.kept.append((number, ranges))
@@ -260,7 +275,7 @@ class Supply:
                 pool[0] = (pool[0][0] + length(ranges), pool[0][1])
                 if pool[0][0] == pool[0][1]:
                     del pool[0]
-            case Ended(number):
+            case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
                 self._forget_all()  # nobody gets anything of the next one before this one has ended
 
@@ -274,20 +289,22 @@ class Supply:
                     closed + LOOKAHEAD + 1, dataset.order.takers(seats), closed, counts_in
                 )
 
-    def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "Supply":
+    def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "DataDispatch":
         """What a job with other workers goes on with: every sample that this one has not used.
 
         Args:
             closed: Its last round.
             positions: By life what it has used up: leases, and samples of the next one.
         """
-        found = Supply()
+        found = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
             rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
-            found.datasets.append(Dataset(dataset.order, None, rest, not rest, resumed=True))
+            found.datasets.append(
+                DispatchedDataset(dataset.order, None, rest, not rest, resumed=True)
+            )
         return found
 
-    def turn(self, to_rounds: bool, reached: Mapping[int, Turned]) -> None:
+    def turn(self, to_rounds: bool, reached: Mapping[int, SeatPosition]) -> None:
         """Everything is dealt in rounds from now on, or leased: what is not used of a dataset, anew.
 
         A round may have closed without a worker that was at the meeting already: what it had in it is not
@@ -309,7 +326,9 @@ class Supply:
                     for seat, at in reached.items()
                 ]
                 pool = [found for ranges in (*missed, plan.unused(closed)) for found in ranges]
-            self.datasets[index] = Dataset(dataset.order, None, sorted(pool), not pool, True)
+            self.datasets[index] = DispatchedDataset(
+                dataset.order, None, sorted(pool), not pool, True
+            )
         if to_rounds:
             self._forget_all()
 
@@ -325,7 +344,7 @@ class Supply:
         for leases in self.leases.values():
             leases.forget(leases.count)
 
-    def give_back(self, worker: int, incarnation: int, reports: Mapping[int, Report]) -> None:
+    def give_back(self, worker: int, incarnation: int, reports: Mapping[int, ViewReport]) -> None:
         """A life is over: what it has not used, by the furthest server, goes back to the pool."""
         own = {
             server: report
@@ -334,14 +353,14 @@ class Supply:
         }
         sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
         if len(set(sequences.values())) > 1:
-            self.torn.append(Torn(worker, incarnation, sequences))
+            self.torn.append(TornStep(worker, incarnation, sequences))
         position = max(
             (report.positions.get(worker, (0, 0)) for report in own.values()), default=(0, 0)
         )
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
 
-    def leased(self, order: Order, incarnation: int) -> tuple[Range, ...] | None:
+    def leased(self, order: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
         """The lease that was asked for; empty: the dataset has ended; None: wait."""
         leases = self.leases.get(incarnation, Leases())
         if order.lease < leases.forgotten:
@@ -356,13 +375,17 @@ class Supply:
         return () if self.datasets[order.number - 1].ended else None
 
 
-def _plan(order: Order, first_of: Mapping[int, int], stream: tuple[Range, ...]) -> Plan:
+def _plan(
+    order: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
+) -> RoundPlan:
     """The stream for the seats that count from the worker's round on, and for those after."""
     begins = sorted({max(order.round, first) for first in first_of.values()})
-    plan = Plan(order.size, order.batch)
+    plan = RoundPlan(order.size, order.batch)
     for begin in begins:
         seats = order.takers(seat for seat, first in first_of.items() if first <= begin)
         rest = plan.rest(begin) if plan.entries else stream
         if rest:
-            plan = Plan(order.size, order.batch, (*plan.entries, Entry(begin, seats, rest)))
+            plan = RoundPlan(
+                order.size, order.batch, (*plan.entries, PlanEntry(begin, seats, rest))
+            )
     return plan

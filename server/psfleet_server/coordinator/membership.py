@@ -6,9 +6,9 @@ Section 6 of the protocol. Pure: the reports come in, the next roster comes out.
 from dataclasses import dataclass, field
 
 from psfleet.data.assignment import LOOKAHEAD
-from psfleet.shard.membership_view import Install, Life, Report, Seated, member
+from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
 
-__all__ = ["Change", "Members", "Seat"]
+__all__ = ["Membership", "Seat", "ViewChange"]
 
 
 @dataclass
@@ -27,13 +27,13 @@ class Seat:
 
     boot: int = 0
     earlier: set[int] = field(default_factory=set)
-    lives: list[Life] = field(default_factory=lambda: [Life(0)])
+    lives: list[Incarnation] = field(default_factory=lambda: [Incarnation(0)])
     left: bool = False
     rests: int = 0
     progress: str = ""
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> Incarnation | None:
         """The present incarnation, perhaps of no process; None: the seat is removed."""
         return self.lives[-1] if self.lives and self.lives[-1].last is None else None
 
@@ -44,7 +44,7 @@ class Seat:
 
 
 @dataclass
-class Change:
+class ViewChange:
     """A change of the view that is under way: servers are freezing.
 
     Attributes:
@@ -58,11 +58,11 @@ class Change:
     joining: dict[int, int]
     removed: set[int]
     ended: dict[int, int]
-    reports: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, ViewReport] = field(default_factory=dict)
 
 
 @dataclass
-class Members:
+class Membership:
     """The roster.
 
     Attributes:
@@ -90,7 +90,7 @@ class Members:
         seat = self.seats.get(index)
         return seat is not None and member(seat.lives, number) is not None
 
-    def decide(self, change: Change, met: int) -> None:
+    def decide(self, change: ViewChange, met: int) -> None:
         """Be what the change leads to.
 
         Args:
@@ -115,14 +115,14 @@ class Members:
         for seat in self.seats.values():
             seat.lives = [life for life in seat.lives if life.last is None or life.last > lowest]
 
-    def _note(self, index: int, seat: Seat, reports: list[Report]) -> None:
+    def _note(self, index: int, seat: Seat, reports: list[ViewReport]) -> None:
         """What a life has said to some servers holds for all."""
         own = [report for report in reports if report.lives.get(index) == seat.incarnation]
         if seat.incarnation:
             seat.left = seat.left or any(index in report.left for report in own)
             seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own)])
 
-    def _end(self, seat: Seat, index: int, reports: list[Report]) -> None:
+    def _end(self, seat: Seat, index: int, reports: list[ViewReport]) -> None:
         """The present life counts up to the last round that every server holds of it."""
         life = seat.life
         if life is None:
@@ -130,7 +130,7 @@ class Members:
         seat.progress = _furthest(index, life.incarnation, reports) or seat.progress
         known = [report.of(report.committed, index, life.incarnation) for report in reports]
         last = max(life.first - 1, *known) if life.incarnation else life.first - 1
-        seat.lives[-1] = Life(life.incarnation, life.first, last)
+        seat.lives[-1] = Incarnation(life.incarnation, life.first, last)
         seat.earlier.add(seat.boot)
 
     def _begin(self, seat: Seat, boot: int, met: int, *, follows: bool, over: bool) -> None:
@@ -147,24 +147,24 @@ class Members:
             first = last + 1
         elif self.sync:
             first = self.closed + LOOKAHEAD + 1
-        seat.lives.append(Life(self.lives, first))
+        seat.lives.append(Incarnation(self.lives, first))
         if over:
             seat.progress = ""
         seat.boot, seat.left, seat.rests = boot, False, met
 
-    def install(self) -> Install:
+    def install(self) -> InstallView:
         """What servers are told."""
-        return Install(
+        return InstallView(
             self.view,
             {
-                index: Seated(tuple(seat.lives), seat.rests, seat.left)
+                index: SeatView(tuple(seat.lives), seat.rests, seat.left)
                 for index, seat in self.seats.items()
                 if seat.lives
             },
         )
 
 
-def _furthest(index: int, incarnation: int, reports: list[Report]) -> str:
+def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
     """What a life has said of its script with its last push that counts anywhere; empty: nothing."""
     own = [report for report in reports if report.lives.get(index) == incarnation]
     ahead = max(

@@ -7,12 +7,12 @@ from pathlib import Path
 from psfleet.formats.mode_request import WISH, read_request, write_answer
 from psfleet.platform.notices import say
 from psfleet.strategy import Settings
-from psfleet_server.coordinator.barriers import ModeWish
+from psfleet_server.coordinator.barriers import ModeRequest
 
-__all__ = ["Wishes"]
+__all__ = ["ModeRequestFile"]
 
 
-class Wishes:
+class ModeRequestFile:
     """Looks for the file, and says when the workers have been told.
 
     Args:
@@ -22,11 +22,11 @@ class Wishes:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._seen = 0
-        self._wish: ModeWish | None = None
+        self._wish: ModeRequest | None = None
         self._told = 0
         self._lock = threading.Lock()
 
-    def look(self) -> ModeWish | None:
+    def look(self) -> ModeRequest | None:
         """Return the last mode request; ignore one that cannot be read, with a line in the log."""
         if self._folder is None:
             return None
@@ -52,8 +52,8 @@ class Wishes:
                 self._told = number
 
 
-def _wish(folder: Path) -> ModeWish:
+def _wish(folder: Path) -> ModeRequest:
     number, part = read_request(folder)
     Settings.from_parts({"consistency": part})
     mode = str(part.pop("mode"))
-    return ModeWish(number, mode, tuple((str(name), int(value)) for name, value in part.items()))
+    return ModeRequest(number, mode, tuple((str(name), int(value)) for name, value in part.items()))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.assignment import Plan
+from psfleet.data.assignment import RoundPlan
 from psfleet.errors import FrameError
 from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import dtype_of
@@ -20,10 +20,16 @@ from psfleet.wire.membership_messages import (
 from psfleet.wire.server_state import ServerState, read_positions, write_positions
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2
-from psfleet_server.coordinator.barriers import Array, Meetings, ModeWish, Switch
+from psfleet_server.coordinator.barriers import Array, CollectiveState, ModeRequest, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.data_dispatch import Dataset, Leases, Order, Supply, Torn
-from psfleet_server.coordinator.membership import Members, Seat
+from psfleet_server.coordinator.data_dispatch import (
+    DataDispatch,
+    DatasetRequest,
+    DispatchedDataset,
+    Leases,
+    TornStep,
+)
+from psfleet_server.coordinator.membership import Membership, Seat
 
 __all__ = [
     "become",
@@ -76,7 +82,7 @@ def become(coordinator: Coordinator, message: state_pb2.CoordinatorState) -> Non
 # -- members -----------------------------------------------------------------------------------
 
 
-def write_members(members: Members) -> state_pb2.Members:
+def write_members(members: Membership) -> state_pb2.Members:
     """The message of a roster."""
     return state_pb2.Members(
         seats=[
@@ -98,7 +104,7 @@ def write_members(members: Members) -> state_pb2.Members:
     )
 
 
-def read_members(message: state_pb2.Members) -> Members:
+def read_members(message: state_pb2.Members) -> Membership:
     """The roster that a message holds."""
     seats = {
         seat.worker: Seat(
@@ -111,13 +117,13 @@ def read_members(message: state_pb2.Members) -> Members:
         )
         for seat in message.seats
     }
-    return Members(seats, message.lives, message.view, message.closed, message.sync)
+    return Membership(seats, message.lives, message.view, message.closed, message.sync)
 
 
 # -- meetings ----------------------------------------------------------------------------------
 
 
-def _write_meetings(meetings: Meetings) -> state_pb2.Meetings:
+def _write_meetings(meetings: CollectiveState) -> state_pb2.Meetings:
     return state_pb2.Meetings(
         met=meetings.met,
         results=[
@@ -132,8 +138,8 @@ def _write_meetings(meetings: Meetings) -> state_pb2.Meetings:
     )
 
 
-def _read_meetings(message: state_pb2.Meetings) -> Meetings:
-    return Meetings(
+def _read_meetings(message: state_pb2.Meetings) -> CollectiveState:
+    return CollectiveState(
         met=message.met,
         results={result.number: read_tensor(result.value) for result in message.results},
         told={told.number: read_wish(told.wish) for told in message.told},
@@ -162,17 +168,17 @@ def read_tensor(message: state_pb2.Tensor) -> Array:
         ) from None
 
 
-def write_wish(wish: ModeWish) -> state_pb2.Wish:
+def write_wish(wish: ModeRequest) -> state_pb2.Wish:
     """The message of a wish."""
     return state_pb2.Wish(number=wish.number, mode=wish.mode, settings=dict(wish.settings))
 
 
-def read_wish(message: state_pb2.Wish) -> ModeWish:
+def read_wish(message: state_pb2.Wish) -> ModeRequest:
     """The wish that a message holds."""
-    return ModeWish(message.number, message.mode, tuple(sorted(message.settings.items())))
+    return ModeRequest(message.number, message.mode, tuple(sorted(message.settings.items())))
 
 
-def write_switch(switch: Switch) -> state_pb2.Switch:
+def write_switch(switch: ModeSwitch) -> state_pb2.Switch:
     """The message of a change of the mode."""
     return state_pb2.Switch(
         number=switch.number,
@@ -183,9 +189,9 @@ def write_switch(switch: Switch) -> state_pb2.Switch:
     )
 
 
-def read_switch(message: state_pb2.Switch) -> Switch:
+def read_switch(message: state_pb2.Switch) -> ModeSwitch:
     """The change of the mode that a message holds."""
-    return Switch(
+    return ModeSwitch(
         number=message.number,
         mode=read_mode(message.mode),
         staleness=message.staleness,
@@ -197,7 +203,7 @@ def read_switch(message: state_pb2.Switch) -> Switch:
 # -- data --------------------------------------------------------------------------------------
 
 
-def write_supply(supply: Supply) -> state_pb2.Supply:
+def write_supply(supply: DataDispatch) -> state_pb2.Supply:
     """The message of all datasets."""
     return state_pb2.Supply(
         datasets=[
@@ -220,15 +226,15 @@ def write_supply(supply: Supply) -> state_pb2.Supply:
     )
 
 
-def read_supply(message: state_pb2.Supply) -> Supply:
+def read_supply(message: state_pb2.Supply) -> DataDispatch:
     """The datasets that a message holds.
 
     Raises:
         UsageError: One of them cannot be.
     """
-    return Supply(
+    return DataDispatch(
         datasets=[
-            Dataset(
+            DispatchedDataset(
                 order=read_order(dataset.order),
                 plan=read_stored_plan(dataset),
                 pool=list(read_ranges(dataset.pool)),
@@ -239,7 +245,7 @@ def read_supply(message: state_pb2.Supply) -> Supply:
         ],
         leases={leases.incarnation: _read_leases(leases) for leases in message.leases},
         torn=[
-            Torn(torn.worker, torn.incarnation, dict(sorted(torn.last.items())))
+            TornStep(torn.worker, torn.incarnation, dict(sorted(torn.last.items())))
             for torn in message.torn
         ],
     )
@@ -265,7 +271,7 @@ def _read_leases(message: state_pb2.Leases) -> Leases:
     )
 
 
-def write_order(order: Order) -> state_pb2.Order:
+def write_order(order: DatasetRequest) -> state_pb2.Order:
     """The message of what a worker wanted of a dataset."""
     return state_pb2.Order(
         number=order.number,
@@ -281,13 +287,13 @@ def write_order(order: Order) -> state_pb2.Order:
     )
 
 
-def read_order(message: state_pb2.Order) -> Order:
+def read_order(message: state_pb2.Order) -> DatasetRequest:
     """What a worker wanted of a dataset.
 
     Raises:
         UsageError: It cannot be.
     """
-    return Order(
+    return DatasetRequest(
         number=message.number,
         size=message.size,
         batch=message.batch,
@@ -301,7 +307,7 @@ def read_order(message: state_pb2.Order) -> Order:
     )
 
 
-def write_stored_plan(plan: Plan | None) -> state_pb2.Plan | None:
+def write_stored_plan(plan: RoundPlan | None) -> state_pb2.Plan | None:
     """The message of a plan, with what workers need not know of it."""
     if plan is None:
         return None
@@ -313,7 +319,7 @@ def write_stored_plan(plan: Plan | None) -> state_pb2.Plan | None:
     )
 
 
-def read_stored_plan(holder: state_pb2.Dataset | log_pb2.Begun) -> Plan | None:
+def read_stored_plan(holder: state_pb2.Dataset | log_pb2.Begun) -> RoundPlan | None:
     """The plan of a dataset; None: it is leased."""
     if not holder.HasField("plan"):
         return None

@@ -9,9 +9,9 @@ from psfleet.wire.v1.log_pb2 import DecisionRecord, View
 from psfleet.wire.v1.log_pb2 import Leased as LeasedMessage
 from psfleet.wire.v1.log_pb2 import Left as LeftMessage
 from psfleet.wire.v1.log_pb2 import Met as MetMessage
-from psfleet_server.coordinator.barriers import Met
-from psfleet_server.coordinator.coordinator import Decision, Left, Started, Viewed
-from psfleet_server.coordinator.data_dispatch import Begun, Ended, Leased
+from psfleet_server.coordinator.barriers import CollectiveCompleted
+from psfleet_server.coordinator.coordinator import Decision, TermStarted, ViewDecided, WorkerLeft
+from psfleet_server.coordinator.data_dispatch import DatasetBegun, DatasetEnded, LeaseGranted
 from psfleet_server.durability import coordinator_state as state
 
 __all__ = ["read_decision", "write_decision"]
@@ -20,24 +20,24 @@ __all__ = ["read_decision", "write_decision"]
 def write_decision(decision: Decision) -> DecisionRecord:
     """The message of a record."""
     match decision:
-        case Started(term):
+        case TermStarted(term):
             return DecisionRecord(started=term)
-        case Viewed(members, supply):
+        case ViewDecided(members, supply):
             view = View(members=state.write_members(members), supply=state.write_supply(supply))
             return DecisionRecord(viewed=view)
-        case Met():
+        case CollectiveCompleted():
             return DecisionRecord(met=_write_met(decision))
-        case Left(worker, incarnation):
+        case WorkerLeft(worker, incarnation):
             return DecisionRecord(left=LeftMessage(worker=worker, incarnation=incarnation))
-        case Begun(order, plan):
+        case DatasetBegun(order, plan):
             begun = BegunMessage(order=state.write_order(order), plan=state.write_stored_plan(plan))
             return DecisionRecord(begun=begun)
-        case Leased(incarnation, dataset, ranges, used):
+        case LeaseGranted(incarnation, dataset, ranges, used):
             leased = LeasedMessage(
                 incarnation=incarnation, dataset=dataset, ranges=write_ranges(ranges), used=used
             )
             return DecisionRecord(leased=leased)
-        case Ended(dataset):
+        case DatasetEnded(dataset):
             return DecisionRecord(ended=dataset)
         case _:
             assert_never(decision)
@@ -52,27 +52,27 @@ def read_decision(message: DecisionRecord) -> Decision:
     """
     match message.WhichOneof("decision"):
         case "started":
-            return Started(message.started)
+            return TermStarted(message.started)
         case "viewed":
             view = message.viewed
-            return Viewed(state.read_members(view.members), state.read_supply(view.supply))
+            return ViewDecided(state.read_members(view.members), state.read_supply(view.supply))
         case "met":
             return _read_met(message.met)
         case "left":
-            return Left(message.left.worker, message.left.incarnation)
+            return WorkerLeft(message.left.worker, message.left.incarnation)
         case "begun":
             begun = message.begun
-            return Begun(state.read_order(begun.order), state.read_stored_plan(begun))
+            return DatasetBegun(state.read_order(begun.order), state.read_stored_plan(begun))
         case "leased":
             leased = message.leased
             ranges = read_ranges(leased.ranges)
-            return Leased(leased.incarnation, leased.dataset, ranges, leased.used)
+            return LeaseGranted(leased.incarnation, leased.dataset, ranges, leased.used)
         case "ended":
-            return Ended(message.ended)
+            return DatasetEnded(message.ended)
     raise FrameError("it holds no decision")
 
 
-def _write_met(met: Met) -> MetMessage:
+def _write_met(met: CollectiveCompleted) -> MetMessage:
     return MetMessage(
         number=met.number,
         value=None if met.value is None else state.write_tensor(met.value),
@@ -81,8 +81,8 @@ def _write_met(met: Met) -> MetMessage:
     )
 
 
-def _read_met(message: MetMessage) -> Met:
-    return Met(
+def _read_met(message: MetMessage) -> CollectiveCompleted:
+    return CollectiveCompleted(
         number=message.number,
         value=state.read_tensor(message.value) if message.HasField("value") else None,
         wish=state.read_wish(message.wish) if message.HasField("wish") else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psfleet.errors import LogError, NoRoom
 
-__all__ = ["PACE", "Disk"]
+__all__ = ["PACE", "LogDisk"]
 
 PACE = 0.5
 """Seconds between two tries of a server that is starting on a disk without room."""
@@ -16,7 +16,7 @@ PACE = 0.5
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Disk:
+class LogDisk:
     """The disk under a log. One thread at a time.
 
     Args:

@@ -5,22 +5,28 @@ from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, load_shard, own_name
 from psfleet.errors import CheckpointError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.notices import say
 from psfleet.schema.table import BLOCK
 from psfleet.settings.environment import Environment
-from psfleet.shard.events import Cut, Record
+from psfleet.shard.events import MakeCut, Record
 from psfleet.shard.shard import Shard
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator, Decision
-from psfleet_server.durability.log import Log, records
-from psfleet_server.durability.records import Kind, cut_of, encode, encode_change, encode_state
+from psfleet_server.durability.log import ServerLog, records
+from psfleet_server.durability.records import (
+    RecordKind,
+    cut_of,
+    encode,
+    encode_change,
+    encode_state,
+)
 from psfleet_server.durability.recovery import begin, check_restart, go_on_from, take_all
 
-__all__ = ["Keeper", "open_log"]
+__all__ = ["Journal", "open_log"]
 
 
-def open_log(environment: Environment, tell: Callable[[str], None] = say) -> Log | None:
+def open_log(environment: Environment, tell: Callable[[str], None] = say) -> ServerLog | None:
     """The log that the environment asks for; None: nothing is kept."""
     if not environment.keeps_log:
         return None
@@ -32,17 +38,17 @@ def open_log(environment: Environment, tell: Callable[[str], None] = say) -> Log
         block=BLOCK,
     )
     path = Path(environment.log_folder) / f"server.{environment.rank}.log"
-    return Log(
+    return ServerLog(
         path,
         header,
         fsync=environment.durability == "log+fsync",
-        crashes=Crashes.wanted(),
+        crashes=CrashFaults.wanted(),
         tell=tell,
         waits=not environment.standby,
     )
 
 
-class Keeper:
+class Journal:
     """Keeps a shard and a coordinator in a log.
 
     Args:
@@ -52,7 +58,11 @@ class Keeper:
     """
 
     def __init__(
-        self, log: Log, shard: Shard, coordinator: Coordinator | None, snapshots: Path | None = None
+        self,
+        log: ServerLog,
+        shard: Shard,
+        coordinator: Coordinator | None,
+        snapshots: Path | None = None,
     ) -> None:
         self.log = log
         self._follows = False
@@ -74,7 +84,7 @@ class Keeper:
             LogError: The log is damaged, or says what cannot have been.
         """
         fresh = set(self.log.files) == {0} and not any(
-            kind == Kind.READY for kind, *_ in records(self.log.path)
+            kind == RecordKind.READY for kind, *_ in records(self.log.path)
         )
         count = self.log.forget() if fresh else self._replay()
         self._shard.journal = self._keep
@@ -84,10 +94,10 @@ class Keeper:
             if resume:
                 state = go_on_from(resume, self._shard, self._coordinator)
                 if state is not None:
-                    self.log.append(*encode_state(Kind.CORE, state))
+                    self.log.append(*encode_state(RecordKind.CORE, state))
             elif load_path is not None:
                 load_shard(load_path, self._shard)
-            self.log.append(Kind.READY, [])
+            self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
         return count
 
@@ -101,13 +111,13 @@ class Keeper:
             self._follows = True
             self.log.forget()
         self.log.append(kind, [body])
-        if kind == Kind.CUT:
+        if kind == RecordKind.CUT:
             self.log.turn(cut_of(body))
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:
         """All that the primary has is in the log: a server may start from it."""
-        self.log.append(Kind.READY, [])
+        self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
 
     def lead(self) -> None:
@@ -145,7 +155,7 @@ class Keeper:
 
     def _keep(self, record: Record) -> None:
         self.log.append(*encode(record))
-        if isinstance(record, Cut):
+        if isinstance(record, MakeCut):
             self.log.turn(record.number)
 
     def _keep_decision(self, decision: Decision) -> None:

@@ -28,18 +28,18 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.chaos.audit import FullDisk
+from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.atomic_files import reason, regular, replace
 from psfleet.platform.notices import say
 from psfleet.wire.body import flat, parse
 from psfleet.wire.frame import Part
 from psfleet.wire.v1.log_pb2 import LogAfter, LogHeader
-from psfleet_server.durability.disk import PACE, Disk
-from psfleet_server.durability.page_cache import Trail
+from psfleet_server.durability.disk import PACE, LogDisk
+from psfleet_server.durability.page_cache import PageCacheEvictor
 
-__all__ = ["VERSION", "Log", "chained", "files_of", "read_header", "records"]
+__all__ = ["VERSION", "ServerLog", "chained", "files_of", "read_header", "records"]
 
 VERSION = 1
 """Of log.proto: of a log's files, and of the records that a standby gets."""
@@ -53,7 +53,7 @@ _HEAD = _FIELDS.size + _CRC.size
 _MOST_PARTS = 512  # that one writev may take, with room to spare (IOV_MAX is 1024)
 
 
-class Log:
+class ServerLog:
     """A log that is open for appending. One thread at a time appends; any may `settle`.
 
     Args:
@@ -76,7 +76,7 @@ class Log:
         header: LogHeader,
         *,
         fsync: bool = False,
-        crashes: Crashes | None = None,
+        crashes: CrashFaults | None = None,
         tell: Callable[[str], None] = say,
         waits: bool = False,
     ) -> None:
@@ -85,8 +85,8 @@ class Log:
         self._header = header
         self._fsync = fsync
         self._crashes = crashes
-        self._full = FullDisk.wanted(header.server)
-        self._disk = Disk(tell)
+        self._full = DiskFullFault.wanted(header.server)
+        self._disk = LogDisk(tell)
         if not files_of(path):
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
@@ -104,7 +104,7 @@ class Log:
         self._file = os.open(self.path, os.O_RDWR)
         self._syncing = threading.Lock()
         self._synced = 0
-        self._trail = Trail()
+        self._trail = PageCacheEvictor()
 
     @property
     def files(self) -> dict[int, Path]:

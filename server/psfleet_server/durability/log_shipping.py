@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from psfleet.errors import Fenced, ProtocolError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.notices import say
 from psfleet.wire.body import flat
 from psfleet.wire.frame import Part
 
-__all__ = ["DEPOSED", "Fed", "Feed", "joined"]
+__all__ = ["DEPOSED", "LogShipping", "ShippedRecord", "joined"]
 
 DEPOSED = 5
 """Exit code of a primary whose standby has taken over."""
@@ -27,7 +27,7 @@ _MOST = 256 << 20  # bytes of records that may wait for the standby before pushe
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class ShippedRecord:
     """A record; kind 0: snapshot `complete` is, or if that is 0 the standby is required from now on."""
 
     number: int
@@ -36,7 +36,7 @@ class Fed:
     complete: int = 0
 
 
-class Feed:
+class LogShipping:
     """What a standby has to get. Any thread may call.
 
     Attributes:
@@ -45,7 +45,7 @@ class Feed:
         enabled: There may be standbys: records come here, and answers wait here.
     """
 
-    def __init__(self, crashes: Crashes | None = None) -> None:
+    def __init__(self, crashes: CrashFaults | None = None) -> None:
         self.end = 0
         self.required = False
         self.enabled = False
@@ -58,7 +58,7 @@ class Feed:
         self._floor = 0
         self._taken = 0
         self._copied = 0  # number of the last record of the copy
-        self._waiting: deque[Fed] = deque()
+        self._waiting: deque[ShippedRecord] = deque()
         self._bytes = 0
         self._over = False
 
@@ -95,7 +95,7 @@ class Feed:
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
             if self._connected:
-                self._waiting.append(Fed(self.end + 1, kind, body))
+                self._waiting.append(ShippedRecord(self.end + 1, kind, body))
                 self._bytes += len(body)
             self.end += 1
             self._more.notify()
@@ -105,10 +105,10 @@ class Feed:
         """A snapshot is complete: the standby's log need not go back behind it."""
         with self._lock:
             if self._connected:
-                self._waiting.append(Fed(0, 0, b"", snapshot))
+                self._waiting.append(ShippedRecord(0, 0, b"", snapshot))
                 self._more.notify()
 
-    def records(self, attach: int) -> Iterator[Fed]:
+    def records(self, attach: int) -> Iterator[ShippedRecord]:
         """The records for this standby as they come; ends when it is lost, or all is over."""
         while True:
             with self._lock:
@@ -131,7 +131,7 @@ class Feed:
             self._taken = max(self._taken, number)
             if not self.required and number >= self._copied and not self._over:
                 self.required = True
-                self._waiting.append(Fed(0, 0, b""))
+                self._waiting.append(ShippedRecord(0, 0, b""))
                 self._more.notify()
             self._less.notify_all()
 

@@ -12,12 +12,12 @@ import threading
 
 from psfleet.platform.service_thread import ServiceThread
 
-__all__ = ["Trail"]
+__all__ = ["PageCacheEvictor"]
 
 _STRIDE = 8 << 20  # bytes written between two turns
 
 
-class Trail:
+class PageCacheEvictor:
     """Follows one writer. The thread begins with the first long way, and ends with `close`."""
 
     def __init__(self, stride: int = _STRIDE) -> None:

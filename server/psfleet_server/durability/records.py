@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from psfleet.errors import LogError
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import (
-    Close,
-    Create,
-    Cut,
+    CloseRound,
+    CreateTable,
     Evict,
-    Fill,
     Join,
     Leave,
+    MakeCut,
     Push,
     Record,
+    RestorePart,
     Shrink,
     Tick,
-    Write,
+    WriteState,
 )
-from psfleet.shard.membership_view import Install
-from psfleet.tables.row_data import Clock
+from psfleet.shard.membership_view import InstallView
+from psfleet.tables.row_data import TableClock
 from psfleet.wire import segments
 from psfleet.wire.body import described, pack, read_alone, read_arrays, unpack
 from psfleet.wire.frame import Part
@@ -49,13 +49,13 @@ from psfleet.wire.worker_requests import (
 from psfleet_server.coordinator.coordinator import Decision
 from psfleet_server.durability.decisions import write_decision
 
-__all__ = ["Kind", "cut_of", "decode", "encode", "encode_change", "encode_state", "name_of"]
+__all__ = ["RecordKind", "cut_of", "decode", "encode", "encode_change", "encode_state", "name_of"]
 
 SpecOf = Callable[[int], TableSpec]
 Arrays = Sequence[NDArray[Any]]
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """Of records. A number is never used for another kind; 9 stands for none."""
 
     CREATE = 1
@@ -76,7 +76,7 @@ class Kind(enum.IntEnum):
     COPIED = 17  # what the primary is, at the end of a standby's copy
 
 
-_NAMES = {kind.value: kind.name.lower() for kind in Kind}
+_NAMES = {kind.value: kind.name.lower() for kind in RecordKind}
 
 
 def name_of(kind: int) -> str:
@@ -92,32 +92,32 @@ def encode(record: Record) -> tuple[int, list[Part]]:
 
 def encode_change(decision: Decision) -> tuple[int, list[Part]]:
     """The kind and the body of a record of a coordinator."""
-    return Kind.DECISION, pack(write_decision(decision))
+    return RecordKind.DECISION, pack(write_decision(decision))
 
 
-def encode_state(kind: Kind, state: ServerState) -> tuple[int, list[Part]]:
+def encode_state(kind: RecordKind, state: ServerState) -> tuple[int, list[Part]]:
     """The kind and the body of a record of what a server is beside its tables."""
     return kind, write_state(state)
 
 
-def _encode(record: Record) -> tuple[Kind, Message, Sequence[Arrays]]:
+def _encode(record: Record) -> tuple[RecordKind, Message, Sequence[Arrays]]:
     match record:
         case Push():
             header, pieces = write_push(record)
-            return Kind.PUSH, header, [piece.arrays for piece in pieces]
-        case Close(number, members, progress):
+            return RecordKind.PUSH, header, [piece.arrays for piece in pieces]
+        case CloseRound(number, members, progress):
             close = log_pb2.CloseRecord(round=number, members=members, progress=progress)
-            return Kind.CLOSE, close, ()
-        case Create(spec, value, maker):
+            return RecordKind.CLOSE, close, ()
+        case CreateTable(spec, value, maker):
             create = log_pb2.CreateRecord(
                 spec=write_spec(spec), maker=maker, value=described(value)
             )
-            return Kind.CREATE, create, [[value]]
+            return RecordKind.CREATE, create, [[value]]
         case Join():
-            return Kind.JOIN, write_join(record), ()
+            return RecordKind.JOIN, write_join(record), ()
         case Leave():
-            return Kind.LEAVE, write_leave(record), ()
-        case Write(states, worker, incarnation, number):
+            return RecordKind.LEAVE, write_leave(record), ()
+        case WriteState(states, worker, incarnation, number):
             pieces = [segments.write_state(state) for state in states]
             header = Header(
                 worker=worker,
@@ -125,27 +125,27 @@ def _encode(record: Record) -> tuple[Kind, Message, Sequence[Arrays]]:
                 sequence=number,
                 segments=[piece.segment for piece in pieces],
             )
-            return Kind.WRITE, header, [piece.arrays for piece in pieces]
-        case Fill(table, clock, columns):
+            return RecordKind.WRITE, header, [piece.arrays for piece in pieces]
+        case RestorePart(table, clock, columns):
             fill = log_pb2.FillRecord(
                 table=table,
                 clock=_write_clock(clock),
                 columns=[described(column, name) for name, column in columns.items()],
             )
-            return Kind.FILL, fill, [[column] for column in columns.values()]
+            return RecordKind.FILL, fill, [[column] for column in columns.values()]
         case Shrink():
-            return Kind.SHRINK, write_shrink(record), ()
+            return RecordKind.SHRINK, write_shrink(record), ()
         case Tick(seconds):
-            return Kind.TICK, log_pb2.TickRecord(seconds=seconds), ()
+            return RecordKind.TICK, log_pb2.TickRecord(seconds=seconds), ()
         case Evict(table, ids):
-            return Kind.EVICT, log_pb2.EvictRecord(table=table, ids=described(ids)), [[ids]]
-        case Cut(number):
-            return Kind.CUT, log_pb2.CutRecord(number=number), ()
-        case Install():
-            return Kind.VIEW, write_install(record), ()
+            return RecordKind.EVICT, log_pb2.EvictRecord(table=table, ids=described(ids)), [[ids]]
+        case MakeCut(number):
+            return RecordKind.CUT, log_pb2.CutRecord(number=number), ()
+        case InstallView():
+            return RecordKind.VIEW, write_install(record), ()
 
 
-def _write_clock(clock: Clock) -> log_pb2.TableClock:
+def _write_clock(clock: TableClock) -> log_pb2.TableClock:
     ticks = [log_pb2.TableTick(seconds=seconds, step=step) for seconds, step in clock.ticks]
     return log_pb2.TableClock(step=clock.step, shrinks=clock.shrinks, ticks=ticks)
 
@@ -175,23 +175,23 @@ def _read_push(header: Header, payload: memoryview, spec_of: SpecOf) -> Push:
     return read_push(header, segments.read_gradients(header, payload, spec_of))
 
 
-def _read_write(header: Header, payload: memoryview, spec_of: SpecOf) -> Write:
+def _read_write(header: Header, payload: memoryview, spec_of: SpecOf) -> WriteState:
     states = tuple(segments.read_states(header, payload, spec_of))
-    return Write(states, header.worker, header.incarnation, header.sequence)
+    return WriteState(states, header.worker, header.incarnation, header.sequence)
 
 
-def _read_create(message: log_pb2.CreateRecord, payload: memoryview, _: SpecOf) -> Create:
+def _read_create(message: log_pb2.CreateRecord, payload: memoryview, _: SpecOf) -> CreateTable:
     [value] = read_arrays([message.value], payload)
     maker = message.maker if message.HasField("maker") else None
-    return Create(read_spec(message.spec), value, maker)
+    return CreateTable(read_spec(message.spec), value, maker)
 
 
-def _read_fill(message: log_pb2.FillRecord, payload: memoryview, _: SpecOf) -> Fill:
+def _read_fill(message: log_pb2.FillRecord, payload: memoryview, _: SpecOf) -> RestorePart:
     said = message.clock
     ticks = tuple((tick.seconds, tick.step) for tick in said.ticks)
     arrays = read_arrays(message.columns, payload)
     columns = {each.name: array for each, array in zip(message.columns, arrays, strict=True)}
-    return Fill(message.table, Clock(said.step, tuple(said.shrinks), ticks), columns)
+    return RestorePart(message.table, TableClock(said.step, tuple(said.shrinks), ticks), columns)
 
 
 def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) -> Evict:
@@ -199,26 +199,26 @@ def _read_evict(message: log_pb2.EvictRecord, payload: memoryview, _: SpecOf) ->
     return Evict(message.table, ids)
 
 
-def _read_close(message: log_pb2.CloseRecord) -> Close:
-    return Close(message.round, tuple(message.members), dict(sorted(message.progress.items())))
+def _read_close(message: log_pb2.CloseRecord) -> CloseRound:
+    return CloseRound(message.round, tuple(message.members), dict(sorted(message.progress.items())))
 
 
 _PLAIN: dict[int, tuple[type[Message], Callable[[Any], Record]]] = {
-    Kind.JOIN: (shard_pb2.JoinRequest, read_join),
-    Kind.LEAVE: (shard_pb2.LeaveRequest, read_leave),
-    Kind.CLOSE: (log_pb2.CloseRecord, _read_close),
-    Kind.VIEW: (membership_pb2.InstallRequest, read_install),
-    Kind.CUT: (log_pb2.CutRecord, lambda message: Cut(message.number)),
-    Kind.SHRINK: (shard_pb2.ShrinkRequest, read_shrink),
-    Kind.TICK: (log_pb2.TickRecord, lambda message: Tick(message.seconds)),
+    RecordKind.JOIN: (shard_pb2.JoinRequest, read_join),
+    RecordKind.LEAVE: (shard_pb2.LeaveRequest, read_leave),
+    RecordKind.CLOSE: (log_pb2.CloseRecord, _read_close),
+    RecordKind.VIEW: (membership_pb2.InstallRequest, read_install),
+    RecordKind.CUT: (log_pb2.CutRecord, lambda message: MakeCut(message.number)),
+    RecordKind.SHRINK: (shard_pb2.ShrinkRequest, read_shrink),
+    RecordKind.TICK: (log_pb2.TickRecord, lambda message: Tick(message.seconds)),
 }
 """Kinds without arrays."""
 
 _BULKY: dict[int, tuple[type[Message], Callable[[Any, memoryview, SpecOf], Record]]] = {
-    Kind.CREATE: (log_pb2.CreateRecord, _read_create),
-    Kind.PUSH: (Header, _read_push),
-    Kind.WRITE: (Header, _read_write),
-    Kind.FILL: (log_pb2.FillRecord, _read_fill),
-    Kind.EVICT: (log_pb2.EvictRecord, _read_evict),
+    RecordKind.CREATE: (log_pb2.CreateRecord, _read_create),
+    RecordKind.PUSH: (Header, _read_push),
+    RecordKind.WRITE: (Header, _read_write),
+    RecordKind.FILL: (log_pb2.FillRecord, _read_fill),
+    RecordKind.EVICT: (log_pb2.EvictRecord, _read_evict),
 }
 """Kinds with arrays."""

@@ -16,13 +16,13 @@ from psfleet.wire.body import read_alone
 from psfleet.wire.frame import Part
 from psfleet.wire.server_state import ServerState, read_state
 from psfleet.wire.v1.log_pb2 import DecisionRecord
-from psfleet_server.coordinator.barriers import Meetings, Switch
+from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.data_dispatch import Supply
+from psfleet_server.coordinator.data_dispatch import DataDispatch
 from psfleet_server.durability.coordinator_state import become, server_state
 from psfleet_server.durability.decisions import read_decision
 from psfleet_server.durability.log import chained, files_of
-from psfleet_server.durability.records import Kind, decode, encode_state
+from psfleet_server.durability.records import RecordKind, decode, encode_state
 
 __all__ = [
     "begin",
@@ -103,7 +103,7 @@ def take_all(
                 f"{error}; read it with the psfleet version that wrote it, or start the job anew from a "
                 "checkpoint"
             ) from None
-        if kind == Kind.CUT:
+        if kind == RecordKind.CUT:
             cut = shard.cuts.last
     if snapshots is not None and cut > max(files_of(first)) and _is_there(snapshots, cut):
         raise LogError(
@@ -164,7 +164,7 @@ def _count(state: ServerState) -> int:
     return len(state.shard.consistency.rounds.seats)
 
 
-def _left(state: ServerState) -> Supply:
+def _left(state: ServerState) -> DataDispatch:
     """What a job has left of its datasets."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
@@ -187,8 +187,8 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         known = shard.consistency
         made = None
         if known.mode is not None and known.switches:
-            made = Switch(known.switches, known.mode, known.clocks.staleness, {}, {})
-        coordinator.meetings = Meetings(switch=made)
+            made = ModeSwitch(known.switches, known.mode, known.clocks.staleness, {}, {})
+        coordinator.meetings = CollectiveState(switch=made)
 
 
 def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -201,7 +201,7 @@ def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
 
 def copied(state: ShardState, coordinator: Coordinator | None) -> tuple[int, list[Part]]:
     """The record that ends the copy of a shard: what the server is beside its tables."""
-    return encode_state(Kind.COPIED, server_state(state, coordinator))
+    return encode_state(RecordKind.COPIED, server_state(state, coordinator))
 
 
 def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -215,21 +215,21 @@ def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | N
     try:
         _take(kind, body, shard, coordinator)
     except UsageError:
-        if kind not in (Kind.PUSH, Kind.CLOSE):
+        if kind not in (RecordKind.PUSH, RecordKind.CLOSE):
             raise
         # A table was full; the worker was told.
 
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    if kind == Kind.CORE:
+    if kind == RecordKind.CORE:
         _resume(read_state(body), shard, coordinator)
-    elif kind == Kind.COPIED:
+    elif kind == RecordKind.COPIED:
         _be_copy(read_state(body), shard, coordinator)
-    elif kind == Kind.DECISION:
+    elif kind == RecordKind.DECISION:
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")
         coordinator.replay(read_decision(read_alone(DecisionRecord, body)))
-    elif kind == Kind.READY:
+    elif kind == RecordKind.READY:
         if body:
             raise LogError("its body is not empty")
     else:

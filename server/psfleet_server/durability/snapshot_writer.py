@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.wire.server_state import ServerState
-from psfleet_server.durability.throttle import Pace
+from psfleet_server.durability.throttle import Throttle
 
-__all__ = ["Parts"]
+__all__ = ["SnapshotWriter"]
 
 _SHARE = 0.2  # of one processor that a file takes
 
@@ -24,7 +24,7 @@ Told = Callable[[bytes | PsfleetError], None]
 
 
 @dataclass
-class _Part:
+class _PartInProgress:
     """One snapshot on this server.
 
     Attributes:
@@ -47,12 +47,12 @@ class _Part:
     for_file: list[Told] = field(default_factory=list)
 
 
-class Parts:
+class SnapshotWriter:
     """Any thread may call these; what waits is told by the thread that has the news."""
 
-    def __init__(self, crashes: Crashes | None = None) -> None:
+    def __init__(self, crashes: CrashFaults | None = None) -> None:
         self._crashes = crashes
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _PartInProgress] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ending = False
@@ -67,7 +67,7 @@ class Parts:
             if self._ending:
                 raise CheckpointError("the server is ending")
             if number not in self._parts:
-                self._parts[number] = _Part(folder)
+                self._parts[number] = _PartInProgress(folder)
             earlier = [n for n in self._parts if n < number]
         for n in earlier:
             self.forget(n)
@@ -134,7 +134,7 @@ class Parts:
         for thread in self._threads:
             thread.join()
 
-    def _write(self, part: _Part) -> None:
+    def _write(self, part: _PartInProgress) -> None:
         if (cut := part.cut.get()) is None:
             return
         with self._lock:
@@ -143,9 +143,9 @@ class Parts:
             told(b"")
         self._write_file(part, *cut)
 
-    def _write_file(self, part: _Part, frozen: FrozenShard, state: ServerState) -> None:
+    def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
-        pace = Pace(_SHARE)
+        pace = Throttle(_SHARE)
 
         def between() -> None:
             self._reach("page")

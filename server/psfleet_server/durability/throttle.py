@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["Pace"]
+__all__ = ["Throttle"]
 
 _LEAST = 0.0005  # seconds of a rest: whoever waits for the interpreter or a table comes first
 
 
-class Pace:
+class Throttle:
     """How long a thread rests, so that it takes no more than a share of one processor.
 
     A lower priority would not do: a thread that has the interpreter or the lock of a table, and is kept

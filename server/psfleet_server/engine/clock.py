@@ -11,7 +11,7 @@ from collections.abc import Callable
 from psfleet.errors import NoRoom
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import Tick
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 
 __all__ = ["Ticker"]
 
@@ -26,7 +26,7 @@ class Ticker:
         clock: Seconds that only go up. Time in which no server runs does not count.
     """
 
-    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, host: ShardHost, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
         self._clock = clock
         self._over = threading.Event()

@@ -10,13 +10,13 @@ from psfleet.wire.access import Access
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
 from psfleet_server.rpc.peer import Peer
 
-__all__ = ["Beats", "Listener"]
+__all__ = ["Listener", "ServerHeartbeat"]
 
 Listener = Callable[[BeatReply], None]
 """Takes what the coordinator answers to a beat; called in the thread of the beats, must not block."""
 
 
-class Beats:
+class ServerHeartbeat:
     """Tells the coordinator again and again that this server lives.
 
     Args:

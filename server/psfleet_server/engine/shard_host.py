@@ -8,45 +8,50 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.runtime.interface import Read
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.shard.events import (
-    Answer,
     Call,
     Event,
     Expire,
     Instruction,
-    Keep,
     Pull,
     Push,
-    Refuse,
-    Retry,
-    Serve,
-    Tell,
+    RetryRoom,
+    SendError,
+    SendOutcome,
+    SendReport,
+    SendValues,
+    WriteSnapshot,
 )
-from psfleet.shard.membership_view import Freeze, Install, Report
+from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
-from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Release, Seating
-from psfleet_server.coordinator.mode_requests import Wishes
+from psfleet_server.coordinator.coordinator import (
+    CollectiveReply,
+    Coordinator,
+    Outcome,
+    Registration,
+)
+from psfleet_server.coordinator.mode_requests import ModeRequestFile
 from psfleet_server.durability.coordinator_state import server_state
-from psfleet_server.durability.journal import Keeper
-from psfleet_server.durability.log_shipping import Feed
-from psfleet_server.durability.snapshot_writer import Parts
-from psfleet_server.rpc.attached_memory import Lanes
-from psfleet_server.rpc.deferred_reply import Deadlines, Reply
-from psfleet_server.rpc.pull_response import Places, lay_out
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log_shipping import LogShipping
+from psfleet_server.durability.snapshot_writer import SnapshotWriter
+from psfleet_server.rpc.attached_memory import AttachedMemory
+from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
+from psfleet_server.rpc.pull_response import ResponsePlaces, lay_out
 
-__all__ = ["OUTCOMES", "Host"]
+__all__ = ["OUTCOMES", "ShardHost"]
 
 OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
 
 
-class Host:
+class ShardHost:
     """One shard, on server 0 the coordinator, and what waits for them.
 
     `lock` is held for each event. Tables are read outside it, so that pulls run beside pushes.
@@ -68,21 +73,21 @@ class Host:
         shard: Shard,
         coordinator: Coordinator | None,
         deadlines: Deadlines,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or ServerLimits()
         self.shard = shard
         self.coordinator = coordinator
         self.lock = threading.Lock()
         self.ended = threading.Event()
         self.bytes_in = 0
         self.bytes_out = 0
-        self.lanes = Lanes()
-        self.keeper: Keeper | None = None
-        self.feed = Feed(Crashes.wanted())
-        self.parts = Parts(Crashes.wanted())
+        self.lanes = AttachedMemory()
+        self.keeper: Journal | None = None
+        self.feed = LogShipping(CrashFaults.wanted())
+        self.parts = SnapshotWriter(CrashFaults.wanted())
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
-        self.wishes = Wishes(None)
+        self.wishes = ModeRequestFile(None)
         self.poke: Callable[[], None] = lambda: None
         self.aim: Callable[[str], None] = lambda endpoint: None
         self.find: Callable[[Sequence[str]], None] = lambda endpoints: None
@@ -125,17 +130,17 @@ class Host:
         if cutting is not None and self.shard.cuts.is_lost(cutting.number):
             self.parts.forget(cutting.number)
         for instruction in instructions:
-            if isinstance(instruction, Refuse):
+            if isinstance(instruction, SendError):
                 instruction.error.__traceback__ = None
-            if isinstance(instruction, Keep):
+            if isinstance(instruction, WriteSnapshot):
                 frozen = instruction.frozen
                 self.parts.begin(frozen, server_state(frozen.state, self.coordinator))
-        return [i for i in instructions if not isinstance(i, Keep)]
+        return [i for i in instructions if not isinstance(i, WriteSnapshot)]
 
-    def ask(self, event: Event) -> Answer:
+    def ask(self, event: Event) -> SendOutcome:
         """Take an event that is answered at once."""
         mine = self._ask(event)
-        assert isinstance(mine, Answer)
+        assert isinstance(mine, SendOutcome)
         return mine
 
     def _ask(self, event: Event) -> Instruction:
@@ -143,7 +148,7 @@ class Host:
         instructions = self._take(event, call)
         mine = next(i for i in instructions if i.call is call)
         self._perform([i for i in instructions if i.call is not call])
-        if not isinstance(mine, Refuse):
+        if not isinstance(mine, SendError):
             return mine
         error = mine.error
         del mine, instructions  # see _handle
@@ -152,13 +157,13 @@ class Host:
         finally:
             del error
 
-    def freeze(self, event: Freeze) -> Report:
+    def freeze(self, event: PrepareView) -> ViewReport:
         """Freeze the shard for a new view; where it stands. A snapshot under way is given up."""
         told = self._ask(event)
-        assert isinstance(told, Tell)
+        assert isinstance(told, SendReport)
         return told.report
 
-    def install(self, event: Install) -> None:
+    def install(self, event: InstallView) -> None:
         """Continue with the new view; end the process if the view has no members."""
         self.ask(event)
         self.end_if_over()
@@ -176,17 +181,17 @@ class Host:
         if self.keeper is not None:
             self.keeper.log.reach(point)
 
-    def submit(self, event: Event, reply: Reply) -> None:
+    def submit(self, event: Event, reply: DeferredReply) -> None:
         """Take an event whose reply may have to wait."""
         self._check_parked()
         self._submit(event, reply)
 
-    def _submit(self, event: Event, reply: Reply) -> None:
+    def _submit(self, event: Event, reply: DeferredReply) -> None:
         self._perform(self._take(event, reply))
         if not reply.done:
             reply.park(self._deadlines, lambda: self._expire(reply))
 
-    def exchange(self, push: Push, pull: Pull, reply: Reply) -> None:
+    def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
         """Take a push, then the pull that came with it, whose reply may have to wait.
 
         Raises:
@@ -215,7 +220,7 @@ class Host:
         self,
         header: Header,
         reads: Sequence[Read],
-        places: Places | None,
+        places: ResponsePlaces | None,
         keeper: int | None = None,
     ) -> bytes:
         """The message with the current values of the reads, or with word that they are in place.
@@ -238,7 +243,7 @@ class Host:
     def meet(
         self,
         step: Callable[[Coordinator], Sequence[Outcome]],
-        reply: Reply | None = None,
+        reply: DeferredReply | None = None,
         *,
         registers: bool = False,
     ) -> None:
@@ -267,11 +272,11 @@ class Host:
             NoRoom: There is none yet.
         """
         if self.shard.waits_for_room:
-            self.ask(Retry())
+            self.ask(RetryRoom())
         if self.coordinator is not None and self.coordinator.waits_for_room:
             self.meet(lambda c: c.retry())
 
-    def park(self, reply: Reply, expired: str) -> None:
+    def park(self, reply: DeferredReply, expired: str) -> None:
         """Let a call wait that somebody else answers; `expired`: what it is told at its deadline."""
         if not reply.done:
             reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
@@ -316,10 +321,10 @@ class Host:
                 ],
             )
 
-    def _expire(self, reply: Reply) -> None:
+    def _expire(self, reply: DeferredReply) -> None:
         self._perform(self._take(Expire(), reply))
 
-    def _expire_meeting(self, coordinator: Coordinator, reply: Reply) -> None:
+    def _expire_meeting(self, coordinator: Coordinator, reply: DeferredReply) -> None:
         with self.lock:
             outcomes = coordinator.expire(reply)
         _release(outcomes)
@@ -327,16 +332,16 @@ class Host:
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             reply = instruction.call
-            assert isinstance(reply, Reply)
+            assert isinstance(reply, DeferredReply)
             match instruction:
-                case Serve():
+                case SendValues():
                     self._serve(instruction, reply)
-                case Refuse():
+                case SendError():
                     reply.fail(instruction.error)
-                case Answer() | Tell():
+                case SendOutcome() | SendReport():
                     raise AssertionError(f"{instruction} answers a call that waits for values")
 
-    def _serve(self, serve: Serve, reply: Reply) -> None:
+    def _serve(self, serve: SendValues, reply: DeferredReply) -> None:
         try:
             header = reply.header or Header()
             header.view = self.shard.workers.view
@@ -350,17 +355,17 @@ class Host:
 def _release(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         reply = outcome.call
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, DeferredReply)
         match outcome:
-            case Refuse():
+            case SendError():
                 reply.fail(outcome.error)
-            case Release():
+            case CollectiveReply():
                 reply.answer(_met(outcome))
-            case Seating():
+            case Registration():
                 reply.answer(_seated(outcome))
 
 
-def _seated(seating: Seating) -> bytes:
+def _seated(seating: Registration) -> bytes:
     reply = coordinator_pb2.RegisterReply(
         incarnation=seating.incarnation,
         first=seating.first,
@@ -376,7 +381,7 @@ def _seated(seating: Seating) -> bytes:
     return encoded
 
 
-def _met(release: Release) -> bytes:
+def _met(release: CollectiveReply) -> bytes:
     reply: Any = coordinator_pb2.BarrierReply()
     if release.value is not None:
         reply = coordinator_pb2.AllReduceReply(value=release.value.tobytes())

@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from psfleet.errors import PsfleetError
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.shard.membership_view import Freeze
+from psfleet.shard.membership_view import PrepareView
 from psfleet.wire.access import Access
 from psfleet.wire.membership_messages import read_report, write_install
 from psfleet.wire.v1 import membership_pb2
-from psfleet_server.coordinator.coordinator import Coordinator, Due, Outcome, torn_words
-from psfleet_server.coordinator.data_dispatch import Torn
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.coordinator.coordinator import Coordinator, Outcome, PendingMessage, torn_words
+from psfleet_server.coordinator.data_dispatch import TornStep
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 
-__all__ = ["Views"]
+__all__ = ["ViewInstaller"]
 
 _ANSWER = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.02, 0.5  # between tries when a server does not answer
 
 
-class Views:
+class ViewInstaller:
     """Brings views to the servers.
 
     Args:
@@ -35,7 +35,7 @@ class Views:
         every: Seconds between looks for silent workers.
     """
 
-    def __init__(self, host: Host, access: Access, every: float) -> None:
+    def __init__(self, host: ShardHost, access: Access, every: float) -> None:
         self._host = host
         self._access = access
         self._every = every
@@ -93,7 +93,7 @@ class Views:
         for peer in self._peers:
             peer.close()
 
-    def _look(self) -> list[Due]:
+    def _look(self) -> list[PendingMessage]:
         with self._changed:
             self._poked = False
         coordinator = self._host.coordinator
@@ -106,7 +106,7 @@ class Views:
         with self._changed:
             self._changed.wait_for(lambda: self._poked or self._over, seconds)
 
-    def _send_all(self, due: Sequence[Due]) -> bool:
+    def _send_all(self, due: Sequence[PendingMessage]) -> bool:
         """Make every call once; whether one of them was answered."""
         answered = False
         for each in due:
@@ -120,13 +120,13 @@ class Views:
             answered = True
         return answered
 
-    def _torn(self) -> list[Torn]:
+    def _torn(self) -> list[TornStep]:
         assert self._host.coordinator is not None
         return list(self._host.coordinator.supply.torn)
 
-    def _send(self, due: Due) -> Callable[[Coordinator], Sequence[Outcome]]:
+    def _send(self, due: PendingMessage) -> Callable[[Coordinator], Sequence[Outcome]]:
         """Make the call; how the coordinator takes the answer."""
-        if isinstance(due.message, Freeze):
+        if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
         view = due.message.view
         self._host.reach("install")
@@ -138,7 +138,9 @@ class Views:
             return self._rebooted(due.server, answer.boot)
         return lambda c: c.installed(due.server, answer.boot, view)
 
-    def _freeze(self, due: Due, freeze: Freeze) -> Callable[[Coordinator], Sequence[Outcome]]:
+    def _freeze(
+        self, due: PendingMessage, freeze: PrepareView
+    ) -> Callable[[Coordinator], Sequence[Outcome]]:
         self._host.reach("freeze")
         request = membership_pb2.FreezeRequest(
             boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]

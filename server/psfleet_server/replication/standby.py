@@ -14,7 +14,7 @@ from typing import Any, Literal
 import grpc
 
 from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.settings.environment import Environment
 from psfleet.wire import replication
@@ -24,7 +24,7 @@ from psfleet.wire.error_status import error_of
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 
 __all__ = ["Standby"]
 
@@ -49,7 +49,7 @@ class Standby:
         term: With which it has taken over; 0: it follows.
     """
 
-    def __init__(self, host: Host, environment: Environment, access: Access) -> None:
+    def __init__(self, host: ShardHost, environment: Environment, access: Access) -> None:
         self.taken = 0
         self.term = 0
         self._host = host
@@ -57,7 +57,7 @@ class Standby:
         self._endpoint = environment.servers[environment.rank]
         self._name = f"the primary of server {environment.rank} at {self._endpoint}"
         self._access = access
-        self._crashes = Crashes.wanted()
+        self._crashes = CrashFaults.wanted()
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[FollowRequest | None] = queue.SimpleQueue()
         self._taking = threading.Lock()  # held while a record is taken

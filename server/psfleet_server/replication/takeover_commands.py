@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
-from psfleet_server.durability.log_shipping import Feed
+from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.replication.standby import Standby
 
-__all__ = ["Orders"]
+__all__ = ["TakeoverCommands"]
 
 
-class Orders:
+class TakeoverCommands:
     """Obeys until the input ends.
 
     Args:
@@ -27,7 +27,9 @@ class Orders:
         source: File descriptor of the orders.
     """
 
-    def __init__(self, feed: Feed, standby: Callable[[], Standby | None], source: int = 0) -> None:
+    def __init__(
+        self, feed: LogShipping, standby: Callable[[], Standby | None], source: int = 0
+    ) -> None:
         self._feed = feed
         self._standby = standby
         self._source = source

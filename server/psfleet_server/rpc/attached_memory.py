@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from psfleet.errors import LaneLost
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.wire.shared_memory import Offer, SharedMemory
+from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header
 
-__all__ = ["Lanes"]
+__all__ = ["AttachedMemory"]
 
 
 @dataclass(slots=True)
-class _Shared:
+class _AttachedRegion:
     """One worker's memory. `turn`: the last call in it; `process`: pidfd of the worker, or -1."""
 
     memory: SharedMemory
@@ -28,12 +28,12 @@ class _Shared:
     turn: int = 0
 
 
-class Lanes:
+class AttachedMemory:
     """At most one memory for each worker. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shared: dict[int, _Shared] = {}
+        self._shared: dict[int, _AttachedRegion] = {}
         self._deaths = select.epoll()
         self._end, self._ending = os.pipe()
         self._thread = ServiceThread(self._watch, "lanes")
@@ -55,7 +55,7 @@ class Lanes:
             self.drop(worker)
         self._deaths.close()
 
-    def attach(self, worker: int, incarnation: int, generation: int, offer: Offer) -> bool:
+    def attach(self, worker: int, incarnation: int, generation: int, offer: MemoryHandle) -> bool:
         """Share the memory in place of the worker's earlier one; False: it cannot be reached."""
         memory = SharedMemory.open(offer)
         if memory is None:
@@ -63,7 +63,7 @@ class Lanes:
         process = _pidfd(offer.pid)
         with self._lock:
             self._drop(worker)
-            self._shared[worker] = _Shared(memory, incarnation, generation, process)
+            self._shared[worker] = _AttachedRegion(memory, incarnation, generation, process)
             if process >= 0:
                 self._deaths.register(process, select.EPOLLIN)
         return True

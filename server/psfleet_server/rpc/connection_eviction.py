@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Network
 
-__all__ = ["Stranger", "network_of", "surplus"]
+__all__ = ["UnauthenticatedConnection", "network_of", "surplus"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class UnauthenticatedConnection:
     """A connection that has not proved itself.
 
     Attributes:
@@ -37,9 +37,11 @@ def network_of(host: str) -> str:
     return str(IPv6Network(f"{host.partition('%')[0]}/64", strict=False))
 
 
-def surplus(strangers: Iterable[Stranger], each: int, in_all: int) -> list[Stranger]:
+def surplus(
+    strangers: Iterable[UnauthenticatedConnection], each: int, in_all: int
+) -> list[UnauthenticatedConnection]:
     """Those to close: afterwards an address has at most `each`, and all together have `in_all`."""
-    groups: defaultdict[str, list[Stranger]] = defaultdict(list)
+    groups: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
     for stranger in sorted(strangers, key=lambda one: (not one.silent, one.since)):
         groups[stranger.address].append(stranger)
     most = _level([len(group) for group in groups.values()], each, in_all)

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.settings.limits import Limits
+from psfleet.settings.limits import ServerLimits
 from psfleet.wire.channel import HANDSHAKE
-from psfleet_server.rpc.connection_eviction import Stranger, network_of, surplus
-from psfleet_server.rpc.rate_limited_log import Seldom
+from psfleet_server.rpc.connection_eviction import UnauthenticatedConnection, network_of, surplus
+from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
-__all__ = ["Door"]
+__all__ = ["ConnectionLimit"]
 
 _CALM, _BUSY = 0.5, 0.1  # seconds between two looks; _BUSY when strangers are many
 _RECEIVED = struct.Struct("128xQ")  # bytes received: in tcp_info of linux/tcp.h, since Linux 4.1
@@ -35,23 +35,25 @@ _MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
 
 
 @dataclass(slots=True)
-class _Connection:
+class _AcceptedConnection:
     """An accepted connection; `peer` is its other end, as gRPC names it but without the family."""
 
     peer: str
-    stranger: Stranger
+    stranger: UnauthenticatedConnection
     proved: bool = False
 
 
-class Door:
+class ConnectionLimit:
     """Watches the connections that this process has accepted on a port, from `start` to `stop`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self._port = 0
         self._limits = limits
-        self._connections: dict[int, _Connection | None] = {}  # by inode; None: another socket
+        self._connections: dict[
+            int, _AcceptedConnection | None
+        ] = {}  # by inode; None: another socket
         self._proved: set[str] = set()
-        self._log = Seldom()
+        self._log = RateLimitedLog()
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "door")
 
@@ -102,7 +104,7 @@ class Door:
         for inode in descriptors.keys() - self._connections.keys():
             self._connections[inode] = self._connection(descriptors[inode], inode)
 
-    def _connection(self, descriptor: int, inode: int) -> _Connection | None:
+    def _connection(self, descriptor: int, inode: int) -> _AcceptedConnection | None:
         with contextlib.suppress(OSError), _opened(descriptor, inode) as end:
             if end.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
@@ -111,7 +113,9 @@ class Door:
             host, port = end.getpeername()[:2]
             host = host.removeprefix(_MAPPED)
             peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            return _Connection(peer, Stranger(inode, network_of(host), time.monotonic(), True))
+            return _AcceptedConnection(
+                peer, UnauthenticatedConnection(inode, network_of(host), time.monotonic(), True)
+            )
         return None
 
     def _recognize(self, peers: set[str]) -> None:
@@ -120,7 +124,7 @@ class Door:
             if one is not None and not one.proved:
                 one.proved = one.peer in peers or one.stranger.since < old
 
-    def _tell(self, closing: list[Stranger]) -> None:
+    def _tell(self, closing: list[UnauthenticatedConnection]) -> None:
         address, count = Counter(one.address for one in closing).most_common(1)[0]
         self._log.say(
             f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"

@@ -2,7 +2,7 @@
 
 A sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool, as many
 waiting workers as threads would lock out the very call that they wait for. So a call becomes a
-`Reply`, its thread returns to the pool, and any thread may complete the Reply later.
+`DeferredReply`, its thread returns to the pool, and any thread may complete the Reply later.
 
 gRPC's threaded server does this through `experimental_non_blocking` handlers, which exist for
 streaming replies only; a client that calls one as an ordinary unary method sees an ordinary unary
@@ -26,14 +26,14 @@ from psfleet.platform.service_thread import ServiceThread, ends_process
 from psfleet.wire import error_status
 from psfleet.wire.channel import GRACE
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_server.rpc.pull_response import Places
+from psfleet_server.rpc.pull_response import ResponsePlaces
 
-__all__ = ["Deadlines", "Reply", "immediate", "parkable", "prompt"]
+__all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "prompt"]
 
 LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
-class Reply:
+class DeferredReply:
     """The open reply of one call. Any thread may complete it; the first answer counts.
 
     Attributes:
@@ -48,7 +48,7 @@ class Reply:
         self._lock = threading.Lock()
         self._parked: Deadlines | None = None
         self.done = False
-        self.places: Places | None = None
+        self.places: ResponsePlaces | None = None
         self.header: Header | None = None
 
     def answer(self, message: bytes) -> None:
@@ -87,11 +87,11 @@ class Reply:
         return first
 
 
-class _Prompt(Reply):
+class _ImmediateReply(DeferredReply):
     """A call that must be answered before its handler returns."""
 
     def park(self, deadlines: "Deadlines", expire: Callable[[], None]) -> None:
-        """See Reply.park; its deadline is now."""
+        """See DeferredReply.park; its deadline is now."""
         expire()
 
 
@@ -102,8 +102,8 @@ class Deadlines:
         self._condition = threading.Condition()
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int]] = []
-        self._live: dict[int, tuple[Reply, Callable[[], None]]] = {}
-        self._of: dict[Reply, int] = {}
+        self._live: dict[int, tuple[DeferredReply, Callable[[], None]]] = {}
+        self._of: dict[DeferredReply, int] = {}
         self._closed = False
         self._thread = ServiceThread(self._run, "deadlines")
 
@@ -118,7 +118,7 @@ class Deadlines:
             self._condition.notify()
         self._thread.join()
 
-    def watch(self, reply: Reply, at: float, expire: Callable[[], None]) -> None:
+    def watch(self, reply: DeferredReply, at: float, expire: Callable[[], None]) -> None:
         """Call `expire` at `at` (of time.monotonic) unless the reply is forgotten before."""
         with self._condition:
             number = next(self._numbers)
@@ -128,7 +128,7 @@ class Deadlines:
             if self._heap[0][1] == number:
                 self._condition.notify()
 
-    def forget(self, reply: Reply) -> None:
+    def forget(self, reply: DeferredReply) -> None:
         """The reply is answered."""
         with self._condition:
             self._live.pop(self._of.pop(reply, -1), None)
@@ -157,7 +157,7 @@ class Deadlines:
             return None
 
 
-def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
+def parkable(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler whose behavior answers its Reply now or later, from any thread."""
 
     def handle(
@@ -165,7 +165,7 @@ def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler
         context: grpc.ServicerContext,
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
-        reply = Reply(context, send_response_callback)
+        reply = DeferredReply(context, send_response_callback)
         try:
             behavior(request, reply)
         except Exception as error:
@@ -175,7 +175,7 @@ def parkable(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-def prompt(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
+def prompt(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
     """Like `parkable`, for calls that never wait: one that would wait is refused at once.
 
     A streaming reply leaves in two batches, the message and the end of the call, and the thread
@@ -184,7 +184,7 @@ def prompt(behavior: Callable[[bytes, Reply], None]) -> "grpc.RpcMethodHandler[A
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         sent: list[bytes | None] = []
-        reply = _Prompt(context, sent.append)
+        reply = _ImmediateReply(context, sent.append)
         try:
             behavior(request, reply)
         except Exception as error:

@@ -15,13 +15,13 @@ import grpc
 from psfleet.errors import FrameError, LimitExceeded
 from psfleet.wire import error_status
 
-__all__ = ["Intake"]
+__all__ = ["InboundLimit"]
 
 Handler = Any  # grpc.RpcMethodHandler, generic in its stubs only
 Behavior = Callable[..., Any]
 
 
-class Intake(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Takes in messages for the handlers behind it.
 
     Args:

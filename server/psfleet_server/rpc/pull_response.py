@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from psfleet.errors import FrameError
 from psfleet.runtime.interface import Read
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import Packed, pack
+from psfleet.wire.compression import CompressedValues, pack
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 
-__all__ = ["Laid", "Places", "lay_out"]
+__all__ = ["PullResponse", "ResponsePlaces", "lay_out"]
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -22,7 +22,7 @@ _WORD = 4  # bytes: kernels of packed values want their arrays to begin on it
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ResponsePlaces:
     """Where the values of each read go in the memory that a worker shares."""
 
     memory: SharedMemory
@@ -32,7 +32,7 @@ class Places:
         """Refuse places that lie outside of the memory."""
         for offset, read, shape in zip(self.offsets, reads, shapes, strict=True):
             _check_word(offset)
-            self.memory.check(offset, Packed.size_of(read.format, shape))
+            self.memory.check(offset, CompressedValues.size_of(read.format, shape))
 
     def rooms(self, sizes: Sequence[int]) -> list[Bytes]:
         """The places, of so many bytes each.
@@ -54,7 +54,7 @@ def _check_word(offset: int) -> None:
 
 
 @dataclass(slots=True)
-class Laid:
+class PullResponse:
     """The answer to a pull.
 
     Attributes:
@@ -66,7 +66,7 @@ class Laid:
     message: bytes
     bytes: int
     values: list[Floats] = field(default_factory=list)
-    _packed: list[tuple[Floats, Packed]] = field(default_factory=list)
+    _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
         """The values of a read are to go to this room."""
@@ -75,7 +75,7 @@ class Laid:
             return
         values = np.empty(shape, np.float32)
         self.values.append(values)
-        self._packed.append((values, Packed.over(room, read.format, shape)))
+        self._packed.append((values, CompressedValues.over(room, read.format, shape)))
 
     def finish(self) -> None:
         """The tables have filled `values`: put those that are packed in their rooms."""
@@ -87,8 +87,8 @@ def lay_out(
     header: Header,
     reads: Sequence[Read],
     shape_of: Callable[[Read], tuple[int, ...]],
-    places: Places | None,
-) -> Laid:
+    places: ResponsePlaces | None,
+) -> PullResponse:
     """The message that answers the reads, and an array for the values of each.
 
     Args:
@@ -100,16 +100,18 @@ def lay_out(
         FrameError: A place lies outside of the shared memory, or the message is too long.
     """
     shapes = [shape_of(read) for read in reads]
-    sizes = [Packed.size_of(read.format, s) for read, s in zip(reads, shapes, strict=True)]
+    sizes = [
+        CompressedValues.size_of(read.format, s) for read, s in zip(reads, shapes, strict=True)
+    ]
     if places is not None:
         header.lane.SetInParent()
         message, rooms = frame.encode(header), places.rooms(sizes)
-        laid = Laid(message, len(message) + sum(sizes))
+        laid = PullResponse(message, len(message) + sum(sizes))
     else:
         for read, shape in zip(reads, shapes, strict=True):
             header.segments.append(_segment(read, shape))
         message, rooms = _rooms(header, sizes)
-        laid = Laid(message, len(message))
+        laid = PullResponse(message, len(message))
     for read, shape, room in zip(reads, shapes, rooms, strict=True):
         laid.add(read, shape, room)
     return laid

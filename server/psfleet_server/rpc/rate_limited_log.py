@@ -5,12 +5,12 @@ import time
 
 from psfleet.platform.notices import say
 
-__all__ = ["Seldom"]
+__all__ = ["RateLimitedLog"]
 
 _QUIET = 1.0  # seconds between two lines
 
 
-class Seldom:
+class RateLimitedLog:
     """Writes a line to standard error, unless it wrote one just now. Any thread may call."""
 
     def __init__(self) -> None:

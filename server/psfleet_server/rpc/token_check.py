@@ -12,7 +12,7 @@ import grpc
 from psfleet.errors import AccessDenied
 from psfleet.wire import error_status
 from psfleet.wire.access import TOKEN_KEY, Access, is_tcp
-from psfleet_server.rpc.rate_limited_log import Seldom
+from psfleet_server.rpc.rate_limited_log import RateLimitedLog
 
 __all__ = ["gates"]
 
@@ -23,17 +23,17 @@ def gates(access: Access, endpoint: str) -> "list[grpc.ServerInterceptor[Any, An
     """What stands before the handlers of a server at this endpoint."""
     if access.credentials is None or not is_tcp(endpoint):
         return []
-    return [_Gate(access.credentials.token)]
+    return [_TokenInterceptor(access.credentials.token)]
 
 
-class _Gate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Lets calls with the token pass; about 5 microseconds each."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
         # A handler that takes a stream of requests is called before any of them is read.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
-        self._log = Seldom()
+        self._log = RateLimitedLog()
 
     def intercept_service(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from psfleet.errors import ProtocolError
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.shard.events import Create, Fill, Record
+from psfleet.shard.events import CreateTable, Record, RestorePart
 from psfleet.shard.shard_snapshot import FrozenShard
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.wire import error_status, replication
@@ -17,16 +17,16 @@ from psfleet.wire.body import parse
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator import Decision
 from psfleet_server.durability.log import VERSION
-from psfleet_server.durability.log_shipping import Fed, Feed, joined
+from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
 
 __all__ = ["feeds_standby", "replica_handler"]
 
 
-def feeds_standby(host: Host) -> None:
+def feeds_standby(host: ShardHost) -> None:
     """From now on what changes the host goes to its standby too, after it is in the log."""
     feed, shard, coordinator = host.feed, host.shard, host.coordinator
     feed.enabled = True
@@ -52,18 +52,18 @@ def feeds_standby(host: Host) -> None:
     coordinator.journal = decide
 
 
-def replica_handler(host: Host) -> "grpc.GenericRpcHandler[Any, Any]":
+def replica_handler(host: ShardHost) -> "grpc.GenericRpcHandler[Any, Any]":
     """What a server answers to its standby."""
     return grpc.method_handlers_generic_handler(
         "psfleet.v1.Replica",
-        {"Follow": grpc.stream_stream_rpc_method_handler(_Replica(host).follow)},
+        {"Follow": grpc.stream_stream_rpc_method_handler(_ReplicaService(host).follow)},
     )
 
 
-class _Replica:
+class _ReplicaService:
     """Methods of the service Replica."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShardHost) -> None:
         self._host = host
 
     def follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -93,14 +93,14 @@ class _Replica:
         ServiceThread(_listen, "standby", (feed, asked.attach, requests)).start()
         with contextlib.closing(frozen):
             for record in _copy(frozen):
-                yield from _messages(Fed(0, *_encoded(record)))
-        yield from _messages(Fed(last, kind, joined(state)))
+                yield from _messages(ShippedRecord(0, *_encoded(record)))
+        yield from _messages(ShippedRecord(last, kind, joined(state)))
         for fed in feed.records(asked.attach):
             yield from _messages(fed)
         yield _bytes(FollowReply(over=True))
 
 
-def _listen(feed: Feed, attach: int, requests: Iterator[bytes]) -> None:
+def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
     """What the standby says, until its stream ends."""
     for said in _said(requests):
         if said.term:
@@ -120,9 +120,9 @@ def _copy(frozen: FrozenShard) -> Iterator[Record]:
     """Records that make an empty shard hold these tables."""
     for table in frozen.tables:
         count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
-        yield Create(table.spec, np.zeros(count, np.float32))
+        yield CreateTable(table.spec, np.zeros(count, np.float32))
         for columns in _pages(table):
-            yield Fill(table.spec.key, table.clock, columns)
+            yield RestorePart(table.spec.key, table.clock, columns)
 
 
 def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
@@ -140,7 +140,7 @@ def _encoded(record: Record) -> tuple[int, bytes]:
     return kind, joined(parts)
 
 
-def _messages(fed: Fed) -> Iterator[bytes]:
+def _messages(fed: ShippedRecord) -> Iterator[bytes]:
     """What is fed, as messages."""
     if not fed.kind:
         yield _bytes(FollowReply(complete=fed.complete, required=not fed.complete))

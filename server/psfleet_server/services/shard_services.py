@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
-from psfleet.data.assignment import Plan
+from psfleet.data.assignment import RoundPlan
 from psfleet.errors import (
     CheckpointError,
     ConfigError,
@@ -22,22 +22,22 @@ from psfleet.kernels.dedup import first_repeat
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import MAX_AXES, TableSpec
 from psfleet.shard.dense_partition import dense_range
-from psfleet.shard.events import Create, Pull, Push, State, Write
-from psfleet.shard.membership_view import Freeze
+from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
+from psfleet.shard.membership_view import PrepareView
 from psfleet.tables.dense import DenseTable
 from psfleet.wire import frame, segments
 from psfleet.wire.membership_messages import read_install, write_plan, write_ranges, write_report
-from psfleet.wire.shared_memory import Offer, SharedMemory
+from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
 from psfleet.wire.table_messages import read_spec, write_mode
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
-from psfleet_server.coordinator.barriers import ModeWish
-from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Beat, Coordinator, Outcome
-from psfleet_server.coordinator.data_dispatch import Order
-from psfleet_server.engine.shard_host import OUTCOMES, Host
-from psfleet_server.rpc.deferred_reply import Reply, immediate, parkable, prompt
-from psfleet_server.rpc.pull_response import Places
+from psfleet_server.coordinator.barriers import ModeRequest
+from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Coordinator, Heartbeat, Outcome
+from psfleet_server.coordinator.data_dispatch import DatasetRequest
+from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
+from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
+from psfleet_server.rpc.pull_response import ResponsePlaces
 
 __all__ = ["handlers"]
 
@@ -45,11 +45,11 @@ _UNWAITING = ("async", "geo", "half-async")
 _PAGE = 256 << 20  # bytes of an answer to ReadState
 
 
-def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
+def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers."""
-    shard, coordinator = _Shard(host), _Coordinator(host)
+    shard, coordinator = _ShardService(host), _CoordinatorService(host)
     found: list[grpc.GenericRpcHandler[Any, Any]] = [
-        _Unwaiting(host, shard),
+        _ImmediateHandlers(host, shard),
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Shard",
             {
@@ -68,7 +68,7 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
             },
         ),
     ]
-    members = _Membership(host)
+    members = _MembershipService(host)
     found.append(
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Membership",
@@ -91,13 +91,13 @@ def handlers(host: Host) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     return found
 
 
-class _Unwaiting(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """Pulls and exchanges in the modes in which they never wait; in others it knows no method.
 
     The mode of a call is that of its lookup: it changes only while no call is under way.
     """
 
-    def __init__(self, host: Host, shard: "_Shard") -> None:
+    def __init__(self, host: ShardHost, shard: "_ShardService") -> None:
         self._host = host
         self._methods = {
             "/psfleet.v1.Shard/Pull": prompt(shard.pull),
@@ -113,10 +113,10 @@ class _Unwaiting(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         return self._methods.get(handler_call_details.method)
 
 
-class _Shard:
+class _ShardService:
     """Methods of the service Shard."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShardHost) -> None:
         self._host = host
 
     def push(self, request: bytes) -> bytes:
@@ -129,13 +129,13 @@ class _Shard:
         assert answer.outcome is not None
         return frame.encode(Header(outcome=OUTCOMES[answer.outcome]))
 
-    def pull(self, request: bytes, reply: Reply) -> None:
+    def pull(self, request: bytes, reply: DeferredReply) -> None:
         header, content, memory = self._open(request)
         reads = segments.read_reads(header, content, self._spec_of)
         reply.places = _places(header, memory)
         self._host.submit(_pull(header, reads), reply)
 
-    def exchange(self, request: bytes, reply: Reply) -> None:
+    def exchange(self, request: bytes, reply: DeferredReply) -> None:
         header, content, memory = self._open(request)
         gradients, reads = segments.read_exchange(header, content, self._spec_of)
         reply.places = _places(header, memory)
@@ -150,7 +150,7 @@ class _Shard:
                 f"worker {asked.worker} offers {asked.bytes} bytes of shared memory, the limit is "
                 f"{self._host.limits.lane}; raise lane in PSFLEET_LIMITS"
             )
-        offer = Offer(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
+        offer = MemoryHandle(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
         shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
         return _bytes(shard_pb2.AttachReply(attached=shared))
 
@@ -239,17 +239,19 @@ class _Shard:
         limit = min(asked.limit, _page(table.spec))
         if isinstance(table, DenseTable):
             step, values = table.part(asked.offset, asked.offset + limit)
-            state = State(asked.table, step, values)
+            state = PartState(asked.table, step, values)
         else:
             step, rows = table.step, table.page(asked.offset, limit)
-            state = State(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
+            state = PartState(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
         self._host.settle_read()
         return segments.message(Header(), [segments.write_state(state)])
 
     def write_state(self, request: bytes) -> bytes:
         header, payload = frame.decode(request)
         states = segments.read_states(header, payload, self._spec_of)
-        self._host.ask(Write(tuple(states), header.worker, header.incarnation, header.sequence))
+        self._host.ask(
+            WriteState(tuple(states), header.worker, header.incarnation, header.sequence)
+        )
         return frame.encode(Header())
 
     def load(self, request: bytes) -> bytes:
@@ -257,7 +259,7 @@ class _Shard:
         shard, loaded = self._host.shard, 0
         try:
             for event in Snapshot(_path(asked.path)).events(shard.index, shard.servers):
-                if isinstance(event, Create):
+                if isinstance(event, CreateTable):
                     with self._host.changing():
                         shard.create(event.spec, event.value)
                 else:
@@ -294,11 +296,11 @@ def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
     )
 
 
-def _places(header: Header, memory: SharedMemory | None) -> Places | None:
+def _places(header: Header, memory: SharedMemory | None) -> ResponsePlaces | None:
     """Where the values of the header's reads go."""
     if memory is None:
         return None
-    return Places(
+    return ResponsePlaces(
         memory,
         tuple(
             segment.answer
@@ -314,10 +316,10 @@ def _kept(gradient: Gradient) -> Gradient:
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
 
-class _Membership:
+class _MembershipService:
     """Methods of the service Membership."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShardHost) -> None:
         self._host = host
 
     def freeze(self, request: bytes) -> bytes:
@@ -325,7 +327,7 @@ class _Membership:
         reply = membership_pb2.FreezeReply(boot=self._host.boot)
         if asked.boot == self._host.boot:
             self._host.aim(asked.coordinator)
-            report = self._host.freeze(Freeze(asked.view, dict(asked.ended)))
+            report = self._host.freeze(PrepareView(asked.view, dict(asked.ended)))
             reply.standing.CopyFrom(write_report(report))
         return _bytes(reply)
 
@@ -337,13 +339,13 @@ class _Membership:
         return _bytes(membership_pb2.InstallReply(boot=self._host.boot, installed=meant))
 
 
-class _Coordinator:
+class _CoordinatorService:
     """Methods of the service Coordinator."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShardHost) -> None:
         self._host = host
 
-    def register(self, request: bytes, reply: Reply) -> None:
+    def register(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(coordinator_pb2.RegisterRequest, request)
         if asked.servers:
             self._host.find(asked.servers)
@@ -355,7 +357,7 @@ class _Coordinator:
 
     def deal(self, request: bytes) -> bytes:
         asked = _parse(membership_pb2.DealRequest, request)
-        order = Order(
+        order = DatasetRequest(
             asked.dataset,
             asked.size,
             asked.batch,
@@ -372,7 +374,7 @@ class _Coordinator:
         with self._host.changing():
             dealt = coordinator.deal(asked.worker, asked.incarnation, order)
             reply = membership_pb2.DealReply(view=coordinator.view, ended=dealt == ())
-        if isinstance(dealt, Plan):
+        if isinstance(dealt, RoundPlan):
             reply.plan.extend(write_plan(dealt))
         elif dealt is not None:
             reply.lease.extend(write_ranges(dealt))
@@ -385,7 +387,7 @@ class _Coordinator:
             own = workers.lives.get(worker) == incarnation
             return workers.positions.get(worker, (0, 0))[0] if own else 0
 
-    def barrier(self, request: bytes, reply: Reply) -> None:
+    def barrier(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(coordinator_pb2.BarrierRequest, request)
         arrival = Arrival(asked.worker, asked.incarnation, asked.number)
         wish = self._host.wishes.look()
@@ -397,7 +399,7 @@ class _Coordinator:
         self._host.meet(arrive, reply)
         self._told(wish)
 
-    def _told(self, wish: ModeWish | None) -> None:
+    def _told(self, wish: ModeRequest | None) -> None:
         """Let whoever wants another mode know when the workers have been told."""
         coordinator = self._host.coordinator
         if wish is not None and coordinator is not None:
@@ -405,7 +407,7 @@ class _Coordinator:
                 told = coordinator.meetings.last_told()
             self._host.wishes.told(told)
 
-    def all_reduce(self, request: bytes, reply: Reply) -> None:
+    def all_reduce(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(coordinator_pb2.AllReduceRequest, request)
         arrival = Arrival(
             asked.worker,
@@ -421,7 +423,7 @@ class _Coordinator:
 
     def beat(self, request: bytes) -> bytes:
         asked = _parse(membership_pb2.BeatRequest, request)
-        beat = Beat(asked.index, asked.server, asked.incarnation, asked.boot, asked.step)
+        beat = Heartbeat(asked.index, asked.server, asked.incarnation, asked.boot, asked.step)
         coordinator = self._host.coordinator
         assert coordinator is not None
         is_first = (asked.server, asked.index) not in coordinator.beats

@@ -9,11 +9,11 @@ import grpc
 
 from psfleet.errors import FrameError, PsfleetError
 from psfleet.shard.events import BeginCut, EndCut, MarkCut
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import snapshot_pb2
-from psfleet_server.engine.shard_host import Host
-from psfleet_server.rpc.deferred_reply import Reply, immediate, parkable
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable
 from psfleet_server.snapshots.snapshot_events import (
     SnapshotRequest,
     WorkerIntroduced,
@@ -26,10 +26,10 @@ __all__ = ["snapshot_handlers"]
 
 
 def snapshot_handlers(
-    host: Host, runner: SnapshotRunner | None
+    host: ShardHost, runner: SnapshotRunner | None
 ) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers; `runner`: on server 0."""
-    parts = _Snapshots(host)
+    parts = _SnapshotService(host)
     found = [
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Snapshots",
@@ -57,15 +57,15 @@ def snapshot_handlers(
     return found
 
 
-class _Snapshots:
+class _SnapshotService:
     """Methods of the service Snapshots."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShardHost) -> None:
         self._host = host
 
     def begin(self, request: bytes) -> bytes:
         asked = _parse(snapshot_pb2.BeginCutRequest, request)
-        cutting = Cutting(asked.number, since=asked.since, remember=asked.remember)
+        cutting = PendingCut(asked.number, since=asked.since, remember=asked.remember)
         if asked.at_round:
             cutting.round = asked.round
         elif not asked.hold:
@@ -90,7 +90,7 @@ class _Snapshots:
         self._host.ask(MarkCut(asked.number, asked.worker, asked.incarnation, asked.last))
         return _bytes(snapshot_pb2.MarkReply())
 
-    def finish(self, request: bytes, reply: Reply) -> None:
+    def finish(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(snapshot_pb2.FinishRequest, request)
 
         def told(outcome: bytes | PsfleetError) -> None:
@@ -120,11 +120,11 @@ class _Snapshots:
 class _SnapshotCoordination:
     """Methods of the service SnapshotLead."""
 
-    def __init__(self, host: Host, runner: SnapshotRunner) -> None:
+    def __init__(self, host: ShardHost, runner: SnapshotRunner) -> None:
         self._host = host
         self._runner = runner
 
-    def ready(self, request: bytes, reply: Reply) -> None:
+    def ready(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(snapshot_pb2.ReadyRequest, request)
         self._runner.post(WorkerLearned(reply, asked.number, asked.worker, asked.incarnation))
         self._host.park(reply, f"not all workers have heard of snapshot {asked.number} in time")
@@ -141,7 +141,7 @@ class _SnapshotCoordination:
         self._runner.post(WorkerIntroduced(asked.worker, asked.incarnation, asked.keeps))
         return _bytes(snapshot_pb2.KeptReply(state=self._runner.restored.of(asked.worker)))
 
-    def take(self, request: bytes, reply: Reply) -> None:
+    def take(self, request: bytes, reply: DeferredReply) -> None:
         asked = _parse(snapshot_pb2.TakeRequest, request)
         if asked.kind not in ("", "full", "delta"):
             raise FrameError(f"a snapshot of kind {asked.kind!r} is wanted; use full or delta")
@@ -166,7 +166,7 @@ def _is_step(said: Any) -> bool:
     return isinstance(said, list) and len(said) == 2 and isinstance(said[0], int)
 
 
-def _answer(reply: Reply, ticket: "Future[tuple[int, str]]") -> None:
+def _answer(reply: DeferredReply, ticket: "Future[tuple[int, str]]") -> None:
     error = ticket.exception()
     if isinstance(error, PsfleetError):
         reply.fail(error)

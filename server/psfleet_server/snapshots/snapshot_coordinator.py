@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from psfleet.errors import CheckpointError, DeadlineExceeded
-from psfleet.shard.events import Refuse
+from psfleet.shard.events import SendError
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,
@@ -128,7 +128,7 @@ class SnapshotCoordinator:
 
     def _requested(self, event: SnapshotRequested) -> Instructions:
         if self.is_stopping:
-            return [Refuse(event.call, CheckpointError("the server is ending"))]
+            return [SendError(event.call, CheckpointError("the server is ending"))]
         self._queue.append(event)
         if self.stage is Stage.AWAITING_ROUND:
             return self._postpone()
@@ -147,7 +147,7 @@ class SnapshotCoordinator:
         """Give up what waits for time, workers or rounds; what waits for servers goes on."""
         self.is_stopping = True
         refused: Instructions = [
-            Refuse(asked.call, CheckpointError("the server is ending")) for asked in self._queue
+            SendError(asked.call, CheckpointError("the server is ending")) for asked in self._queue
         ]
         self._queue.clear()
         if self.stage is Stage.AWAITING_ROUND:
@@ -283,7 +283,7 @@ class SnapshotCoordinator:
         is_member = now is not None and now.members.get(event.worker) == event.incarnation
         if event.number != self._number or self.stage not in ANNOUNCED or not is_member:
             over = CheckpointError(f"snapshot {event.number} is over")
-            return [Refuse(event.call, over)]
+            return [SendError(event.call, over)]
         if self.stage is not Stage.AWAITING_WORKERS:
             return [self._now.release(event.call)]
         self._now.learned[event.worker] = event.call
@@ -345,7 +345,7 @@ class SnapshotCoordinator:
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")
-        refused: Instructions = [Refuse(call, over) for call in now.learned.values()]
+        refused: Instructions = [SendError(call, over) for call in now.learned.values()]
         now.learned = {}
         if self.stage is Stage.OPENING:
             return self._end()
@@ -365,7 +365,7 @@ class SnapshotCoordinator:
         self._enter(Stage.IDLE)
         self._snapshot = None
         if now.failure is not None:
-            return [CloseDraft(), Refuse(call, now.failure), *self._begin_next()]
+            return [CloseDraft(), SendError(call, now.failure), *self._begin_next()]
         pruned: Instructions = [PruneSnapshots()] if now.is_own else []
         complete = CompleteSnapshot(call, now.number, now.path)
         return [CloseDraft(), *pruned, complete, *self._begin_next()]

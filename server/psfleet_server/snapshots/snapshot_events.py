@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psfleet.checkpoint import Cut
+from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError
-from psfleet.shard.events import Call, Refuse
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.events import Call, SendError
+from psfleet.shard.snapshot_cuts import PendingCut
 
 __all__ = [
     "AnnounceSnapshot",
@@ -111,7 +111,7 @@ class SnapshotPart:
         content: What the manifest says about the file; the coordinator only hands it on.
     """
 
-    cut: Cut
+    cut: CutPosition
     content: Any
 
 
@@ -260,7 +260,7 @@ class BeginCuts:
     """
 
     folder: str
-    cutting: Cutting
+    cutting: PendingCut
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class PublishSnapshot:
         base: Path of the snapshot that this delta builds on; empty: it is no delta.
     """
 
-    cut: Cut
+    cut: CutPosition
     parts: tuple[Any, ...]
     states: Mapping[int, Any]
     base: str
@@ -360,7 +360,7 @@ SnapshotInstruction = (
     | SettleCuts
     | AnnounceSnapshot
     | ReleaseWorker
-    | Refuse
+    | SendError
     | PublishSnapshot
     | CloseDraft
     | PruneSnapshots

@@ -13,18 +13,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from psfleet.checkpoint import Cut, Draft, Manifest, Part, linked, merged_specs
+from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults.crash_points import Crashes
+from psfleet.faults.crash_points import CrashFaults
 from psfleet.platform.notices import say
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.shard.events import Refuse
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.events import SendError
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.wire.access import Access
 from psfleet.wire.table_messages import read_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.durability.recovery import check_restart
-from psfleet_server.engine.shard_host import Host
+from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 from psfleet_server.snapshots.restored_states import RestoredStates
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
@@ -93,11 +93,11 @@ class SnapshotRunner:
 
     def __init__(
         self,
-        host: Host,
+        host: ShardHost,
         access: Access,
         folder: SnapshotFolder | None = None,
         timeouts: SnapshotTimeouts | None = None,
-        crashes: Crashes | None = None,
+        crashes: CrashFaults | None = None,
     ) -> None:
         self.endpoints: Sequence[str] = ()
         self.restored = RestoredStates()
@@ -110,7 +110,7 @@ class SnapshotRunner:
         self._events: queue.SimpleQueue[SnapshotEvent | None] = queue.SimpleQueue()
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._peers: list[Peer] = []
-        self._draft: Draft | None = None
+        self._draft: SnapshotDraft | None = None
         self._place = Path()  # of the snapshot under way
         self._opened = contextlib.ExitStack()  # what lives as long as the snapshot under way
         self._thread = ServiceThread(self._run, "snapshots")
@@ -202,7 +202,7 @@ class SnapshotRunner:
             case ReleaseWorker(call, mark, last):
                 reply: Any = call
                 reply.answer(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
-            case Refuse(call, error):
+            case SendError(call, error):
                 refused: Any = call
                 refused.fail(error)
             case CompleteSnapshot(call, number, path):
@@ -244,7 +244,7 @@ class SnapshotRunner:
             assert self._folder is not None
             place = self._folder.place(number)
         self._place = place
-        self._draft = self._opened.enter_context(Draft(place, self._crashes))
+        self._draft = self._opened.enter_context(SnapshotDraft(place, self._crashes))
         self._peers = [
             Peer(f"server {index} at {endpoint}", endpoint, self._access)
             for index, endpoint in enumerate(self.endpoints)
@@ -310,7 +310,7 @@ class SnapshotRunner:
         return None if cut else _part(number, snapshot_pb2.FinishReply.FromString(answer).part)
 
 
-def _begin_request(folder: str, cutting: Cutting) -> bytes:
+def _begin_request(folder: str, cutting: PendingCut) -> bytes:
     return snapshot_pb2.BeginCutRequest(
         number=cutting.number,
         folder=folder,
@@ -325,4 +325,4 @@ def _begin_request(folder: str, cutting: Cutting) -> bytes:
 
 def _part(number: int, said: bytes) -> SnapshotPart:
     part = Part.decode(said)
-    return SnapshotPart(Cut(number, part.mode, part.round, part.pushes), part)
+    return SnapshotPart(CutPosition(number, part.mode, part.round, part.pushes), part)

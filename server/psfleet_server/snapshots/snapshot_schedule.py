@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.settings.durations import Interval
+from psfleet.settings.durations import SnapshotInterval
 from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
@@ -32,7 +32,7 @@ class SnapshotSchedule:
     def __init__(
         self,
         runner: SnapshotRunner,
-        every: Interval | None,
+        every: SnapshotInterval | None,
         position: Callable[[], int],
         has_rounds: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,

@@ -6,7 +6,7 @@ from typing import Any
 
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.shard.events import Call
-from psfleet.shard.snapshot_cuts import Cutting
+from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.snapshot_events import ReleaseWorker, SnapshotPart, SnapshotRequested
 
 __all__ = ["ANNOUNCED", "NEVER", "SnapshotUnderWay", "Stage"]
@@ -77,11 +77,11 @@ class SnapshotUnderWay:
         """Whether the job keeps it, so that logs may start from it."""
         return not self.asked.request.path
 
-    def cutting(self) -> Cutting:
+    def cutting(self) -> PendingCut:
         """A cut of this snapshot, at a place that is still to be said."""
         request = self.asked.request
         since = self.base[0] if self.base else 0
-        return Cutting(self.number, since=since, remember=request.base or request.delta)
+        return PendingCut(self.number, since=since, remember=request.base or request.delta)
 
     def release(self, call: Call) -> ReleaseWorker:
         """Tell a worker what to do for this snapshot."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from psfleet.checkpoint import Cut
+from psfleet.checkpoint import CutPosition
 from psfleet_server.snapshots.snapshot_events import (
     MembersChanged,
     WorkerIntroduced,
@@ -54,7 +54,7 @@ class WorkerStates:
         }
         return keepers - self._farewells.keys()
 
-    def farewells(self, cut: Cut, in_rounds: bool) -> dict[int, Any]:
+    def farewells(self, cut: CutPosition, in_rounds: bool) -> dict[int, Any]:
         """By seat the last state before the cut of workers that have left."""
         found: dict[int, Any] = {}
         for seat, steps in self._farewells.items():

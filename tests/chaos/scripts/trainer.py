@@ -15,14 +15,18 @@ from psfleet import fleet
 from psfleet.rules import make_rule
 from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
 SAMPLES = 200
 UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))
 WEIGHTS = TableSpec("weights", "dense", (5000,), make_rule("adam", {}))
 ROWS = TableSpec(
-    "rows", "sparse", (4,), make_rule("adagrad", {}), initializer=Initializer("uniform", -0.1, 0.1)
+    "rows",
+    "sparse",
+    (4,),
+    make_rule("adagrad", {}),
+    initializer=InitializerSpec("uniform", -0.1, 0.1),
 )
 
 

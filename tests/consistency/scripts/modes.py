@@ -7,10 +7,10 @@ import numpy as np
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
 from psfleet.runtime.interface import active
-from psfleet.testing.click_model import Clicks
+from psfleet.testing.click_model import ClicksWorkload
 
 MODES = [("async", {}), ("geo", {"k_steps": 2}), ("sync", {}), ("half-async", {}), ("ssp", {})]
-STEPS, JOB = 16, Clicks()
+STEPS, JOB = 16, ClicksWorkload()
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from psfleet import fleet
 from psfleet.rules import make_rule
 from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
 SAMPLES, EPOCHS = 60, 2
@@ -23,7 +23,7 @@ WEIGHTS = TableSpec("weights", "dense", (300,), make_rule("adam", {}))
 
 def counts(worker: int) -> TableSpec:
     """Only this worker names it: under SGD with rate 1 it counts the worker's uses of each sample."""
-    zero = Initializer("constant", 0.0)
+    zero = InitializerSpec("constant", 0.0)
     return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from psfleet_server.coordinator.coordinator import Seating
+from psfleet_server.coordinator.coordinator import Registration
 from psfleet_worker.session.instructions import SeatGranted
 from psfleet_worker.session.retries import Patience, Retries
 from tests.protocol.fleet.calls import Request
@@ -40,7 +40,7 @@ class Pulled:
     rows: Rows | None = None
 
 
-def seated(seating: Seating) -> SeatGranted:
+def seated(seating: Registration) -> SeatGranted:
     """The coordinator's answer to a worker that registers."""
     seated = SeatGranted(
         seating.incarnation, seating.first, seating.view, seating.met, progress=seating.progress

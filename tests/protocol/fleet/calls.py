@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psfleet.shard.membership_view import Freeze, Install, Report
-from psfleet_server.coordinator.data_dispatch import Order
+from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet_server.coordinator.data_dispatch import DatasetRequest
 
 __all__ = [
     "Announced",
@@ -72,7 +72,7 @@ class Deal:
 
     worker: int
     incarnation: int
-    order: Order
+    order: DatasetRequest
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Told:
     """The coordinator to a server: for its process `boot`."""
 
     boot: int
-    message: Freeze | Install
+    message: PrepareView | InstallView
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Frozen:
     server: int
     boot: int
     view: int
-    report: Report
+    report: ViewReport
 
 
 @dataclass(frozen=True)

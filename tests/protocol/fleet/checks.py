@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.data.assignment import Entry, Plan
+from psfleet.data.assignment import PlanEntry, RoundPlan
 from psfleet.kernels.dedup import merge_pushes, owned_by
 from psfleet.runtime.interface import Read
-from psfleet.shard.events import Close, Join, Push
-from psfleet.shard.membership_view import Install, Seated
+from psfleet.shard.events import CloseRound, Join, Push
+from psfleet.shard.membership_view import InstallView, SeatView
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
-from psfleet_server.coordinator.data_dispatch import Torn
+from psfleet_server.coordinator.data_dispatch import TornStep
 from tests.protocol.fleet.calls import Published, Taken
 from tests.protocol.fleet.job import COUNTS, IDS, ROWS, Ids, Job, Rows, own_sample, places, slopes
 from tests.protocol.fleet.worker import Pushes
@@ -30,7 +30,7 @@ def check(
     shards: Sequence[Shard],
     again: Sequence[Shard],
     histories: Sequence[History],
-    torn: Sequence[Torn],
+    torn: Sequence[TornStep],
     pushes: Pushes,
 ) -> None:
     """Raise Broken if a promise is broken.
@@ -221,7 +221,7 @@ def _undisturbed(job: Job) -> list[Round]:
     """The rounds of a run in which nobody dies."""
     seats = tuple(range(job.workers))
     stream = tuple((epoch * job.size, (epoch + 1) * job.size) for epoch in range(job.epochs))
-    plan = Plan(job.size, job.batch, (Entry(1, seats, stream),))
+    plan = RoundPlan(job.size, job.batch, (PlanEntry(1, seats, stream),))
     return [
         {seat: places(plan.share(seat, number)) for seat in seats}
         for number in range(1, plan.last() + 1)
@@ -236,9 +236,9 @@ def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
         match record:
             case Push():
                 held[record.worker] = record
-            case Install(_, seats):
+            case InstallView(_, seats):
                 held = {seat: push for seat, push in held.items() if _counts(seats, push)}
-            case Close(number, members):
+            case CloseRound(number, members):
                 if number != len(closed) + 1 or sorted(held) != list(members):
                     raise Broken(f"round {number} of {members} closes with {held}")
                 closed.append(tuple((seat, held[seat].incarnation) for seat in members))
@@ -246,7 +246,7 @@ def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
     return closed
 
 
-def _counts(seats: Mapping[int, Seated], push: Push) -> bool:
+def _counts(seats: Mapping[int, SeatView], push: Push) -> bool:
     lives = seats[push.worker].lives if push.worker in seats else ()
     return any(
         life.incarnation == push.incarnation and life.counts_in(push.sequence) for life in lives
@@ -257,7 +257,7 @@ def _check_leases(
     job: Job,
     shards: Sequence[Shard],
     histories: Sequence[History],
-    torn: Sequence[Torn],
+    torn: Sequence[TornStep],
     pushes: Pushes,
 ) -> None:
     """On every server pushes 1, 2, 3, ... of each life, no sample twice, and missing are only those of
@@ -283,7 +283,7 @@ def _check_ways(
     job: Job,
     shards: Sequence[Shard],
     histories: Sequence[History],
-    torn: Sequence[Torn],
+    torn: Sequence[TornStep],
     pushes: Pushes,
 ) -> None:
     """Rounds and leases follow each other: on every server no sample is used twice, and missing are only
@@ -315,9 +315,9 @@ def _in_effect(job: Job, history: History) -> set[tuple[int, int, int]]:
                 held[record.worker] = record
             case Push():
                 found.add((record.worker, record.incarnation, record.sequence))
-            case Install(_, seats):
+            case InstallView(_, seats):
                 held = {seat: push for seat, push in held.items() if _counts(seats, push)}
-            case Close():
+            case CloseRound():
                 found |= {(p.worker, p.incarnation, p.sequence) for p in held.values()}
                 held = {}
     return found

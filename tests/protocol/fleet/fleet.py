@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psfleet.shard.shard import Shard
-from psfleet_server.coordinator.barriers import ModeWish
+from psfleet_server.coordinator.barriers import ModeRequest
 from tests.protocol.fleet.calls import Promote, Release, Silent
 from tests.protocol.fleet.checks import check, check_snapshot
 from tests.protocol.fleet.job import Job, job_of
@@ -131,7 +131,7 @@ class Fleet(Scheduler):
         mode = self.dice.choice(["sync", "async"])
         if self.fault(f"{mode} is wished for"):
             self.counts["wishes"] += 1
-            self.job.wished.append(ModeWish(len(self.job.wished) + 1, mode))
+            self.job.wished.append(ModeRequest(len(self.job.wished) + 1, mode))
 
     def _depose(self, place: Place) -> None:
         """A standby takes over although its primary lives."""

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
 from psfleet.rules import make_rule
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.mode import Mode
-from psfleet_server.coordinator.barriers import ModeWish
+from psfleet_server.coordinator.barriers import ModeRequest
 
 __all__ = ["COUNTS", "IDS", "ROWS", "SUITES", "Job", "Phase", "job_of", "places", "slopes"]
 
@@ -23,13 +23,13 @@ ROWS = TableSpec(
     "sparse",
     (2,),
     make_rule("adagrad", {}),
-    initializer=Initializer("uniform", -1.0, 1.0),
+    initializer=InitializerSpec("uniform", -1.0, 1.0),
     seed=3,
 )
 """Weights: in sync mode each gradient depends on what was pulled, so a wrong version, member or sample
 changes the final bits."""
 COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 """How often each sample was used: a row per sample, to which every use adds one; on every server."""
 IDS = np.arange(12)
@@ -75,7 +75,7 @@ class Job:
     epochs: int = 1
     staleness: int = 1
     wishes: bool = False
-    wished: list[ModeWish] = field(default_factory=list)
+    wished: list[ModeRequest] = field(default_factory=list)
 
     @property
     def deals(self) -> bool:

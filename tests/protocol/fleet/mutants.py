@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from psfleet.shard.membership_view import Freeze, Life
+from psfleet.shard.membership_view import Incarnation, PrepareView
 from psfleet.shard.rounds import Rounds
 from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import Cuts, Cutting
-from psfleet.shard.ssp_clock import Clocks
+from psfleet.shard.snapshot_cuts import CutState, PendingCut
+from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
-from psfleet_server.coordinator.barriers import Meetings, Met
-from psfleet_server.coordinator.coordinator import Coordinator, Decision, Seating, Viewed
-from psfleet_server.coordinator.data_dispatch import Leases, Supply
-from psfleet_server.coordinator.membership import Members, Seat
-from psfleet_server.durability.log_shipping import Feed
+from psfleet_server.coordinator.barriers import CollectiveCompleted, CollectiveState
+from psfleet_server.coordinator.coordinator import Coordinator, Decision, Registration, ViewDecided
+from psfleet_server.coordinator.data_dispatch import DataDispatch, Leases
+from psfleet_server.coordinator.membership import Membership, Seat
+from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import SnapshotRequested
 from psfleet_worker.session.instructions import Program
@@ -93,7 +93,7 @@ def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
 @without("a decision is on disk before it is told", "sync removal", "async removal")
 def _forget_views(patch: pytest.MonkeyPatch) -> None:
     def decide(coordinator: Coordinator, decision: Decision) -> Any:
-        if coordinator.journal is not None and not isinstance(decision, Viewed):
+        if coordinator.journal is not None and not isinstance(decision, ViewDecided):
             coordinator.journal(decision)
         return coordinator.replay(decision)
 
@@ -107,7 +107,7 @@ without("R1: a record takes effect when the standby has it", "async standbys")(
     replaced(Primary, "_is_settled", lambda primary, end: True)
 )
 without("R10: a standby that is gone is required no more", "sync standbys", "async standbys")(
-    replaced(Feed, "release", lambda feed, attach: None)
+    replaced(LogShipping, "release", lambda feed, attach: None)
 )
 
 
@@ -132,7 +132,7 @@ without("R2: a round closes when all members have committed it", "sync removal",
     )
 )
 without("R5: samples of a push that does not count are dealt again", "sync removal")(
-    lambda patch: patch.setattr(Supply, "change", _without_leftovers(Supply.change))
+    lambda patch: patch.setattr(DataDispatch, "change", _without_leftovers(DataDispatch.change))
 )
 without("R8: an empty round closes if somebody counts in a later one", "sync removal")(
     replaced(Rounds, "is_complete", lambda rounds: bool(rounds.held) and not rounds.awaited())
@@ -147,29 +147,29 @@ def _without_leftovers(change: Callable[..., None]) -> Callable[..., None]:
 
 @without("R4: a life that nobody waits for counts from the round after the next", "sync removal")
 def _join_at_once(patch: pytest.MonkeyPatch) -> None:
-    begin = Members._begin
+    begin = Membership._begin
 
-    def at_once(members: Members, seat: Seat, *args: Any, **how: Any) -> None:
+    def at_once(members: Membership, seat: Seat, *args: Any, **how: Any) -> None:
         begin(members, seat, *args, **how)
         life = seat.lives[-1]
-        seat.lives[-1] = Life(life.incarnation, min(life.first, members.closed + 1))
+        seat.lives[-1] = Incarnation(life.incarnation, min(life.first, members.closed + 1))
 
-    patch.setattr(Members, "_begin", at_once)
+    patch.setattr(Membership, "_begin", at_once)
 
 
 @without(
     "R2: a dead life counts up to the last round that is closed anywhere", "sync removal", "sync"
 )
 def _end_at_once(patch: pytest.MonkeyPatch) -> None:
-    end = Members._end
+    end = Membership._end
 
-    def at_once(members: Members, seat: Seat, index: int, reports: Any) -> None:
+    def at_once(members: Membership, seat: Seat, index: int, reports: Any) -> None:
         end(members, seat, index, reports)
         life = seat.lives[-1] if seat.lives else None
         if life is not None:
-            seat.lives[-1] = Life(life.incarnation, life.first, life.first - 1)
+            seat.lives[-1] = Incarnation(life.incarnation, life.first, life.first - 1)
 
-    patch.setattr(Members, "_end", at_once)
+    patch.setattr(Membership, "_end", at_once)
 
 
 without(
@@ -221,7 +221,7 @@ def _admit_the_dead(patch: pytest.MonkeyPatch) -> None:
 def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
     freeze = Workers.freeze
 
-    def lenient(workers: Workers, event: Freeze) -> None:
+    def lenient(workers: Workers, event: PrepareView) -> None:
         freeze(workers, event)
         workers.refused = set()
 
@@ -233,23 +233,23 @@ def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
 
 @without("pushes behind a mark wait for the cut", "async snapshots")
 def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
-    def is_due(cuts: Cuts, closed: int, sequences: object, left: object) -> bool:
+    def is_due(cuts: CutState, closed: int, sequences: object, left: object) -> bool:
         now = cuts.under_way
         return now is not None and now.members is not None and set(now.marks) == set(now.members)
 
-    patch.setattr(Cuts, "is_behind", lambda cuts, worker, sequence: False)
-    patch.setattr(Cuts, "is_due", is_due)
+    patch.setattr(CutState, "is_behind", lambda cuts, worker, sequence: False)
+    patch.setattr(CutState, "is_due", is_due)
 
 
 @without("R12: marks of earlier snapshots are ignored", "async snapshots")
 def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
-    mark = Cuts.mark
+    mark = CutState.mark
 
-    def lenient(cuts: Cuts, number: int, worker: int, incarnation: int, last: int) -> None:
+    def lenient(cuts: CutState, number: int, worker: int, incarnation: int, last: int) -> None:
         now = cuts.under_way
         mark(cuts, now.number if now else number, worker, incarnation, last)
 
-    patch.setattr(Cuts, "mark", lenient)
+    patch.setattr(CutState, "mark", lenient)
 
 
 @without(
@@ -261,11 +261,11 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     def forgetful(coordinator: SnapshotCoordinator, event: SnapshotRequested) -> Any:
         return requested(coordinator, replace(event, seen=0))
 
-    def begin(cuts: Cuts, cutting: Cutting) -> None:
+    def begin(cuts: CutState, cutting: PendingCut) -> None:
         cuts.under_way = cutting
 
     patch.setattr(SnapshotCoordinator, "_requested", forgetful)
-    patch.setattr(Cuts, "begin", begin)
+    patch.setattr(CutState, "begin", begin)
 
 
 @without(
@@ -275,13 +275,13 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     into=COVERED,
 )
 def _keep_cuts_across_views(patch: pytest.MonkeyPatch) -> None:
-    give_up = Cuts.give_up
+    give_up = CutState.give_up
 
-    def reluctant(cuts: Cuts, number: int | None = None) -> None:
+    def reluctant(cuts: CutState, number: int | None = None) -> None:
         if number is not None:
             give_up(cuts, number)
 
-    patch.setattr(Cuts, "give_up", reluctant)
+    patch.setattr(CutState, "give_up", reluctant)
 
 
 @without(
@@ -301,14 +301,14 @@ def _hide_marks(patch: pytest.MonkeyPatch) -> None:
 
 @without("a torn step is declared", "async removal")
 def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
-    give_back = Supply.give_back
+    give_back = DataDispatch.give_back
 
-    def silent(supply: Supply, *args: Any) -> None:
+    def silent(supply: DataDispatch, *args: Any) -> None:
         count = len(supply.torn)
         give_back(supply, *args)
         del supply.torn[count:]
 
-    patch.setattr(Supply, "give_back", silent)
+    patch.setattr(DataDispatch, "give_back", silent)
 
 
 without("what is left of a dead worker's lease is dealt again", "async removal", "async")(
@@ -319,7 +319,7 @@ without("what is left of a dead worker's lease is dealt again", "async removal",
 # -- ssp, and changes of the mode -----------------------------------------------------------------------
 
 without("ssp: a pull waits for the slowest worker", "ssp")(
-    replaced(Clocks, "awaited", lambda clocks, clock, live: [])
+    replaced(WorkerClocks, "awaited", lambda clocks, clock, live: [])
 )
 without("R14: a worker that waits for the others holds nobody back", "ssp", "switch")(
     replaced(Rounds, "running", lambda rounds: sorted(rounds.seats - rounds.left))
@@ -371,24 +371,24 @@ def _change_again(patch: pytest.MonkeyPatch) -> None:
 
 @without("W1: who passes a barrier later is told of the same wish", "sync wishes", first=1)
 def _forget_wishes(patch: pytest.MonkeyPatch) -> None:
-    take = Meetings.take
+    take = CollectiveState.take
 
-    def forgetful(meetings: Meetings, met: Met) -> object:
+    def forgetful(meetings: CollectiveState, met: CollectiveCompleted) -> object:
         released = take(meetings, met)
         meetings.told.clear()
         return released
 
-    patch.setattr(Meetings, "take", forgetful)
+    patch.setattr(CollectiveState, "take", forgetful)
 
 
 without(
     "W2: what is not used when the mode changes is dealt in the new way", "async wishes", first=4
-)(replaced(Supply, "turn", lambda supply, to_rounds, reached: None))
+)(replaced(DataDispatch, "turn", lambda supply, to_rounds, reached: None))
 
 
 @without("W3: who registers is told of the last change of the mode", "sync wishes", first=64)
 def _hide_changes(patch: pytest.MonkeyPatch) -> None:
-    def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Seating:
-        return Seating(call, life, first, view, met)
+    def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Registration:
+        return Registration(call, life, first, view, met)
 
     patch.setattr(coordinator, "Seating", silent)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from psfleet.errors import PsfleetError
-from psfleet_server.durability.log_shipping import Fed, Feed, joined
+from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import encode
 from psfleet_server.durability.recovery import copied
 from psfleet_server.services.replica_service import _copy
@@ -27,11 +27,11 @@ class Primary:
     """
 
     def __init__(self, server: "Server") -> None:
-        self.feed = Feed()
+        self.feed = LogShipping()
         self._server = server
         self._to = ""  # the standby
         self._attach = 0
-        self._records: Iterator[Fed] = iter(())
+        self._records: Iterator[ShippedRecord] = iter(())
         self._said: list[object] = []  # what the records in the feed say
         self._stream: list[Part] = []
         self._taken = 0  # places of the stream

@@ -11,13 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.checkpoint import Cut
+from psfleet.checkpoint import CutPosition
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.shard.events import Answer, BeginCut, Event, Join, Keep, Refuse, Serve, Tell
-from psfleet.shard.membership_view import Freeze, Install
+from psfleet.shard.events import (
+    BeginCut,
+    Event,
+    Join,
+    SendError,
+    SendOutcome,
+    SendReport,
+    SendValues,
+    WriteSnapshot,
+)
+from psfleet.shard.membership_view import InstallView, PrepareView
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet_server.coordinator.coordinator import Arrival, Beat, Coordinator, Decision, Outcome
+from psfleet_server.coordinator.coordinator import (
+    Arrival,
+    Coordinator,
+    Decision,
+    Heartbeat,
+    Outcome,
+)
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
@@ -152,11 +167,11 @@ class Server:
         assert self.shard is not None
         for instruction in self.shard.handle(event, call):
             match instruction:
-                case Answer(waiting) if isinstance(event, BeginCut):
+                case SendOutcome(waiting) if isinstance(event, BeginCut):
                     self._answer(waiting, self._standing(instruction.number))
-                case Answer(waiting) if isinstance(event, Join):
+                case SendOutcome(waiting) if isinstance(event, Join):
                     self._answer(waiting, self._joined(instruction, event))
-                case Answer(waiting):
+                case SendOutcome(waiting):
                     self._answer(waiting, instruction)
                 case _:
                     self._perform(instruction)
@@ -164,16 +179,16 @@ class Server:
     def _perform(self, instruction: Any) -> None:
         """What anybody's event may bring about."""
         match instruction:
-            case Serve(waiting, reads):
+            case SendValues(waiting, reads):
                 shard = self.its_shard
                 values = shard.tables.read(reads)
                 self._answer(waiting, (values, shard.rounds.closed, shard.workers.view))
-            case Refuse(waiting, error):
+            case SendError(waiting, error):
                 self._answer(waiting, error)
-            case Keep(frozen):
+            case WriteSnapshot(frozen):
                 self._frozen.append(frozen)
 
-    def _joined(self, answer: Answer, join: Join) -> ServerJoined:
+    def _joined(self, answer: SendOutcome, join: Join) -> ServerJoined:
         mode = self.its_shard.consistency
         staleness = mode.clocks.staleness
         return ServerJoined(
@@ -191,7 +206,7 @@ class Server:
         waits = self.its_shard.cuts.under_way
         if number in self.parts:
             part = self.parts[number]
-            at = Cut(number, self.its_shard.mode or "", part.round, dict(part.pushes))
+            at = CutPosition(number, self.its_shard.mode or "", part.round, dict(part.pushes))
             return True if cut else SnapshotPart(at, part)
         if any(frozen.number == number for frozen in self._frozen):
             return True if cut else None
@@ -207,7 +222,7 @@ class Server:
             self.out.append(WriteFile(frozen.number, taken))
         self._frozen = []
 
-    def _told(self, source: str, boot: int, message: Freeze | Install) -> None:
+    def _told(self, source: str, boot: int, message: PrepareView | InstallView) -> None:
         """What the coordinator wants: answered only by the process that is meant."""
         shard = self.shard
         assert shard is not None
@@ -217,12 +232,12 @@ class Server:
         call = object()
         for instruction in shard.handle(message, call):
             match instruction:
-                case Tell(_, report):
+                case SendReport(_, report):
                     found: Any = Frozen(shard.index, self.boot, message.view, report)
                     self.out.append(Send(source, found))
-                case Answer(waiting) if waiting is call:
+                case SendOutcome(waiting) if waiting is call:
                     self.out.append(Send(source, Installed(shard.index, self.boot, message.view)))
-                case Refuse(waiting) if waiting is call:
+                case SendError(waiting) if waiting is call:
                     pass  # it is late, and says it again if it matters
                 case _:
                     self._perform(instruction)
@@ -263,7 +278,7 @@ class Server:
 
     def _release(self, outcomes: Iterable[Outcome]) -> None:
         for one in outcomes:
-            self._answer(one.call, one.error if isinstance(one, Refuse) else one)
+            self._answer(one.call, one.error if isinstance(one, SendError) else one)
 
     def _answer(self, call: Any, content: Any) -> None:
         source, number = call
@@ -273,7 +288,7 @@ class Server:
 
     def _heard(self, coordinator: Coordinator, message: Any) -> None:
         match message:
-            case Beat():
+            case Heartbeat():
                 coordinator.beat(message, self._now)
             case Frozen(server, boot, view, report):
                 self._release(coordinator.reported(server, boot, view, report))
@@ -286,7 +301,7 @@ class Server:
         self._primary.send_again()
         self._write_parts()
         if self.shard is not None:
-            beat = Beat(self.shard.index, server=True, boot=self.boot)
+            beat = Heartbeat(self.shard.index, server=True, boot=self.boot)
             self.out.append(Send(self.job.home, beat))
         if self.coordinator is not None:
             for due in self.coordinator.due():
@@ -301,7 +316,7 @@ class Server:
         for other in coordinator.members.present():
             life = coordinator.members.seats[other].incarnation
             if other != worker and life:
-                coordinator.beat(Beat(other, incarnation=life), self._now)
+                coordinator.beat(Heartbeat(other, incarnation=life), self._now)
         coordinator.look(self._now)
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.shard.events import BeginCut, EndCut, Refuse
+from psfleet.shard.events import BeginCut, EndCut, SendError
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
@@ -160,7 +160,7 @@ class Snapshots:
                 )
                 self._server.out.append(WriteFile(("manifest", file.number), file))
                 self._events.append(SnapshotPublished())
-            case CompleteSnapshot() | Refuse("request"):
+            case CompleteSnapshot() | SendError("request"):
                 self._requests -= 1
 
     def _send(self, to: str, message: Any) -> None:

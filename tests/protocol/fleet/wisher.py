@@ -1,6 +1,6 @@
 """A worker whose mode is wished for from outside, in the midst of the fleet's dataset."""
 
-from psfleet.data.assignment import Plan, Range, length, part
+from psfleet.data.assignment import Range, RoundPlan, length, part
 from psfleet_worker.session.instructions import DataReply, RequestData
 from tests.protocol.fleet.job import places
 from tests.protocol.fleet.worker import Script, Worker
@@ -84,7 +84,7 @@ class Wisher(Worker):
         dealt: DataReply = yield from self.perform(
             RequestData(1, self.job.batch, round=self.session.sequence + 1)
         )
-        assert isinstance(dealt.what, Plan)
+        assert isinstance(dealt.what, RoundPlan)
         return dealt.what, dealt.view
 
     def _drawn(self) -> Script:

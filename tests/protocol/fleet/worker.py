@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.data.assignment import Plan
+from psfleet.data.assignment import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
-from psfleet_server.coordinator.coordinator import Arrival, Release
-from psfleet_server.coordinator.data_dispatch import Order
+from psfleet_server.coordinator.coordinator import Arrival, CollectiveReply
+from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_worker.session.collectives import Collectives
-from psfleet_worker.session.data_shares import Shares
+from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,
@@ -97,7 +97,7 @@ class Worker:
         staleness = job.staleness if mode == "ssp" else 0
         self.session = Session(seat, mode, staleness, patience=float("inf"))
         self.stream = Stream(self.session)
-        self.shares = Shares(self.session)
+        self.shares = WorkerData(self.session)
         self.collectives = Collectives(self.session, self.stream, self.reached)
         self.dice = random.Random(self.boot)
         self._steps = 0
@@ -259,21 +259,21 @@ class Worker:
             case JoinCollective(number, mode, value, change, reached):
                 life, last = session.incarnation, session.sequence
                 arrival = Arrival(self.seat, life, number, mode, value, change, last, reached)
-                released: Release = yield from self.home(arrival)
+                released: CollectiveReply = yield from self.home(arrival)
                 wish = released.wish
                 return CollectiveResult(
                     released.value, (wish.mode, {}) if wish is not None else None
                 )
             case RequestData(dataset, batch, number, lease, used):
                 job = self.job
-                order = Order(
+                order = DatasetRequest(
                     dataset, job.size, batch, job.epochs, round=number, lease=lease, used=used
                 )
                 dealt = calls.Deal(self.seat, session.incarnation, order)
                 what, view = yield from self.home(dealt)
                 if number and what == ():
-                    what = Plan(job.size, batch)
-                elif not number and isinstance(what, Plan):
+                    what = RoundPlan(job.size, batch)
+                elif not number and isinstance(what, RoundPlan):
                     what = ()
                 return DataReply(what, view)
 

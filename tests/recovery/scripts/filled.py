@@ -18,13 +18,13 @@ from psfleet import fleet
 from psfleet.rules import make_rule
 from psfleet.runtime import interface
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import Initializer, TableSpec
+from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.strategy import DistributedStrategy
 
 SAMPLES, EPOCHS = 160, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
 COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=Initializer("constant", 0.0)
+    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
 )
 
 

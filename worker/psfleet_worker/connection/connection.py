@@ -16,14 +16,14 @@ from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction, Join, Leave
 from psfleet.wire.access import Access
-from psfleet.wire.shared_memory import Offer
+from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.membership_pb2 import BeatRequest
-from psfleet_worker.connection.server_client import Call, Client, Send, wait_all
-from psfleet_worker.connection.tensor_memory import Lane, Memories
-from psfleet_worker.connection.worker_heartbeat import Beats
+from psfleet_worker.connection.server_client import Call, Send, ServerClient, wait_all
+from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
+from psfleet_worker.connection.worker_heartbeat import WorkerHeartbeat
 from psfleet_worker.session.instructions import (
     CollectiveResult,
     Instruction,
@@ -38,14 +38,14 @@ from psfleet_worker.session.push_stream import Stream
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["Connection", "Perform"]
+__all__ = ["FleetConnection", "Perform"]
 
 T = TypeVar("T")
 Perform = Callable[[Instruction, float | None], Any]
 """Does what a program asks for: the instruction, and how long to wait for other workers."""
 
 
-class Connection:
+class FleetConnection:
     """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
@@ -75,16 +75,16 @@ class Connection:
         changed = threading.Condition()
         self.access = Access.of(environment)
         self.clients = [
-            Client(index, endpoint, patience, changed, meddle, self.access)
+            ServerClient(index, endpoint, patience, changed, meddle, self.access)
             for index, endpoint in enumerate(environment.servers)
         ]
-        self._memories = Memories()
+        self._memories = WorkerMemory()
         memories = self._memories if environment.lane == "auto" else None
         self.lanes = [
             Lane(memories, functools.partial(self._attach, client), client.is_idle)
             for client in self.clients
         ]
-        self.beats = Beats(
+        self.beats = WorkerHeartbeat(
             functools.partial(self.clients[0].attempt, "Coordinator/Beat"),
             self._beat,
             environment.beat,
@@ -257,7 +257,7 @@ class Connection:
         message = request.SerializeToString()
         return [client.start(method, message, **limits) for client in self.clients]
 
-    def _attach(self, client: Client, generation: int, offer: Offer) -> bool:
+    def _attach(self, client: ServerClient, generation: int, offer: MemoryHandle) -> bool:
         """Offer memory to a server; one that knows nothing of this declines too."""
         request = shard_pb2.AttachRequest(
             worker=self.worker,
@@ -283,7 +283,7 @@ class Connection:
         self.beats.stop()
         self._memories.close()
 
-    def _first(self, method: str, request: Any, clients: Sequence[Client]) -> list[bytes]:
+    def _first(self, method: str, request: Any, clients: Sequence[ServerClient]) -> list[bytes]:
         start = self.patience.start
         message = request.SerializeToString()
         return wait_all(

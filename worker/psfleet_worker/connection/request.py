@@ -11,20 +11,20 @@ from psfleet.kernels.streaming import copy_over
 from psfleet.runtime.interface import Format
 from psfleet.schema.table import TableSpec
 from psfleet.wire import frame, segments
-from psfleet.wire.compression import Packed, value_format
-from psfleet.wire.segments import Piece
+from psfleet.wire.compression import CompressedValues, value_format
+from psfleet.wire.segments import OutgoingSegment
 from psfleet.wire.v1.frame_pb2 import Header, Segment
-from psfleet_worker.connection.tensor_memory import Held, Lent
+from psfleet_worker.connection.tensor_memory import LaneMemory, LentArray
 
-__all__ = ["Parcel"]
+__all__ = ["ServerRequest"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 SpecOf = Callable[[int], TableSpec]
-Values = Floats | Packed
+Values = Floats | CompressedValues
 
 
-class Parcel:
+class ServerRequest:
     """Gradients for a server and reads from it, in shared memory if there is room, else in arrays.
 
     Args:
@@ -37,11 +37,11 @@ class Parcel:
         view: Of the members, at the server when it answered.
     """
 
-    def __init__(self, header: Header, held: Held | None, wanted: Format = "float32") -> None:
+    def __init__(self, header: Header, held: LaneMemory | None, wanted: Format = "float32") -> None:
         self._header = header
         self._held = held
         self._wanted = wanted
-        self._pieces: list[Piece] = []
+        self._pieces: list[OutgoingSegment] = []
         self._places: list[int] = []
         self._answers: list[Values] = []
         self._reads = 0
@@ -56,7 +56,7 @@ class Parcel:
         return self._reads
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> LaneMemory | None:
         """The memory that is shared with the server, if any."""
         return self._held
 
@@ -146,7 +146,9 @@ class Parcel:
             mine,
         )
 
-    def read_values(self, spec: TableSpec, low: int, high: int, lent: Lent | None = None) -> None:
+    def read_values(
+        self, spec: TableSpec, low: int, high: int, lent: LentArray | None = None
+    ) -> None:
         """Add a pull of this server's values of a dense table.
 
         Args:
@@ -192,7 +194,9 @@ class Parcel:
         """Copy what is still a view of the caller's arrays: the call is made later."""
         for i in self._borrowed:
             piece = self._pieces[i]
-            self._pieces[i] = Piece(piece.segment, tuple(array.copy() for array in piece.arrays))
+            self._pieces[i] = OutgoingSegment(
+                piece.segment, tuple(array.copy() for array in piece.arrays)
+            )
         self._borrowed.clear()
 
     def lose(self) -> None:
@@ -213,7 +217,7 @@ class Parcel:
         return segments.message(header, self._pieces)
 
     def _add(self, segment: Segment, *arrays: NDArray[Any]) -> None:
-        self._pieces.append(Piece(segment, arrays))
+        self._pieces.append(OutgoingSegment(segment, arrays))
         self.bytes += sum(array.nbytes for array in arrays)
 
     def _read(
@@ -222,11 +226,11 @@ class Parcel:
         form = value_format(spec, self._wanted)
         segment.precision = segments.PRECISIONS[form]
         if self._held is not None:
-            out, segment.answer = self._room((Packed.size_of(form, shape),), np.uint8)
+            out, segment.answer = self._room((CompressedValues.size_of(form, shape),), np.uint8)
             self._answers.append(
                 out.view(np.float32).reshape(shape)
                 if form == "float32"
-                else Packed.over(out, form, shape)
+                else CompressedValues.over(out, form, shape)
             )
         self._reads += 1
         self._add(segment, *arrays)

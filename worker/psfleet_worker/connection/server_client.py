@@ -31,13 +31,13 @@ from psfleet.wire.error_status import error_of
 from psfleet.wire.socket_probe import closes_at_once
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
-__all__ = ["Call", "Cargo", "Client", "Send", "wait_all"]
+__all__ = ["Call", "CallTensors", "Send", "ServerClient", "wait_all"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
 
 
-class Cargo(Protocol):
+class CallTensors(Protocol):
     """Tensors of a call that may lie in shared memory rather than in its request."""
 
     def request(self) -> bytes:
@@ -60,7 +60,7 @@ class Call:
         seconds: float,
         outage: float,
         changed: threading.Condition,
-        cargo: Cargo | None,
+        cargo: CallTensors | None,
     ) -> None:
         self.method = method
         self.request = request
@@ -130,7 +130,7 @@ def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]
     return answers
 
 
-class Client:
+class ServerClient:
     """Calls to one server.
 
     Args:
@@ -176,7 +176,7 @@ class Client:
         *,
         seconds: float | None = None,
         outage: float | None = None,
-        cargo: Cargo | None = None,
+        cargo: CallTensors | None = None,
     ) -> Call:
         """Ask for a call; it is made after all those asked for before.
 

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.kernels.initial_values import address_of
-from psfleet.wire.shared_memory import Blocks, Offer, SharedMemory
+from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
 
-__all__ = ["LEND_FROM", "Attach", "Held", "Lane", "Lent", "Memories"]
+__all__ = ["LEND_FROM", "Attach", "Lane", "LaneMemory", "LentArray", "WorkerMemory"]
 
-Attach = Callable[[int, Offer], bool]
+Attach = Callable[[int, MemoryHandle], bool]
 """Offers memory under a generation to the server; whether it is shared now."""
 
 Floats = NDArray[np.float32]
@@ -39,7 +39,7 @@ _SPARE = 4  # times what was missing: several calls may be under way
 _LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
 
 
-class Held:
+class LaneMemory:
     """One memory that servers share.
 
     Attributes:
@@ -49,13 +49,13 @@ class Held:
         lost: A call has failed in it: no place of it is dealt again.
     """
 
-    def __init__(self, memory: SharedMemory, offer: Offer) -> None:
+    def __init__(self, memory: SharedMemory, offer: MemoryHandle) -> None:
         self.generation = int.from_bytes(os.urandom(8), "little")
         self.offer = offer
         self.missing = 0
         self.lost = False
         self._memory = memory
-        self._blocks = Blocks(len(memory))
+        self._blocks = BlockAllocator(len(memory))
         self._turns = itertools.count(1)
         self._lent: dict[_Loan, int] = {}  # bytes
         self._returned: collections.deque[_Loan] = collections.deque()
@@ -77,7 +77,7 @@ class Held:
         """The array at `offset` is no longer used."""
         self._blocks.give(offset)
 
-    def lend(self, count: int) -> "Lent | None":
+    def lend(self, count: int) -> "LentArray | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
         self._regain()
         size = 4 * count
@@ -88,7 +88,7 @@ class Held:
             return None
         base = _LentValues(self, taken[0])
         self._lent[_Loan(base, self._returned, taken[1])] = size
-        return Lent(self, base, taken[1])
+        return LentArray(self, base, taken[1])
 
     def _regain(self) -> None:
         """Take back the arrays that nobody looks at any more."""
@@ -105,7 +105,7 @@ class Held:
         return next(self._turns)
 
 
-class Lent:
+class LentArray:
     """An array in shared memory that keeps its place for as long as anything looks at it.
 
     Attributes:
@@ -114,7 +114,7 @@ class Lent:
         array: float32 [count].
     """
 
-    def __init__(self, held: Held, base: "_LentValues", offset: int) -> None:
+    def __init__(self, held: LaneMemory, base: "_LentValues", offset: int) -> None:
         self.held = held
         self.offset = offset
         self.array: Floats = np.asarray(base)
@@ -124,7 +124,7 @@ class Lent:
 class _LentValues:
     """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
 
-    def __init__(self, held: Held, array: Floats) -> None:
+    def __init__(self, held: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__
         self._held = held
         self._array = array
@@ -150,13 +150,13 @@ class _Loan(weakref.ref[_LentValues]):
         self.offset = offset
 
 
-class Memories:
+class WorkerMemory:
     """The memory of a worker: made when first wanted, larger when too small, anew when lost."""
 
     def __init__(self) -> None:
-        self.latest: Held | None = None
+        self.latest: LaneMemory | None = None
 
-    def renew(self) -> Held | None:
+    def renew(self) -> LaneMemory | None:
         """The memory to share from now on; None: there is none to be had."""
         held = self.latest
         if held is None or held.lost or held.missing:
@@ -171,7 +171,7 @@ class Memories:
             os.close(self.latest.offer.descriptor)
             self.latest = None
 
-    def _make(self, before: Held | None) -> Held | None:
+    def _make(self, before: LaneMemory | None) -> LaneMemory | None:
         size = _FIRST_SIZE
         if before is not None:
             size = min(len(before) + _SPARE * before.missing, _LARGEST)
@@ -179,7 +179,7 @@ class Memories:
                 before.missing = 0  # as large as it gets; what does not fit goes in messages
                 return before
         made = SharedMemory.make(size)
-        return None if made is None else Held(*made)
+        return None if made is None else LaneMemory(*made)
 
 
 class Lane:
@@ -193,14 +193,14 @@ class Lane:
     """
 
     def __init__(
-        self, memories: Memories | None, attach: Attach, is_idle: Callable[[], bool]
+        self, memories: WorkerMemory | None, attach: Attach, is_idle: Callable[[], bool]
     ) -> None:
         self._memories = memories
         self._attach = attach
         self._is_idle = is_idle
-        self._held: Held | None = None
+        self._held: LaneMemory | None = None
 
-    def held(self) -> Held | None:
+    def held(self) -> LaneMemory | None:
         """The memory to use for the next call, None: the message."""
         held, memories = self._held, self._memories
         if memories is not None and self._is_idle():
@@ -211,7 +211,7 @@ class Lane:
                 self._held = held = self._share(wanted)
         return None if held is None or held.lost else held
 
-    def _share(self, wanted: Held | None) -> Held | None:
+    def _share(self, wanted: LaneMemory | None) -> LaneMemory | None:
         """The memory, shared. What the server does not share once it is not asked again."""
         if wanted is None or not self._attach(wanted.generation, wanted.offer):
             self._memories = None

@@ -8,13 +8,13 @@ from psfleet.errors import Fenced, PsfleetError
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
 
-__all__ = ["Beats", "Listener"]
+__all__ = ["Listener", "WorkerHeartbeat"]
 
 Listener = Callable[[BeatReply], None]
 """Takes what the coordinator answers to a beat; called in the thread of the beats, must not block."""
 
 
-class Beats:
+class WorkerHeartbeat:
     """Tells the coordinator again and again that this worker lives.
 
     A coordinator that does not answer is asked again at the next beat: whether the fleet can still be

@@ -9,7 +9,7 @@ Pure: the programs of a dataset yield its steps, and between them what is to be 
 
 from collections.abc import Iterator
 
-from psfleet.data.assignment import Plan, Range, length, part
+from psfleet.data.assignment import Range, RoundPlan, length, part
 from psfleet.errors import UsageError
 from psfleet_worker.session.instructions import (
     DataReply,
@@ -24,7 +24,7 @@ from psfleet_worker.session.instructions import (
 )
 from psfleet_worker.session.worker_session import Session
 
-__all__ = ["Shares"]
+__all__ = ["WorkerData"]
 
 _PAUSE = 0.05  # seconds between questions while others still have leases
 _SKIP = ((-1, -1),)  # told to other stages in place of samples: a step without any
@@ -32,7 +32,7 @@ _SKIP = ((-1, -1),)  # told to other stages in place of samples: a step without 
 Ranges = tuple[Range, ...]
 
 
-class Shares:
+class WorkerData:
     """Datasets of one life of a worker.
 
     Args:
@@ -123,7 +123,7 @@ class Shares:
             if self._made(number) == 0:
                 yield SkipStep()
 
-    def _check_begin(self, plan: Plan) -> None:
+    def _check_begin(self, plan: RoundPlan) -> None:
         begin, session = plan.entries[0].first, self._session
         if session.sequence + 1 != begin and session.first <= begin:
             raise UsageError(
@@ -131,9 +131,9 @@ class Shares:
                 f"{session.sequence + 1}; all workers must make the same steps between datasets"
             )
 
-    def _plan(self, batch: int) -> Program[tuple[Plan, int]]:
+    def _plan(self, batch: int) -> Program[tuple[RoundPlan, int]]:
         dealt: DataReply = yield RequestData(self.count, batch, round=self._session.sequence + 1)
-        assert isinstance(dealt.what, Plan)
+        assert isinstance(dealt.what, RoundPlan)
         return dealt.what, dealt.view
 
     def _made(self, number: int) -> int:
@@ -205,7 +205,7 @@ class Shares:
                 self.count, batch, lease=self._leases, used=self._used
             )
             if dealt.what is not None:
-                assert not isinstance(dealt.what, Plan)
+                assert not isinstance(dealt.what, RoundPlan)
                 return dealt.what or None
             if self._used == self._leases:
                 yield Pause(_PAUSE)

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from psfleet.data.assignment import Plan, Range
+from psfleet.data.assignment import Range, RoundPlan
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave, MarkCut
 
@@ -231,7 +231,7 @@ class RequestData:
 class DataReply:
     """What the coordinator has dealt at a view: a plan or a lease; (): nothing more; None: not yet."""
 
-    what: Plan | Ranges | None
+    what: RoundPlan | Ranges | None
     view: int
 
 

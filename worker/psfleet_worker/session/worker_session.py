@@ -4,7 +4,7 @@ Pure: its programs yield what is to be asked of the fleet and change the session
 """
 
 from psfleet.errors import DeadlineExceeded, ProtocolError
-from psfleet.fleet.progress import Progress
+from psfleet.fleet.progress import ScriptProgress
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Leave
 from psfleet_worker.session.instructions import (
@@ -49,7 +49,7 @@ class Session:
         self.staleness = staleness
         self.incarnation = self.sequence = self.clock = self.view = 0
         self.first = 1
-        self.progress = Progress()
+        self.progress = ScriptProgress()
         self.meetings = self.changes = self.turns = 0
         self._patience = patience
         self._met = 0  # meetings that were over when this life began
@@ -82,7 +82,7 @@ class Session:
         seat: SeatGranted = yield RegisterWorker()
         self.incarnation, self.view, self._met = seat.incarnation, seat.view, seat.met
         self.first = max(seat.first, 1)
-        self.progress = Progress(seat.progress)
+        self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
         if self.mode == "sync":  # the servers may have come further, in another mode
             self.sequence = max(self.first - 1, self.sequence)

@@ -11,7 +11,7 @@ from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
 from psfleet.wire import segments
-from psfleet.wire.segments import Piece, State
+from psfleet.wire.segments import OutgoingSegment, PartState
 
 __all__ = ["deal_state", "join_pages", "page_size"]
 
@@ -26,7 +26,7 @@ def page_size(spec: TableSpec) -> int:
     return _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
 
 
-def join_pages(spec: TableSpec, pages: Sequence[Sequence[State]]) -> TableState:
+def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableState:
     """A table from the pages of every server; rows ordered by their ids."""
     step = max(page.step for server in pages for page in server)
     if spec.kind == "dense":
@@ -47,7 +47,7 @@ def join_pages(spec: TableSpec, pages: Sequence[Sequence[State]]) -> TableState:
     )
 
 
-def _join_dense(spec: TableSpec, pages: Sequence[Sequence[State]]) -> Floats:
+def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats:
     """The flattened array and its state [1 + slots, size]."""
     flat = np.empty((1 + len(spec.rule.slots), spec.size), np.float32)
     for (low, high), server in zip(dense_ranges(spec, len(pages)), pages, strict=True):
@@ -55,12 +55,14 @@ def _join_dense(spec: TableSpec, pages: Sequence[Sequence[State]]) -> Floats:
     return flat
 
 
-def deal_state(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[Piece]]:
+def deal_state(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[OutgoingSegment]]:
     """Pages of the state, each as one piece for every server."""
     return (_deal_dense if spec.kind == "dense" else _deal_rows)(spec, state, servers)
 
 
-def _deal_dense(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[Piece]]:
+def _deal_dense(
+    spec: TableSpec, state: TableState, servers: int
+) -> Iterator[list[OutgoingSegment]]:
     planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
     ranges = dense_ranges(spec, servers)
     most = max(high - low for low, high in ranges)
@@ -72,7 +74,7 @@ def _deal_dense(spec: TableSpec, state: TableState, servers: int) -> Iterator[li
         ]
 
 
-def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[Piece]]:
+def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[list[OutgoingSegment]]:
     ids = check_ids(spec, state.ids)
     rows = np.concatenate(state.values, axis=1, dtype=np.float32)
     touched = None if state.touched is None else np.asarray(state.touched, np.int64)
@@ -82,7 +84,7 @@ def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[lis
         owned = [owned_by(ids[page], server, servers) for server in range(servers)]
         yield [
             segments.write_state(
-                State(
+                PartState(
                     spec.key,
                     state.step,
                     rows[page][mine],
@@ -95,8 +97,10 @@ def _deal_rows(spec: TableSpec, state: TableState, servers: int) -> Iterator[lis
         ]
 
 
-def _dense_page(spec: TableSpec, step: int, planes: Floats, start: int, page: int) -> Piece:
+def _dense_page(
+    spec: TableSpec, step: int, planes: Floats, start: int, page: int
+) -> OutgoingSegment:
     """Values from `start` on of one server's part; none where that has ended."""
     start = min(start, planes.shape[1])
     part = planes[:, start : start + page]
-    return segments.write_state(State(spec.key, step, part, start=start))
+    return segments.write_state(PartState(spec.key, step, part, start=start))

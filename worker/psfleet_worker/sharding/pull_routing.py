@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import Dedup, dedup
+from psfleet.kernels.dedup import UniqueIds, dedup
 from psfleet.kernels.initial_values import address_of
 from psfleet.kernels.streaming import copy_over
 from psfleet.runtime.interface import Read
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
-from psfleet.wire.compression import Packed
-from psfleet_worker.connection.request import Parcel, Values
-from psfleet_worker.connection.tensor_memory import LEND_FROM, Lent
+from psfleet.wire.compression import CompressedValues
+from psfleet_worker.connection.request import ServerRequest, Values
+from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
 
-__all__ = ["DenseRead", "Plans", "SparseRead", "deal_read"]
+__all__ = ["DenseRead", "RoutingPlans", "SparseRead", "deal_read"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -28,13 +28,13 @@ _KEPT = 2  # batches of a table: the one that is trained and the one that is rea
 _SAMPLE = 997  # a look at every so many ids tells most batches apart
 
 
-class Plans:
+class RoutingPlans:
     """How tables and batches of ids are dealt. A push mostly brings the ids of the pull before."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
-        self._made: dict[int, deque[tuple[Ids, Dedup]]] = {}
-        self._recent: deque[tuple[Ids, Dedup]] = deque(maxlen=_KEPT)  # of any table
+        self._made: dict[int, deque[tuple[Ids, UniqueIds]]] = {}
+        self._recent: deque[tuple[Ids, UniqueIds]] = deque(maxlen=_KEPT)  # of any table
         self._ranges: dict[int, list[tuple[int, int]]] = {}
 
     def ranges(self, spec: TableSpec) -> list[tuple[int, int]]:
@@ -44,7 +44,7 @@ class Plans:
             known = self._ranges[spec.key] = dense_ranges(spec, self.servers)
         return known
 
-    def of(self, table: int, ids: Ids) -> Dedup:
+    def of(self, table: int, ids: Ids) -> UniqueIds:
         """The distinct ids [n] of a batch, dealt to the servers."""
         own = self._made.setdefault(table, deque(maxlen=_KEPT))  # the last one first
         found = _among(own, ids)
@@ -58,7 +58,7 @@ class Plans:
         return found[1]
 
 
-def _among(made: Iterable[tuple[Ids, Dedup]], ids: Ids) -> tuple[Ids, Dedup] | None:
+def _among(made: Iterable[tuple[Ids, UniqueIds]], ids: Ids) -> tuple[Ids, UniqueIds] | None:
     """The plan that was made for these very ids."""
     for known, plan in made:
         if (
@@ -73,12 +73,12 @@ def _among(made: Iterable[tuple[Ids, Dedup]], ids: Ids) -> tuple[Ids, Dedup] | N
 class DenseRead:
     """A pull of a whole array: each server gives its range, if it can where the array will be."""
 
-    def __init__(self, spec: TableSpec, plans: Plans) -> None:
+    def __init__(self, spec: TableSpec, plans: RoutingPlans) -> None:
         self._spec = spec
         self._ranges = plans.ranges(spec)
-        self._lent: Lent | None = None
+        self._lent: LentArray | None = None
 
-    def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
+    def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
         if 4 * self._spec.size >= LEND_FROM and not parcels[0].packs:
             self._lent = self._borrow(parcels)
@@ -87,7 +87,7 @@ class DenseRead:
                 parcel.read_values(self._spec, low, high, self._lent)
         return [high > low for low, high in self._ranges]
 
-    def _borrow(self, parcels: Sequence[Parcel]) -> Lent | None:
+    def _borrow(self, parcels: Sequence[ServerRequest]) -> LentArray | None:
         """The whole array, if all servers that have a part share the memory that it is in."""
         parts = [
             parcel for parcel, (low, high) in zip(parcels, self._ranges, strict=True) if high > low
@@ -105,7 +105,7 @@ class DenseRead:
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
         for (low, high), value in zip(self._ranges, values, strict=True):
-            if isinstance(value, Packed):
+            if isinstance(value, CompressedValues):
                 value.unpack(out[low:high])
             elif value is not None and address_of(value) != address_of(out[low:high]):
                 copy_over(out[low:high], value)
@@ -115,13 +115,13 @@ class DenseRead:
 class SparseRead:
     """A pull of rows: each server gives the distinct rows that it owns."""
 
-    def __init__(self, spec: TableSpec, read: Read, plans: Plans) -> None:
+    def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
         ids = check_ids(spec, read.ids)
         self._spec = spec
         self._shape = ids.shape
         self._plan = plans.of(spec.key, ids.reshape(-1))
 
-    def ask(self, parcels: Sequence[Parcel]) -> list[bool]:
+    def ask(self, parcels: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the parcel of each server that has a part; which ones have."""
         for parcel, mine in zip(parcels, self._plan.unique, strict=True):
             if len(mine):
@@ -133,14 +133,18 @@ class SparseRead:
         nothing = np.empty((0, self._spec.dim), np.float32)
         rows = self._plan.expand(
             [
-                nothing if value is None else value.unpack() if isinstance(value, Packed) else value
+                nothing
+                if value is None
+                else value.unpack()
+                if isinstance(value, CompressedValues)
+                else value
                 for value in values
             ]
         )
         return rows.reshape(*self._shape, self._spec.dim)
 
 
-def deal_read(spec: TableSpec, read: Read, plans: Plans) -> DenseRead | SparseRead:
+def deal_read(spec: TableSpec, read: Read, plans: RoutingPlans) -> DenseRead | SparseRead:
     """A read, dealt to the servers."""
     if spec.kind == "dense":
         return DenseRead(spec, plans)

@@ -12,10 +12,10 @@ from psfleet.runtime.interface import Format, Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import deal_elements
 from psfleet.wire import segments
-from psfleet.wire.compression import Packed, Packer
+from psfleet.wire.compression import CompressedValues, GradientCompressor
 from psfleet.wire.v1.frame_pb2 import Content, Segment
-from psfleet_worker.connection.request import Parcel
-from psfleet_worker.sharding.pull_routing import Plans
+from psfleet_worker.connection.request import ServerRequest
+from psfleet_worker.sharding.pull_routing import RoutingPlans
 
 __all__ = ["add_gradients"]
 
@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _GradientPart:
     """One table's gradient, as psfleet.runtime.validation.check_gradient gives its values and ids."""
 
     spec: TableSpec
@@ -54,12 +54,12 @@ class _Part:
 
 
 def add_gradients(
-    parcels: Sequence[Parcel],
+    parcels: Sequence[ServerRequest],
     specs: Sequence[TableSpec],
     checked: Sequence[tuple[Floats, Ids | None]],
     gradients: Sequence[Gradient],
-    plans: Plans,
-    packer: Packer,
+    plans: RoutingPlans,
+    packer: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats]]], None],
 ) -> None:
     """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
@@ -78,7 +78,7 @@ def add_gradients(
         UsageError: One cannot travel in that form; the packer is as before.
     """
     parts = [
-        _Part(spec, gradient, values, ids, packer.form_of(spec, gradient))
+        _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True)
     ]
     look((part.spec.name, part.values) for part in parts if not part.is_summed_in_place)
@@ -97,31 +97,42 @@ def add_gradients(
             _pack_rows(parcels, part, part.ids, plans, packer)
 
 
-def _pack_values(parcels: Sequence[Parcel], part: _Part, plans: Plans, packer: Packer) -> None:
+def _pack_values(
+    parcels: Sequence[ServerRequest],
+    part: _GradientPart,
+    plans: RoutingPlans,
+    packer: GradientCompressor,
+) -> None:
     for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
         shape = (high - low,)
         room = parcel.reserve(
-            part.segment(segments.VALUES, high - low), Packed.size_of(part.form, shape)
+            part.segment(segments.VALUES, high - low), CompressedValues.size_of(part.form, shape)
         )
-        packed = Packed.over(room, part.form, shape)
+        packed = CompressedValues.over(room, part.form, shape)
         packer.part(part.spec, parcel.number, low, part.values[low:high], packed)
 
 
 def _pack_rows(
-    parcels: Sequence[Parcel], part: _Part, ids: Ids, plans: Plans, packer: Packer
+    parcels: Sequence[ServerRequest],
+    part: _GradientPart,
+    ids: Ids,
+    plans: RoutingPlans,
+    packer: GradientCompressor,
 ) -> None:
     plan = plans.of(part.spec.key, ids)
     for parcel, mine, rows in zip(parcels, plan.unique, plan.merge(part.values), strict=True):
         room = parcel.reserve(
             part.segment(segments.ID_ROWS, len(mine)),
-            mine.nbytes + Packed.size_of(part.form, rows.shape),
+            mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
         )
         room[: mine.nbytes].view(np.int64)[:] = mine
-        packed = Packed.over(room[mine.nbytes :], part.form, rows.shape)
+        packed = CompressedValues.over(room[mine.nbytes :], part.form, rows.shape)
         packer.rows(part.spec, parcel.number, mine, rows, packed)
 
 
-def _sum(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> list[Floats]:
+def _sum(
+    parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans
+) -> list[Floats]:
     """Sum the rows of each id where they leave; for each server the sums."""
     assert part.ids is not None
     plan = plans.of(part.spec.key, part.ids)
@@ -133,7 +144,7 @@ def _sum(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> list[Floats]:
     return sums
 
 
-def _add(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> None:
+def _add(parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:
     if part.gradient.precision == "float32" and part.ids is None:
         for parcel, (low, high) in zip(parcels, plans.ranges(part.spec), strict=True):
             parcel.values(part.spec, part.values[low:high], part.gradient.learning_rate)
@@ -142,7 +153,7 @@ def _add(parcels: Sequence[Parcel], part: _Part, plans: Plans) -> None:
         parcel.packed(*short)
 
 
-def _short(part: _Part, plans: Plans) -> Iterator[tuple[Any, ...]]:
+def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]]:
     """Of each server the segment and its arrays, for what amp sends in 16 bits, or dgc by elements."""
     gradient = part.gradient
     for content, where, mine in _shares(part, plans):
@@ -155,7 +166,7 @@ def _short(part: _Part, plans: Plans) -> Iterator[tuple[Any, ...]]:
 
 
 def _shares(
-    part: _Part, plans: Plans
+    part: _GradientPart, plans: RoutingPlans
 ) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
     """Of each server the content, what says where its values belong, and the values."""
     spec, values, ids = part.spec, part.values, part.ids

@@ -13,20 +13,20 @@ from psfleet.runtime.validation import check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_ranges
 from psfleet.wire import frame, segments
-from psfleet.wire.segments import State
+from psfleet.wire.segments import PartState
 from psfleet.wire.table_messages import write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet_worker.connection.connection import Connection
-from psfleet_worker.connection.server_client import Call, Client, wait_all
+from psfleet_worker.connection.connection import FleetConnection
+from psfleet_worker.connection.server_client import Call, ServerClient, wait_all
 from psfleet_worker.sharding.paging import deal_state, join_pages, page_size
 
-__all__ = ["Tables"]
+__all__ = ["WorkerTables"]
 
 Floats = NDArray[np.float32]
 
 
-class Tables:
+class WorkerTables:
     """What comes before a call here must have reached the servers; see Stream.flush.
 
     Args:
@@ -36,7 +36,7 @@ class Tables:
         specs: The definitions, by key, of those that this worker has made or loaded.
     """
 
-    def __init__(self, fleet: Connection) -> None:
+    def __init__(self, fleet: FleetConnection) -> None:
         self.specs: dict[int, TableSpec] = {}
         self._fleet = fleet
         self._writes = 0  # of this life
@@ -72,7 +72,7 @@ class Tables:
         self.specs[spec.key] = spec
         return spec.key
 
-    def _create_on(self, client: Client, spec: TableSpec, part: Floats) -> Call:
+    def _create_on(self, client: ServerClient, spec: TableSpec, part: Floats) -> Call:
         request = shard_pb2.CreateTableRequest(
             spec=write_spec(spec),
             value=part.tobytes(),
@@ -88,7 +88,7 @@ class Tables:
         spec = self.spec(table)
         return join_pages(spec, [list(self._pages(client, spec)) for client in self._fleet.clients])
 
-    def _pages(self, client: Client, spec: TableSpec) -> Iterator[State]:
+    def _pages(self, client: ServerClient, spec: TableSpec) -> Iterator[PartState]:
         """What one server holds of a table; the last page is empty."""
         offset, limit = 0, page_size(spec)
         while True:

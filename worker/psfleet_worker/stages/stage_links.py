@@ -17,9 +17,9 @@ import zmq
 
 from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.program.operation import Array
-from psfleet.stages.links import Place
+from psfleet.stages.links import StagePosition
 from psfleet.wire.access import Access
-from psfleet_worker.stages.zmq_curve import Curve, curve_for
+from psfleet_worker.stages.zmq_curve import CurveAuthenticator, curve_for
 
 __all__ = ["StageLinks"]
 
@@ -38,14 +38,14 @@ class StageLinks:
     """
 
     def __init__(
-        self, place: Place, queue_size: int, patience: float, access: Access | None = None
+        self, place: StagePosition, queue_size: int, patience: float, access: Access | None = None
     ) -> None:
         self._place = place
         self._me = place.name(place.process)
         self._patience = patience
         self._context = zmq.Context()
         self._inbox: dict[tuple[int, str], list[Array]] = {}
-        self._curve: Curve | None = None
+        self._curve: CurveAuthenticator | None = None
         try:
             self._curve = curve_for(self._context, place.endpoints, access or Access())
             self._taking = self._socket(zmq.PULL, queue_size)

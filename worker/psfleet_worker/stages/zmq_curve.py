@@ -14,10 +14,10 @@ from zmq.utils import z85
 from psfleet.errors import ConfigError
 from psfleet.wire.access import Access
 
-__all__ = ["Curve", "curve_for"]
+__all__ = ["CurveAuthenticator", "curve_for"]
 
 
-class Curve:
+class CurveAuthenticator:
     """Keys of a job, and the thread that turns others away."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:
@@ -47,7 +47,7 @@ class Curve:
 
 def curve_for(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoints: tuple[str, ...], access: Access
-) -> Curve | None:
+) -> CurveAuthenticator | None:
     """What secures links between these endpoints; None: they need nothing.
 
     Raises:
@@ -61,4 +61,4 @@ def curve_for(
             f"stages cannot meet at {strange[0]!r}: TCP needs credentials; name their folder in "
             "PSFLEET_TLS, use ipc:// on one host, or say PSFLEET_INSECURE=1"
         )
-    return Curve(context, access.credentials.token)
+    return CurveAuthenticator(context, access.credentials.token)

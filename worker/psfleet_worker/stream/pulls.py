@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 from psfleet.errors import PsfleetError
 from psfleet.platform.interrupts import deferred
 from psfleet.schema.table import TableSpec
-from psfleet_worker.connection.request import Parcel, Values
+from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.server_client import Call, wait_all
 from psfleet_worker.sharding.pull_routing import DenseRead, SparseRead
 
-__all__ = ["PullTicket"]
+__all__ = ["FleetPull"]
 
 Floats = NDArray[np.float32]
 
 
-class PullTicket:
-    """Implements psfleet.runtime.interface.Awaited.
+class FleetPull:
+    """Implements psfleet.runtime.interface.PendingPull.
 
     Args:
         calls: By server; the push before the pull may be in them.
@@ -31,7 +31,7 @@ class PullTicket:
     def __init__(
         self,
         calls: dict[int, Call],
-        parcels: Sequence[Parcel],
+        parcels: Sequence[ServerRequest],
         dealt: Sequence[DenseRead | SparseRead],
         asked: Sequence[Sequence[bool]],
         spec_of: Callable[[int], TableSpec],

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 
 from psfleet.platform.interrupts import deferred
 from psfleet.platform.service_thread import ServiceThread
-from psfleet_worker.connection.request import Parcel
-from psfleet_worker.connection.server_client import Call, Client, wait_all
-from psfleet_worker.stream.pulls import PullTicket
+from psfleet_worker.connection.request import ServerRequest
+from psfleet_worker.connection.server_client import Call, ServerClient, wait_all
+from psfleet_worker.stream.pulls import FleetPull
 
-__all__ = ["PushTicket", "Pushes"]
+__all__ = ["FleetPush", "PushQueue"]
 
 LINGER = 0.005
 """Seconds that a push which could leave waits for company, at most."""
 
 
-class PushTicket:
+class FleetPush:
     """A push to every server, under way or about to leave."""
 
-    def __init__(self, pushes: "Pushes", parcels: Sequence[Parcel]) -> None:
+    def __init__(self, pushes: "PushQueue", parcels: Sequence[ServerRequest]) -> None:
         self.parcels = parcels
         self.calls: list[Call] = []
         self._pushes = pushes
@@ -38,36 +38,36 @@ class PushTicket:
         wait_all(self.calls, timeout)
 
 
-class Pushes:
+class PushQueue:
     """The pushes of one worker.
 
     Attributes:
         lock: Held while a push is put on its way; pulls take it to keep the order.
     """
 
-    def __init__(self, clients: Sequence[Client]) -> None:
+    def __init__(self, clients: Sequence[ServerClient]) -> None:
         self.lock = threading.RLock()
         self._clients = clients
         self._changed = threading.Condition(self.lock)
-        self._waiting: PushTicket | None = None
-        self._behind: PullTicket | None = None  # what the push that waits follows
+        self._waiting: FleetPush | None = None
+        self._behind: FleetPull | None = None  # what the push that waits follows
         self._due = 0.0
         self._came = False  # a push, since the thread last looked
         self._asleep = False  # the thread, until it is woken
-        self._under_way: deque[PushTicket] = deque()
+        self._under_way: deque[FleetPush] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def add(
-        self, parcels: Sequence[Parcel], *, linger: bool, behind: PullTicket | None = None
-    ) -> PushTicket:
+        self, parcels: Sequence[ServerRequest], *, linger: bool, behind: FleetPull | None = None
+    ) -> FleetPush:
         """Send a push after those before it.
 
         Args:
             linger: It waits a moment for company.
             behind: The moment begins with the answers of this pull.
         """
-        ticket = PushTicket(self, parcels)
+        ticket = FleetPush(self, parcels)
         with self.lock:
             self.send()
             self._waiting, self._behind = ticket, behind
@@ -79,13 +79,13 @@ class Pushes:
                 self.send()
         return ticket
 
-    def take(self) -> PushTicket | None:
+    def take(self) -> FleetPush | None:
         """The push that waits for company, if one does; the caller sends it and says so (`sent`)."""
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             return ticket
 
-    def sent(self, ticket: PushTicket, calls: Sequence[Call]) -> None:
+    def sent(self, ticket: FleetPush, calls: Sequence[Call]) -> None:
         """The push is in these calls."""
         ticket.calls = list(calls)
         self._under_way.append(ticket)

@@ -14,17 +14,17 @@ from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import MarkCut
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
-from psfleet_worker.connection.connection import Connection
+from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import wait_all
 from psfleet_worker.session.instructions import AwaitMarking, Instruction, ReportState
 
-__all__ = ["Marks"]
+__all__ = ["SnapshotMarks"]
 
 _PATIENCE = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
 _PAUSE = 0.05
 
 
-class Marks:
+class SnapshotMarks:
     """The marks of one worker's life.
 
     Args:
@@ -35,7 +35,7 @@ class Marks:
             what it keeps] for its last ones; empty: nothing.
     """
 
-    def __init__(self, fleet: Connection) -> None:
+    def __init__(self, fleet: FleetConnection) -> None:
         self.state_at: Callable[[int], bytes] = lambda number: b""
         self._fleet = fleet
         self._keeps = False

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.interrupts import deferred
-from psfleet.runtime.finiteness import Watch
-from psfleet.runtime.interface import Awaited, Gradient, Pulled, Read
+from psfleet.runtime.finiteness import NonFiniteCheck
+from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
-from psfleet.strategy import Wire
-from psfleet.wire.compression import Packer
-from psfleet_worker.connection.connection import Connection
-from psfleet_worker.connection.request import Parcel
+from psfleet.strategy import WireSettings
+from psfleet.wire.compression import GradientCompressor
+from psfleet_worker.connection.connection import FleetConnection
+from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.server_client import Call
 from psfleet_worker.session.instructions import (
     AwaitPushes,
@@ -27,16 +27,16 @@ from psfleet_worker.session.instructions import (
     SendPull,
     SendPush,
 )
-from psfleet_worker.sharding.pull_routing import DenseRead, Plans, SparseRead, deal_read
+from psfleet_worker.sharding.pull_routing import DenseRead, RoutingPlans, SparseRead, deal_read
 from psfleet_worker.sharding.push_routing import add_gradients
-from psfleet_worker.stream.pulls import PullTicket
-from psfleet_worker.stream.pushes import Pushes, PushTicket
+from psfleet_worker.stream.pulls import FleetPull
+from psfleet_worker.stream.pushes import FleetPush, PushQueue
 
 __all__ = ["Transfers"]
 
 Floats = NDArray[np.float32]
 Dealt = Sequence[DenseRead | SparseRead]
-Lay = Callable[[LayOutPush], list[Parcel]]
+Lay = Callable[[LayOutPush], list[ServerRequest]]
 
 _LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
 
@@ -53,19 +53,21 @@ class Transfers:
         watch: Looks for values that are not finite.
     """
 
-    def __init__(self, fleet: Connection, spec_of: Callable[[int], TableSpec], wire: Wire) -> None:
+    def __init__(
+        self, fleet: FleetConnection, spec_of: Callable[[int], TableSpec], wire: WireSettings
+    ) -> None:
         self._fleet = fleet
         self._stream = fleet.stream
         self._session = fleet.session
         self._spec_of = spec_of
         self._wire = wire
-        self.watch = Watch(fleet.worker)
-        self._plans = Plans(len(fleet.clients))
-        self._packer = Packer(fleet.worker, wire.gradients)
-        self._pushes = Pushes(fleet.clients)
-        self._ahead: PullTicket | None = None  # a pull that may be under way
-        self._arrived: PullTicket | None = None  # the one before it, which may not be joined
-        self._parcels: list[Parcel] = []  # of the push that is laid out
+        self.watch = NonFiniteCheck(fleet.worker)
+        self._plans = RoutingPlans(len(fleet.clients))
+        self._packer = GradientCompressor(fleet.worker, wire.gradients)
+        self._pushes = PushQueue(fleet.clients)
+        self._ahead: FleetPull | None = None  # a pull that may be under way
+        self._arrived: FleetPull | None = None  # the one before it, which may not be joined
+        self._parcels: list[ServerRequest] = []  # of the push that is laid out
 
     def begin(self) -> None:
         """The connection's life has begun, or goes on in another mode."""
@@ -77,16 +79,16 @@ class Transfers:
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. One call to each server that has a part in it."""
         self._fleet.clients[0].check_process()
-        ticket: PullTicket = self.run(self._stream.pull(), dealt=self._deal(reads))
+        ticket: FleetPull = self.run(self._stream.pull(), dealt=self._deal(reads))
         return ticket.wait()
 
     @deferred()
-    def pull_ahead(self, reads: Sequence[Read]) -> Awaited:
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """See ReadsAhead.pull_ahead."""
         if not self._stream.reads_ahead:
-            return Pulled(self.pull(reads))
+            return CompletedPull(self.pull(reads))
         dealt = self._deal(reads)  # while the servers are at the one before
-        ticket: PullTicket = self.run(self._stream.pull_ahead(), dealt=dealt)
+        ticket: FleetPull = self.run(self._stream.pull_ahead(), dealt=dealt)
         return ticket
 
     @deferred()
@@ -96,7 +98,7 @@ class Transfers:
         samples: int,
         loss: float | None,
         position: tuple[int, int],
-    ) -> PushTicket:
+    ) -> FleetPush:
         """See Runtime.push.
 
         position: How far the worker is with its data: leases used up, and samples of the next one.
@@ -108,7 +110,7 @@ class Transfers:
             "lease_samples": position[1],
         }
         lay = functools.partial(self._laden, gradients, said)
-        ticket: PushTicket = self.run(self._stream.push(), lay=lay)
+        ticket: FleetPush = self.run(self._stream.push(), lay=lay)
         return ticket
 
     @deferred()
@@ -182,7 +184,7 @@ class Transfers:
             self._arrived = ahead
         return ahead.view
 
-    def _read(self, read: SendPull, dealt: Dealt, timeout: float | None) -> PullTicket:
+    def _read(self, read: SendPull, dealt: Dealt, timeout: float | None) -> FleetPull:
         ticket = self._ask(dealt, read.commit, timeout)
         if read.ahead:
             self._ahead = ticket
@@ -193,7 +195,7 @@ class Transfers:
     def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
         return [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
 
-    def _ask(self, dealt: Dealt, commit: int, timeout: float | None) -> PullTicket:
+    def _ask(self, dealt: Dealt, commit: int, timeout: float | None) -> FleetPull:
         with self._pushes.lock:
             ticket = self._pushes.take()
             for lane in self._fleet.lanes if ticket else ():
@@ -212,19 +214,22 @@ class Transfers:
             }
             if ticket:
                 self._pushes.sent(ticket, list(calls.values()))
-        return PullTicket(calls, parcels, dealt, asked, self._spec_of)
+        return FleetPull(calls, parcels, dealt, asked, self._spec_of)
 
-    def _empty(self, **fields: Any) -> list[Parcel]:
+    def _empty(self, **fields: Any) -> list[ServerRequest]:
         """An empty parcel for each server, with a header of these fields."""
         correction = self._fleet.correction
         fields["staleness_damping"] = correction.damping
         fields["delay_compensation"] = correction.compensation
         form = self._wire.values
         return [
-            Parcel(self._fleet.header(**fields), lane.held(), form) for lane in self._fleet.lanes
+            ServerRequest(self._fleet.header(**fields), lane.held(), form)
+            for lane in self._fleet.lanes
         ]
 
-    def _call(self, server: int, parcel: Parcel, pushes: bool, timeout: float | None) -> Call:
+    def _call(
+        self, server: int, parcel: ServerRequest, pushes: bool, timeout: float | None
+    ) -> Call:
         method = "Shard/Pull"
         if pushes:
             method = "Shard/Exchange" if parcel.reads else "Shard/Push"
@@ -235,7 +240,7 @@ class Transfers:
 
     def _laden(
         self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
-    ) -> list[Parcel]:
+    ) -> list[ServerRequest]:
         """A parcel for each server with its part of the gradients."""
         specs = [self._spec_of(gradient.table) for gradient in gradients]
         checked = check_gradients(specs, gradients)
@@ -256,7 +261,7 @@ class Transfers:
         progress, mode = self._session.progress, self._session.mode
         return "" if mode == "sync" else progress.text(1, repeats=mode != "half-async")
 
-    def _send(self, send: SendPush) -> PushTicket:
+    def _send(self, send: SendPush) -> FleetPush:
         parcels, self._parcels = self._parcels, []
         for parcel in parcels:
             parcel.say(cut=send.cut[0], cut_after=send.cut[1])
