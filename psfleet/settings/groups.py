@@ -22,7 +22,12 @@ _ROLE = SettingKind(
     lambda value: False,
     choices=("server", "worker"),
 )
-_LIMITS = SettingKind("like tables=20000,message=67108864", ServerLimits.read, lambda value: False)
+_LIMITS = SettingKind(
+    "like tables=20000,message=67108864",
+    ServerLimits.read,
+    lambda value: False,
+    lambda limits: limits.text,
+)
 
 
 @dataclass(frozen=True)

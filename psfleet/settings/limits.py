@@ -72,3 +72,11 @@ class ServerLimits:
                 )
             said[name] = known[name].parse(value, f"limit {name}")
         return cls(**said)
+
+    @property
+    def text(self) -> str:
+        """What `read` takes: the limits that are not as usual."""
+        values = {
+            one.name: (getattr(self, one.name), one.default) for one in settings_of(type(self))
+        }
+        return ",".join(f"{name}={now}" for name, (now, usual) in values.items() if now != usual)

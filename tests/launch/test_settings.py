@@ -145,3 +145,11 @@ def test_a_wrong_job_file_is_one_sentence(
     assert len(lines) == 1
     assert sentence in lines[0]
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+
+
+def test_limits_are_written_as_they_are_read() -> None:
+    """The text of limits names those that are not as usual, and reading it gives the same limits."""
+    assert ServerLimits().text == ""
+    limits = ServerLimits(tables=20_000, parked=5)
+    assert limits.text == "tables=20000,parked=5"
+    assert ServerLimits.read(limits.text) == limits
