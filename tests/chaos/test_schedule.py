@@ -9,13 +9,13 @@ import pytest
 from psfleet.chaos.audit import AuditFile, read_pushed
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule, schedule
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300
 
 
-def kinds(request: Request, seed: int = 1) -> set[tuple[str, str]]:
+def kinds(request: JobRequest, seed: int = 1) -> set[tuple[str, str]]:
     """What is done to which role."""
     faults = itertools.islice(schedule(seed, request), COUNT)
     return {(fault.kind, fault.member.role) for fault in faults}
@@ -23,7 +23,7 @@ def kinds(request: Request, seed: int = 1) -> set[tuple[str, str]]:
 
 def test_a_seed_says_all() -> None:
     """The same seed gives the same faults in order of time, another one others."""
-    request = Request(__file__, servers=2, workers=2, durability="log", worker_restarts=3)
+    request = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=3)
     first, again, other = (
         list(itertools.islice(schedule(seed, request), COUNT)) for seed in (1, 1, 2)
     )
@@ -34,30 +34,30 @@ def test_a_seed_says_all() -> None:
 def test_only_what_is_covered_is_done() -> None:
     """Without a log no server is killed; without restarts no worker; then nobody's disk is full."""
     pauses = {("pause", "server"), ("pause", "worker")}
-    plain = Request(__file__, servers=2, workers=2)
+    plain = JobRequest(__file__, servers=2, workers=2)
     assert kinds(plain) == pauses
-    log = Request(__file__, servers=2, workers=2, durability="log")
+    log = JobRequest(__file__, servers=2, workers=2, durability="log")
     assert kinds(log) == pauses | {("kill", "server")}
-    every = Request(__file__, servers=2, workers=2, durability="log", worker_restarts=4)
+    every = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=4)
     assert kinds(every) == pauses | {("kill", "server"), ("kill", "worker"), ("full", "server")}
 
 
 def test_standbys_cover_servers_without_a_log() -> None:
     """Both are killed, paused and hang; nothing hangs if nobody looks for that."""
-    request = Request(__file__, servers=2, workers=2, replicas=1, hung_after=3.0)
+    request = JobRequest(__file__, servers=2, workers=2, replicas=1, hung_after=3.0)
     faults = list(itertools.islice(schedule(2, request), COUNT))
     done = {(fault.kind, fault.target.rstrip("01")) for fault in faults}
     both = ("server ", "standby of server ")
     assert done == {("pause", "worker ")} | set(itertools.product(("kill", "pause", "hang"), both))
     assert all(4 <= fault.seconds <= 6 for fault in faults if fault.kind == "hang")
     assert all(fault.seconds <= 0.75 for fault in faults if fault.kind == "pause")
-    careless = Request(__file__, servers=2, workers=2, replicas=1, hung_after=0.0)
+    careless = JobRequest(__file__, servers=2, workers=2, replicas=1, hung_after=0.0)
     assert ("hang", "server") not in kinds(careless)
 
 
 def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
     """Nobody is while there is no ready standby; then nobody else until both are up again."""
-    request = Request(__file__, servers=1, workers=1, replicas=1)
+    request = JobRequest(__file__, servers=1, workers=1, replicas=1)
     server, standby = Member("server", 0), Member("server", 0, copy=1)
     places = Standbys()
     places.begin([server])
@@ -82,7 +82,7 @@ def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
     """A full disk may end two workers."""
-    request = Request(__file__, servers=2, workers=2, durability="log", worker_restarts=restarts)
+    request = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=restarts)
     faults = list(itertools.islice(schedule(5, request), COUNT))
     killed = sum(fault.kind == "kill" and fault.member.role == "worker" for fault in faults)
     full = sum(fault.kind == "full" for fault in faults)
@@ -91,7 +91,7 @@ def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
 
 def test_what_is_paused_goes_on(tmp_path: Path) -> None:
     """Every stop is followed by a continue, also when the job does not train any more."""
-    request = Request(__file__, servers=1, workers=1)
+    request = JobRequest(__file__, servers=1, workers=1)
     trouble = ChaosSchedule(3, request, tmp_path)
     living = {Member("server", 0), Member("worker", 0)}
     signals: list[int] = []

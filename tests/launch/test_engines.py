@@ -11,7 +11,7 @@ import pytest
 from psfleet_launch.engines.launch_engine import Engine, Told, load_engine
 from psfleet_launch.job.job_folder import private_folder
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import Event, Output, ProcessExited, ServerReady, Shown
 
 STAND_IN = str(Path(__file__).with_name("stand_in.py"))
@@ -29,7 +29,7 @@ def start(
     with private_folder() as folder, selectors.DefaultSelector() as selector:
 
         def begin(behaviour: str) -> Engine:
-            asked = Request(STAND_IN, (behaviour,), server_script=True)
+            asked = JobRequest(STAND_IN, (behaviour,), server_script=True)
             job = Job(asked, "j", f"token of {tmp_path}", folder, tmp_path)
             opened.append(load_engine(request.param)(job, selector))
             opened[-1].open()

@@ -8,7 +8,7 @@ import pytest
 from psfleet_launch.console.failure_report import FailureCause, find_cause, report, tail
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
 from psfleet_launch.supervision.supervisor import Supervisor
 
@@ -94,7 +94,7 @@ def a_job(tmp_path: Path) -> tuple[Job, Supervisor]:
     """One server, two workers, training."""
     script = tmp_path / "train.py"
     script.touch()
-    job = Job(Request(str(script), workers=2), "j", "token", tmp_path, tmp_path)
+    job = Job(JobRequest(str(script), workers=2), "j", "token", tmp_path, tmp_path)
     state = Supervisor(tuple(job.servers), tuple(job.workers))
     state.begin(0)
     state.handle(ServerReady(Member("server", 0)), 0)

@@ -17,7 +17,7 @@ from psfleet_launch.job.job_plan import (
     listed,
     requested_endpoints,
 )
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 
 
 @pytest.fixture
@@ -28,21 +28,21 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def job_of(request: Request, tmp_path: Path) -> Job:
+def job_of(request: JobRequest, tmp_path: Path) -> Job:
     """The request in a folder."""
     return Job(request, "name", "token", tmp_path, tmp_path)
 
 
 def test_commands(script: str, tmp_path: Path) -> None:
     """Servers are psfleet_server, safe from modules in the user's folder; workers the script."""
-    job = job_of(Request(script, ("--epochs", "3")), tmp_path)
+    job = job_of(JobRequest(script, ("--epochs", "3")), tmp_path)
     assert command(job, Member("server", 0)) == [sys.executable, "-P", "-m", "psfleet_server"]
     assert command(job, Member("worker", 0)) == [sys.executable, script, "--epochs", "3"]
 
 
 def test_servers_may_run_the_script(script: str, tmp_path: Path) -> None:
     """With --server-script servers run what workers run."""
-    job = job_of(Request(script, server_script=True), tmp_path)
+    job = job_of(JobRequest(script, server_script=True), tmp_path)
     assert command(job, Member("server", 0)) == command(job, Member("worker", 0))
 
 
@@ -56,7 +56,7 @@ def test_servers_may_run_the_script(script: str, tmp_path: Path) -> None:
 )
 def test_endpoints(script: str, tmp_path: Path, port: int | None, endpoints: list[str]) -> None:
     """Unix sockets in the job's folder, any free ports, or ports from a given one on."""
-    job = job_of(Request(script, servers=2, port=port), tmp_path)
+    job = job_of(JobRequest(script, servers=2, port=port), tmp_path)
     assert requested_endpoints(job) == [text.format(tmp_path) for text in endpoints]
 
 
@@ -65,7 +65,7 @@ def test_workers_share_the_cores(
     script: str, tmp_path: Path, cores: int, workers: int, threads: str
 ) -> None:
     """Each worker gets its share of the cores, at least one; a server gets one."""
-    job = job_of(Request(script, workers=workers), tmp_path)
+    job = job_of(JobRequest(script, workers=workers), tmp_path)
     told = {
         role: child_environment(job, Member(role, 0), ["e"], {}, cores)["OMP_NUM_THREADS"]
         for role in ("worker", "server")
@@ -81,7 +81,7 @@ def test_the_users_environment_stays(script: str, tmp_path: Path) -> None:
         "PSFLEET_READY_FILE": "/x",
         "PSFLEET_STRATEGY": '{"mode": "async"}',
     }
-    job = job_of(Request(script), tmp_path)
+    job = job_of(JobRequest(script), tmp_path)
     worker = child_environment(job, Member("worker", 0), ["a", "b"], base)
     assert (worker["PATH"], worker["PSFLEET_RANK"]) == ("/bin", "0")
     assert worker["PSFLEET_STRATEGY"] == base["PSFLEET_STRATEGY"]
@@ -94,7 +94,7 @@ def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> 
     names = [one.env for one in settings_of(Environment)]
     users = {one.env for one in settings_of(UserSettings)}
     assert len(names) > 25
-    job = job_of(Request(script), tmp_path)
+    job = job_of(JobRequest(script), tmp_path)
     for member in (Member("worker", 0), Member("server", 0)):
         plain = child_environment(job, member, ["a"], {})
         told = child_environment(job, member, ["a"], dict.fromkeys(names, "inherited"))
@@ -104,7 +104,7 @@ def test_a_launch_inherits_nothing_that_it_owns(script: str, tmp_path: Path) -> 
 
 def test_a_job_is_named_after_its_script(script: str) -> None:
     """The name is fit for a folder and differs from run to run."""
-    names = {job_name(Request(script)) for _ in range(20)}
+    names = {job_name(JobRequest(script)) for _ in range(20)}
     assert all(name.startswith("my-train-") for name in names)
     assert len(names) > 1
 

@@ -11,7 +11,7 @@ from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
 from psfleet.settings.limits import ServerLimits
 from psfleet_launch.commands.launch_command import main
-from psfleet_launch.job.job_request import Launch, Request
+from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.launch.conftest import Launch as Start
 from tests.launch.conftest import job, launch
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize("what", ["flag", "env", "key", "name"])
 def test_names_are_taken_once(what: str) -> None:
     """No two settings of a launch or of a process share a flag, a variable or a key."""
-    for groups in ((Request, Launch), (Environment,), (ServerLimits,)):
+    for groups in ((JobRequest, Launch), (Environment,), (ServerLimits,)):
         names = [getattr(one, what) for group in groups for one in settings_of(group)]
         assert not [name for name, count in Counter(names).items() if count > 1 and name]
 

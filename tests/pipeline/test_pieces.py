@@ -25,7 +25,7 @@ from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import links
 from psfleet.stages.links import StagePosition
 from psfleet_launch.job.job_plan import Job, child_environment
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from tests.pipeline.conftest import build_model, make_feed
 
 
@@ -147,7 +147,9 @@ def test_stages_that_cannot_be_are_refused(more: dict[str, str], says: str) -> N
 
 def test_a_job_has_a_member_for_each_process(tmp_path: Path) -> None:
     """Named with stage and copy; servers count seats, workers count workers."""
-    request = Request(__file__, workers=2, strategy={"pipeline": {"stages": 2, "copies": [1, 2]}})
+    request = JobRequest(
+        __file__, workers=2, strategy={"pipeline": {"stages": 2, "copies": [1, 2]}}
+    )
     job = Job(request, "j", "t", tmp_path, tmp_path)
     names = [str(member) for member in job.workers[3:]]
     assert names == ["worker 1 stage 0", "worker 1 stage 1 copy 0", "worker 1 stage 1 copy 1"]

@@ -18,7 +18,7 @@ from psfleet.wire.certificates import ends, make_credentials
 from psfleet.wire.credentials import FILES, Credentials
 from psfleet_launch.commands.certificates_command import usable
 from psfleet_launch.job.job_plan import Job, child_environment
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]  # the fixture
@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def a_job(folder: Path, port: int | None, insecure: bool, credentials: dict[str, Path]) -> Job:
     """A job of one server and one worker."""
-    request = Request(TRAINER, port=port, insecure=insecure)
+    request = JobRequest(TRAINER, port=port, insecure=insecure)
     return Job(request, "name", "mark", folder, folder, credentials)
 
 

@@ -21,7 +21,7 @@ from psfleet.tables.sparse import SparseTable
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_launch.job.job_plan import Job, Member, child_environment
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.engine.memory_budget import resident, table_limit
@@ -244,7 +244,7 @@ def test_the_launcher_tells_servers_their_memory(tmp_path: Path) -> None:
     """--server-memory reaches servers and no worker."""
     script = tmp_path / "train.py"
     script.touch()
-    job = Job(Request(str(script), memory=2 << 30), "j", "token", tmp_path, tmp_path)
+    job = Job(JobRequest(str(script), memory=2 << 30), "j", "token", tmp_path, tmp_path)
     assert (
         child_environment(job, Member("server", 0), ["unix:/a"], {})["PSFLEET_MEMORY"]
         == "2147483648"

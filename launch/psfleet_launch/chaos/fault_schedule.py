@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from psfleet.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.standbys import Standbys
 
 __all__ = ["ChaosSchedule", "FaultSignal", "ProcessFault", "schedule"]
@@ -60,7 +60,7 @@ class ProcessFault:
         return f"{self.at:.1f} s: {self.target} {words[self.kind]}{lasts}"
 
 
-def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[ProcessFault]:
+def schedule(seed: int, request: JobRequest, pace: float = 4.0) -> Iterator[ProcessFault]:
     """Faults without end, in order of time; the same for the same seed and request.
 
     Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
@@ -102,7 +102,7 @@ def schedule(seed: int, request: Request, pace: float = 4.0) -> Iterator[Process
         at += pace * dice.uniform(0.5, 1.5) + rests
 
 
-def _pause(dice: random.Random, request: Request) -> float:
+def _pause(dice: random.Random, request: JobRequest) -> float:
     """Too short to be taken for a death."""
     longest = min(_PAUSE[1], request.dead_after / 4) if request.dead_after else _PAUSE[1]
     if request.watches:
@@ -130,7 +130,7 @@ class ChaosSchedule:
     """
 
     seed: int
-    request: Request
+    request: JobRequest
     folder: Path
     is_calm: bool = False
     pace: float = 4.0

@@ -33,7 +33,7 @@ from psfleet_launch.engines.launch_engine import Engine, load_engine
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name
-from psfleet_launch.job.job_request import Launch, Request
+from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.standbys import Standbys
@@ -57,7 +57,7 @@ _NEVER_JOINED = (
     metavar="FILE",
     help="A TOML file of these settings, see docs/settings.md; flags go before it.",
 )
-@options((*settings_of(Request), *settings_of(Launch)))
+@options((*settings_of(JobRequest), *settings_of(Launch)))
 @click.option("--tcp", is_flag=True, help="Free TCP ports instead of unix sockets.")
 @click.option(
     "--sync", is_flag=True, help="Rounds of all workers, whatever the script's strategy says."
@@ -88,8 +88,8 @@ def launch(
     exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
     has used the fleet, or 2 for bad usage.
     """
-    filed, parts = load_job_file(config, Request, Launch) if config else ({}, {})
-    said = filed | given(context, (*settings_of(Request), *settings_of(Launch)))
+    filed, parts = load_job_file(config, JobRequest, Launch) if config else ({}, {})
+    said = filed | given(context, (*settings_of(JobRequest), *settings_of(Launch)))
     if script is not None:
         said |= {"script": script, "arguments": arguments}
     if "script" not in said:
@@ -101,7 +101,7 @@ def launch(
     if said.get("resume"):
         said["resume"] = job_snapshots.check_snapshot(said["resume"])
     said["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
-    request, run = Request(**_of(Request, said)), Launch(**_of(Launch, said))
+    request, run = JobRequest(**_of(JobRequest, said)), Launch(**_of(Launch, said))
     name = run.name or job_name(request)
     if run.chaos is not None:
         return _under_chaos(run.chaos, run, request, name)
@@ -114,7 +114,7 @@ def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(
-    request: Request, name: str, launch: Launch, trouble: ChaosSchedule | None = None
+    request: JobRequest, name: str, launch: Launch, trouble: ChaosSchedule | None = None
 ) -> FinishedJob:
     """Give a request its folders and an engine, and run it."""
     kind = load_engine(launch.engine)
@@ -141,7 +141,7 @@ def _place(
     return FinishedJob(code, engine.left_behind(), notes, logs, folder, before)
 
 
-def _under_chaos(seed: int, launch: Launch, request: Request, name: str) -> int:
+def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:
     """Run the job under faults, in sync mode once more without; 0 if every promise is kept."""
     with tempfile.TemporaryDirectory(prefix="psfleet-chaos-") as parent:
         trouble, calm = (

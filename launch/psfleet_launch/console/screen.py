@@ -18,7 +18,7 @@ from psfleet.settings.environment import Environment
 from psfleet_launch.console.progress_line import ProgressPoller, line
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 
 __all__ = ["Screen"]
 
@@ -150,7 +150,7 @@ def _as_long_as_somebody_looks() -> contextlib.suppress:
     return contextlib.suppress(OSError)
 
 
-def _part(name: str, asked: Request) -> str:
+def _part(name: str, asked: JobRequest) -> str:
     """`recompute`; of a pipeline its stages too."""
     return f"pipeline of {_count(len(asked.copies), 'stage')}" if name == "pipeline" else name
 

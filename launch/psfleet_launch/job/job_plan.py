@@ -17,7 +17,7 @@ from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
 from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
 from psfleet_launch.job.guard import MARKER
-from psfleet_launch.job.job_request import Request
+from psfleet_launch.job.job_request import JobRequest
 
 __all__ = [
     "Job",
@@ -79,7 +79,7 @@ class Job:
         variables: What its processes are told beside.
     """
 
-    request: Request
+    request: JobRequest
     name: str
     token: str
     folder: Path
@@ -144,7 +144,7 @@ def _seat(member: Member) -> str:
     return f"{member.rank}{stage}{copy}"
 
 
-def job_name(request: Request) -> str:
+def job_name(request: JobRequest) -> str:
     """A name for a job that was given none: the script's and four random digits."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.script).stem)
     return f"{stem}-{secrets.token_hex(2)}"

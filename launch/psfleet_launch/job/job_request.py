@@ -14,7 +14,7 @@ from psfleet.settings.declaration import check, setting
 from psfleet.settings.groups import JobSettings
 from psfleet.settings.kinds import SECONDS
 
-__all__ = ["Launch", "Request"]
+__all__ = ["JobRequest", "Launch"]
 
 _ALONE = "at least 1; to train without a cluster run the script by itself"
 _HUNG_AT_LAST = 30
@@ -36,7 +36,7 @@ class _Size:
 
 
 @dataclass(frozen=True)
-class Request(JobSettings, _Size):
+class JobRequest(JobSettings, _Size):
     """The job that the user asks for.
 
     Attributes:
