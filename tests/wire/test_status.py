@@ -1,5 +1,6 @@
 """Errors to statuses and back, through real calls."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,9 @@ def fail(request: bytes, context: grpc.ServicerContext) -> bytes:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A server that fails on demand."""
-    server = grpc.server(ThreadPoolExecutor(2))
+    pool, both = ThreadPoolExecutor(2), threading.Barrier(2)
+    list(pool.map(lambda _: both.wait(60), range(2)))  # its threads are there before the first test
+    server = grpc.server(pool)
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler(
@@ -49,6 +52,7 @@ def endpoint() -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
+    pool.shutdown()
 
 
 def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 10) -> PsfleetError:
