@@ -1,5 +1,6 @@
 """What holds in all tests: Hypothesis counts examples, processes start fast, and nothing is left behind."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ from tests import starter
 # By number of examples, never by time: that a machine does other things is no fault of what is tested.
 settings.register_profile("by number", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("by number")
-starter.install()
+# PSFLEET_TEST_STARTER=0: every program of a test is a new interpreter, as it is for users.
+_forks = os.environ.get("PSFLEET_TEST_STARTER", "1") != "0"
+if _forks:
+    starter.install()
 
 _HERE = Path(__file__).parent
 _QUICK = {
@@ -76,7 +80,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     global _quick_test
     if request.node.get_closest_marker("quick"):
         _quick_test = request.node.nodeid
-    else:
+    elif _forks:
         starter.start_zygote()
     try:
         with nothing_left():

@@ -1,5 +1,6 @@
 """Real jobs: a launcher started as a program, and the proof that nothing of it is left."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -44,10 +45,11 @@ class Launcher:
         """The process in a seat."""
         wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
         for pid in self.family():
-            words = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if wanted <= set(words) and parent == self.process.pid:
-                return pid
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if wanted <= set(words) and parent == self.process.pid:
+                    return pid
         raise AssertionError(f"no {role} {rank} in {self.family()}")
 
     def log(self, name: str) -> str:

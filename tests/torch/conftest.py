@@ -1,5 +1,6 @@
 """Every test of this folder has an embedded runtime of its own, and one thread for torch."""
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -23,4 +24,5 @@ def fleet() -> Iterator[EmbeddedRuntime]:
 def torch_zygote() -> None:
     """Scripts that import torch start as forks of a process that has it."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
-    starter.start_torch_zygote()
+    if subprocess.Popen is not starter.exec_popen:
+        starter.start_torch_zygote()
