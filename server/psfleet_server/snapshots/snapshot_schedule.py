@@ -80,7 +80,7 @@ class SnapshotSchedule:
                     self._over.wait(_PAUSE)
                 continue
             if failures:
-                self._tell(f"snapshots work again, after {failures} that could not be")
+                self._tell(f"snapshots are taken again, after {failures} that failed")
             failures, time_done, rounds_done = 0, self._clock(), rounds
 
     def _fails(self, error: Exception, failures: int) -> None:

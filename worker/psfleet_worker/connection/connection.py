@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from psfleet.errors import ConfigError, LimitExceeded, ProtocolError, ServerUnavailable
+from psfleet.errors import (
+    ConfigError,
+    Fenced,
+    LimitExceeded,
+    ProtocolError,
+    PsfleetError,
+    ServerUnavailable,
+)
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction, Join, Leave
@@ -240,8 +247,15 @@ class FleetConnection:
 
     def _leave(self, leave: Leave) -> None:
         """End the life. A server that is gone has ended because everybody had left."""
-        for call in self.to_all("Shard/Leave", _leave(leave), outage=self.patience.leave):
-            with contextlib.suppress(ServerUnavailable):
+        first, *others = self.to_all("Shard/Leave", _leave(leave), outage=self.patience.leave)
+        known: tuple[type[PsfleetError], ...] = (ServerUnavailable,)
+        with contextlib.suppress(ServerUnavailable):
+            wait_all([first])
+            # Server 0 has a view without this worker now, which may reach a server before the worker's
+            # own word; to that server the incarnation has ended.
+            known = (ServerUnavailable, Fenced)
+        for call in others:
+            with contextlib.suppress(*known):
                 wait_all([call])
         if self._left_file:
             Path(self._left_file).touch()
