@@ -8,7 +8,6 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from psfleet_server.services.replica_service import feeds_standby, replica_handl
 from tests.fuzz.files import SPECS
 from tests.fuzz.frames import Context, Details
 from tests.fuzz.mutations import mutated_bytes, mutated_message
+from tests.pools import started_pool
 from tests.server.seating import register
 
 STREAMS = int(os.environ.get("FUZZ_FRAMES", "6000")) // 100
@@ -104,7 +104,7 @@ class Primary:
 def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Primary]:
     """One for all streams."""
     primary = Primary(tmp_path_factory.mktemp("primary"))
-    with nothing_left(), ThreadPoolExecutor(2) as pool:
+    with nothing_left(), started_pool(2) as pool:
         server = grpc.server(pool)
         method = grpc.stream_stream_rpc_method_handler(primary.follow)
         handler = grpc.method_handlers_generic_handler("psfleet.v1.Replica", {"Follow": method})

@@ -1,9 +1,7 @@
 """Errors to statuses and back, through real calls."""
 
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -13,6 +11,7 @@ from psfleet.errors import PsfleetError
 from psfleet.wire.access import INSECURE
 from psfleet.wire.channel import open_channel
 from psfleet.wire.error_status import CODES, error_of, failure, status_of
+from tests.pools import started_pool
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 TEXT = "round 3 waits for worker 1"
@@ -38,8 +37,7 @@ def fail(request: bytes, context: grpc.ServicerContext) -> bytes:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A server that fails on demand."""
-    pool, both = ThreadPoolExecutor(2), threading.Barrier(2)
-    list(pool.map(lambda _: both.wait(60), range(2)))  # its threads are there before the first test
+    pool = started_pool(2)
     server = grpc.server(pool)
     server.add_generic_rpc_handlers(
         (
