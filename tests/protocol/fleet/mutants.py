@@ -391,4 +391,4 @@ def _hide_changes(patch: pytest.MonkeyPatch) -> None:
     def silent(call: Any, life: int, first: int, view: int, met: int, *_: object) -> Registration:
         return Registration(call, life, first, view, met)
 
-    patch.setattr(coordinator, "Seating", silent)
+    patch.setattr(coordinator, "Registration", silent)
