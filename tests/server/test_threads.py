@@ -83,9 +83,7 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
         check=False,
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
-    said = (
-        rf"^psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: a test wants"
-    )
+    said = rf"^psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: a test wants"
     assert re.search(said, logs, re.MULTILINE), logs + done.stderr
     if name not in ("following", "standby"):  # where another process takes the place of that one
         assert "code 1" in done.stderr, done.stderr
