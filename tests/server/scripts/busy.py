@@ -20,6 +20,7 @@ strategy.a_sync = False  # unless --mode says something else
 fleet.init(strategy=strategy)
 active = interface.active()
 active.create(WEIGHTS, np.zeros(250_000, np.float32))
+fleet.barrier_worker()  # a snapshot is given up when a worker joins that it does not know of
 for step in range(24):
     if step == 12 and fleet.worker_index() == 0:
         fleet.snapshot()
