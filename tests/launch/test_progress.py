@@ -65,12 +65,12 @@ def test_line() -> None:
 FORKS = """
 import os, socket, sys, time
 from psfleet_launch.job.spawn import spawn
-from psfleet_launch.console.progress_line import Poller
+from psfleet_launch.console.progress_line import ProgressPoller
 
 silent = socket.socket(socket.AF_UNIX)  # half of the time the poller is within a call
 silent.bind(sys.argv[1])
 silent.listen()
-poller = Poller(["unix:" + sys.argv[1]], every=0.05)
+poller = ProgressPoller(["unix:" + sys.argv[1]], every=0.05)
 poller.start()
 while "grpc" not in sys.modules:
     time.sleep(0.01)

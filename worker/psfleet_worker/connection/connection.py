@@ -15,6 +15,7 @@ from psfleet.errors import (
     ConfigError,
     Fenced,
     LimitExceeded,
+    NotReady,
     ProtocolError,
     PsfleetError,
     ServerUnavailable,
@@ -253,7 +254,7 @@ class FleetConnection:
             wait_all([first])
             # Server 0 has a view without this worker now, which may reach a server before the worker's
             # own word; to that server the incarnation has ended.
-            known = (ServerUnavailable, Fenced)
+            known = (ServerUnavailable, Fenced, NotReady)
         for call in others:
             with contextlib.suppress(*known):
                 wait_all([call])
