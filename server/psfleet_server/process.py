@@ -52,7 +52,7 @@ from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 __all__ = ["Server", "serve"]
 
 _INCOMING = 256  # messages that may be on their way at once
-_LINGER = 3.0  # seconds for workers that have left to hear that they have
+_LINGER = 3.0  # seconds for workers that have left, and servers, to hear that all have left
 _GRACE = 2.0  # seconds that calls in flight get to end
 
 
@@ -84,7 +84,7 @@ class Server:
         self._load_path = load_path
         self._tell = (pulse or LivenessPipe()).tell
         self._log: ServerLog | None = None
-        self._lingers = False
+        self._lingers = self._stopped = False
         self._shard = Shard(environment.rank, len(environment.servers), environment.workers)
         self._deadlines = Deadlines()
         coordinator = None
@@ -239,6 +239,8 @@ class Server:
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
         self.host.ended.wait(_LINGER if self._lingers else None)
+        if self.host.coordinator is not None and not self._stopped:
+            self.views.finish(_LINGER)
 
     def _join_fleet(self) -> None:
         """Tell the coordinator of this process, or be the coordinator."""
@@ -262,6 +264,7 @@ class Server:
 
     def stop(self) -> None:
         """Let `wait` return."""
+        self._stopped = True
         self.host.ended.set()
         if self.standby is not None:
             self.standby.stop()

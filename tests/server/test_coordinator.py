@@ -17,6 +17,7 @@ from psfleet.errors import (
     UsageError,
 )
 from psfleet.shard.events import SendError
+from psfleet.shard.membership_view import ViewReport
 from psfleet_server.coordinator.coordinator import (
     Arrival,
     CollectiveReply,
@@ -152,3 +153,17 @@ def test_a_life_that_is_over_hears_so() -> None:
     register(coordinator, 0, 8, 1)
     with pytest.raises(Fenced):
         coordinator.beat(Heartbeat(0, incarnation=life), 2.0)
+
+
+def test_server_0_gets_a_view_last() -> None:
+    """It ends with a view that has no members, and nobody else brings views."""
+    coordinator = Coordinator(1, servers=3)
+    coordinator.register(0, 100, 1, "register")
+    for due in coordinator.due():
+        coordinator.rebooted(due.server, 1)
+        coordinator.reported(due.server, 1, due.message.view, ViewReport())
+    assert [due.server for due in coordinator.due()] == [1, 2, 0]
+    assert not coordinator.is_installed
+    for due in coordinator.due():
+        coordinator.installed(due.server, 1, due.message.view)
+    assert coordinator.is_installed

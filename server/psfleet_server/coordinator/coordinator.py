@@ -198,6 +198,11 @@ class Coordinator:
         return self.members.view
 
     @property
+    def is_installed(self) -> bool:
+        """Whether every server has the last view."""
+        return not self._uninstalled
+
+    @property
     def is_busy(self) -> bool:
         """Whether something is due."""
         return self._wanted or self._change is not None or bool(self._uninstalled)
@@ -414,9 +419,10 @@ class Coordinator:
                 for server in sorted(waiting)
             ]
         install = self.members.install()
+        # Server 0 last: it ends with a view that has no members, and nobody else brings views.
         return [
             PendingMessage(server, self._boots[server], install)
-            for server in sorted(self._uninstalled)
+            for server in sorted(self._uninstalled, key=lambda server: server or self.servers)
         ]
 
     def _begin_change(self) -> None:

@@ -63,6 +63,16 @@ class ViewInstaller:
             self._poked = True
             self._changed.notify()
 
+    def finish(self, seconds: float) -> None:
+        """Return when every server has the last view, or after `seconds`: it may have ended already."""
+        coordinator = self._host.coordinator
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with self._host.lock:
+                if coordinator is None or coordinator.is_installed:
+                    return
+            time.sleep(_PAUSE)
+
     def stop(self) -> None:
         """End the thread."""
         with self._changed:

@@ -17,7 +17,6 @@ from psfleet.errors import (
     LimitExceeded,
     NotReady,
     ProtocolError,
-    PsfleetError,
     ServerUnavailable,
 )
 from psfleet.settings.environment import Environment
@@ -248,16 +247,17 @@ class FleetConnection:
 
     def _leave(self, leave: Leave) -> None:
         """End the life. A server that is gone has ended because everybody had left."""
-        first, *others = self.to_all("Shard/Leave", _leave(leave), outage=self.patience.leave)
-        known: tuple[type[PsfleetError], ...] = (ServerUnavailable,)
-        with contextlib.suppress(ServerUnavailable):
-            wait_all([first])
-            # Server 0 has a view without this worker now, which may reach a server before the worker's
-            # own word; to that server the incarnation has ended.
-            known = (ServerUnavailable, Fenced, NotReady)
-        for call in others:
-            with contextlib.suppress(*known):
+        request = _leave(leave).SerializeToString()
+        say = functools.partial(
+            ServerClient.start, method="Shard/Leave", request=request, outage=self.patience.leave
+        )
+        for call in [say(client) for client in self.clients[1:]]:
+            with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
+        # Server 0 last: it may then bring a view without this life to the others, or end, and neither
+        # may come before the life's own word. It refuses only a word that it has heard already.
+        with contextlib.suppress(ServerUnavailable, Fenced, NotReady):
+            wait_all([say(self.clients[0])])
         if self._left_file:
             Path(self._left_file).touch()
 
