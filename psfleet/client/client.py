@@ -36,7 +36,6 @@ from psfleet.runtime.interface import (
     PendingPush,
     Read,
     Runtime,
-    pull_ahead,
 )
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
@@ -82,7 +81,7 @@ class SparseTable(ClientTable):
         before you look at the rows that were asked for last: the servers are at work meanwhile. In the
         other modes and embedded it is a plain pull, made at once.
         """
-        return RowsAhead(pull_ahead(self._runtime, [self._read(ids)]))
+        return RowsAhead(self._runtime.pull_ahead([self._read(ids)]))
 
     def push(
         self,
@@ -318,7 +317,7 @@ class Client:
     def pull_ahead(self, asked: Mapping[T, ArrayLike | None]) -> TablesAhead[T]:
         """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
         reads = reads_of(self.runtime, asked)
-        return TablesAhead(list(asked), pull_ahead(self.runtime, reads))
+        return TablesAhead(list(asked), self.runtime.pull_ahead(reads))
 
     def push(self, given: Mapping[T, Any]) -> PendingPush:
         """Send one step's gradients of several tables, with one call to each server.

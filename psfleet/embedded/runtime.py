@@ -16,7 +16,14 @@ from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
 from psfleet.runtime.finiteness import NonFiniteCheck
-from psfleet.runtime.interface import ClosedRuntime, CompletedPush, Gradient, Read, TableState
+from psfleet.runtime.interface import (
+    ClosedRuntime,
+    CompletedPull,
+    CompletedPush,
+    Gradient,
+    Read,
+    TableState,
+)
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
@@ -51,6 +58,7 @@ class EmbeddedRuntime:
     worker_index = 0
     worker_num = 1
     server_num = 0
+    reads_ahead = False
 
     def __init__(
         self,
@@ -85,6 +93,10 @@ class EmbeddedRuntime:
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull."""
         return [self._pull(read) for read in reads]
+
+    def pull_ahead(self, reads: Sequence[Read]) -> CompletedPull:
+        """See Runtime.pull_ahead."""
+        return CompletedPull(self.pull(reads))
 
     def _pull(self, read: Read) -> Floats:
         spec = self._shard.tables.find(read.table).spec

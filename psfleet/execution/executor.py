@@ -25,7 +25,6 @@ from psfleet.program.recompute import RecomputingRun
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable, VariableSource
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import PrefetchingRuntime
 from psfleet.settings.environment import plan_file
 from psfleet.stages.links import here
 from psfleet.wire import grpc_process
@@ -301,8 +300,7 @@ def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reads_ahead() -> bool:
-    runtime = runtimes.active() if runtimes.is_active() else None
-    return isinstance(runtime, PrefetchingRuntime) and runtime.reads_ahead
+    return runtimes.is_active() and runtimes.active().reads_ahead
 
 
 def _check_whole(program: Program) -> None:

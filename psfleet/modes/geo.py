@@ -15,7 +15,8 @@ their rest is sent and the copies are forgotten, with their optimizer state.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError
 from psfleet.modes.geo_copies import LocalDenseTable, LocalSparseTable, LocalTable
+from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import CompletedPush, Gradient, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings
@@ -35,10 +37,11 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-class GeoRuntime:
-    """Implements psfleet.runtime.interface.Runtime on copies of a cluster's tables.
+class GeoRuntime(ForwardingRuntime):
+    """A runtime that trains on copies of a cluster's tables.
 
-    Optimizer state is each worker's own; the servers hold weights.
+    Optimizer state is each worker's own; the servers hold weights, and optimizer state as it was before
+    geo mode.
 
     Args:
         fleet: The cluster, in geo mode.
@@ -46,30 +49,15 @@ class GeoRuntime:
     """
 
     def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
-        self._fleet = fleet
+        super().__init__(fleet)
         self._settings = settings
-        self._local = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None))
+        self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
         self._copies: dict[int, LocalTable] = {}
         self._steps = 0  # since the last exchange
         self._samples = 0
         self._loss: float | None = None
         for spec in fleet.specs().values():
             self._copy(spec)
-
-    @property
-    def worker_index(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_index
-
-    @property
-    def worker_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_num
-
-    @property
-    def server_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.server_num
 
     # -- training ------------------------------------------------------------------------------
 
@@ -125,7 +113,7 @@ class GeoRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """See Runtime.push. Updates the copies; every k-th exchanges."""
-        self._local.push([_untravelled(gradient) for gradient in gradients])
+        self._local.push([gradient.untravelled() for gradient in gradients])
         for gradient in gradients:
             if gradient.ids is not None:
                 self._copies[gradient.table].touch(np.asarray(gradient.ids).reshape(-1))
@@ -172,8 +160,7 @@ class GeoRuntime:
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """See Runtime.all_reduce."""
-        self.flush()
-        combined = self._fleet.all_reduce(value, mode)
+        combined = super().all_reduce(value, mode)
         self._read_all()
         return combined
 
@@ -184,27 +171,20 @@ class GeoRuntime:
 
     # -- whole tables --------------------------------------------------------------------------
 
-    def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table. Optimizer state on the servers is as it was before geo mode."""
+    @contextmanager
+    def _settled(self) -> Iterator[Runtime]:
         self.flush()
-        return self._fleet.read_table(table)
+        yield self._fleet
 
     def write_table(self, table: int, state: TableState) -> None:
         """See Runtime.write_table. The other workers read it at their next exchange."""
-        self.flush()
-        self._fleet.write_table(table, state)
+        super().write_table(table, state)
         self._local.write_table(table, state)
         self._copies[table].settle()
 
-    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save."""
-        self.flush()
-        return self._fleet.save(path, delta=delta, base=base)
-
     def load(self, path: str) -> None:
         """See Runtime.load. The other workers read it at their next exchange."""
-        self.flush()
-        self._fleet.load(path)
+        super().load(path)
         self._local.close()
         self._local, self._copies = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None)), {}
         for spec in self._fleet.specs().values():
@@ -214,20 +194,9 @@ class GeoRuntime:
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
         """See Runtime.shrink."""
-        self.flush()
-        gone = self._fleet.shrink(table, threshold, unseen)
+        gone = super().shrink(table, threshold, unseen)
         self._read_all()
         return gone
-
-    # -- the rest ------------------------------------------------------------------------------
-
-    def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
-        return self._fleet.specs()
-
-    def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
-        return self._fleet.stats()
 
     def release(self) -> None:
         """Let go of the copies; the fleet goes on. Flush before."""
@@ -240,8 +209,3 @@ class GeoRuntime:
         finally:
             self._fleet.close()
             self.release()
-
-
-def _untravelled(gradient: Gradient) -> Gradient:
-    """The gradient as it is when it does not travel."""
-    return Gradient(gradient.table, gradient.values, gradient.ids, gradient.learning_rate)

@@ -11,9 +11,10 @@ the same learning rate, are summed; others leave one after the other, in order.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from psfleet.errors import DeadlineExceeded, PsfleetError, UnknownTable
 from psfleet.platform.interrupts import deferred, wait_for
 from psfleet.platform.service_thread import ServiceThread
-from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime, TableState
+from psfleet.runtime.forwarding import ForwardingRuntime
+from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import ConsistencySettings
@@ -29,7 +31,6 @@ from psfleet.strategy import ConsistencySettings
 __all__ = ["HalfAsyncRuntime"]
 
 Floats = NDArray[np.float32]
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -47,8 +48,8 @@ class _QueuedPush:
         self.runtime.settle(lambda: self.done, timeout)
 
 
-class HalfAsyncRuntime:
-    """Implements psfleet.runtime.interface.Runtime on a cluster, with a queue before its pushes.
+class HalfAsyncRuntime(ForwardingRuntime):
+    """A cluster's runtime with a queue before its pushes.
 
     An error of a push is raised by its ticket and by every later call: no push is skipped.
 
@@ -58,7 +59,7 @@ class HalfAsyncRuntime:
     """
 
     def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
-        self._fleet = fleet
+        super().__init__(fleet)
         self._settings = settings
         self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
         self._changed = threading.Condition()
@@ -69,30 +70,17 @@ class HalfAsyncRuntime:
         self._thread = ServiceThread(self._run, "merging")
         self._thread.start()
 
-    @property
-    def worker_index(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_index
-
-    @property
-    def worker_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_num
-
-    @property
-    def server_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.server_num
-
     # -- training ------------------------------------------------------------------------------
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create."""
-        return self._use(lambda: self._fleet.create(spec, value))
+        with self._alone():
+            return self._fleet.create(spec, value)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """See Runtime.pull. Gradients that wait are not in it yet."""
-        return self._use(lambda: self._fleet.pull(reads))
+        with self._alone():
+            return self._fleet.pull(reads)
 
     @deferred()
     def push(
@@ -132,17 +120,14 @@ class HalfAsyncRuntime:
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
         self.settle(lambda: not self._queue and not self._sending, timeout)
-        self._use(lambda: self._fleet.flush(timeout))
+        with self._alone():
+            self._fleet.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier."""
         self.flush(timeout)
-        self._use(lambda: self._fleet.barrier(timeout))
-
-    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """See Runtime.all_reduce."""
-        self.flush()
-        return self._use(lambda: self._fleet.all_reduce(value, mode))
+        with self._alone():
+            self._fleet.barrier(timeout)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -159,9 +144,8 @@ class HalfAsyncRuntime:
             self._ended(steps, None)
 
     def _send(self, step: _QueuedPush) -> PendingPush:
-        return self._use(
-            lambda: self._fleet.push(step.gradients, samples=step.samples, loss=step.loss)
-        )
+        with self._alone():
+            return self._fleet.push(step.gradients, samples=step.samples, loss=step.loss)
 
     def _next(self) -> list[_QueuedPush] | None:
         """What leaves together next; None when this runtime is closed."""
@@ -189,44 +173,18 @@ class HalfAsyncRuntime:
                 step.done = error is None
             self._changed.notify_all()
 
-    # -- whole tables --------------------------------------------------------------------------
-
-    def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table."""
-        self.flush()
-        return self._use(lambda: self._fleet.read_table(table))
-
-    def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table."""
-        self.flush()
-        self._use(lambda: self._fleet.write_table(table, state))
-
-    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save."""
-        self.flush()
-        return self._use(lambda: self._fleet.save(path, delta=delta, base=base))
-
-    def load(self, path: str) -> None:
-        """See Runtime.load."""
-        self.flush()
-        self._use(lambda: self._fleet.load(path))
-
-    def shrink(
-        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
-    ) -> int:
-        """See Runtime.shrink."""
-        self.flush()
-        return self._use(lambda: self._fleet.shrink(table, threshold, unseen))
-
     # -- the rest ------------------------------------------------------------------------------
 
-    def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
-        return self._fleet.specs()
+    @contextmanager
+    def _settled(self) -> Iterator[Runtime]:
+        self.flush()
+        with self._alone():
+            yield self._fleet
 
     def stats(self) -> list[dict[str, Any]]:
         """See Runtime.stats."""
-        return self._use(self._fleet.stats)
+        with self._alone():
+            return self._fleet.stats()
 
     def release(self) -> None:
         """End the thread; the fleet goes on. What still waits is dropped: flush before."""
@@ -243,24 +201,20 @@ class HalfAsyncRuntime:
             self.release()
             self._fleet.close()
 
-    def _use(self, work: Callable[[], T]) -> T:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The cluster's runtime, for this thread alone."""
         with self._changed:
             if self._error is not None:
                 raise self._error
         with self._using:
-            return work()
+            yield
 
 
 def _owned(gradient: Gradient) -> Gradient:
     """The gradient in arrays of its own: the caller's may change while it waits."""
-    return Gradient(
-        gradient.table,
-        np.array(gradient.values, np.float32),
-        None if gradient.ids is None else np.array(gradient.ids),
-        gradient.learning_rate,
-        gradient.precision,
-        gradient.scale,
-    )
+    ids = None if gradient.ids is None else np.array(gradient.ids)
+    return replace(gradient, values=np.array(gradient.values, np.float32), ids=ids)
 
 
 def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
@@ -291,7 +245,5 @@ def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
         else:
             values = np.concatenate([part.values for part in parts])
             ids = np.concatenate([part.ids.reshape(-1) for part in parts if part.ids is not None])
-        gradients.append(
-            Gradient(first.table, values, ids, first.learning_rate, first.precision, first.scale)
-        )
+        gradients.append(replace(first, values=values, ids=ids))
     return _QueuedPush(gradients, sum(step.samples for step in steps), last.loss, last.runtime)

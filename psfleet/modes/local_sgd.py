@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
 from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import (
     CompletedPush,
     Gradient,
+    PendingPull,
     PendingPush,
     Read,
     Runtime,
@@ -24,14 +26,13 @@ __all__ = ["LocalSGDRuntime"]
 Floats = NDArray[np.float32]
 
 
-class LocalSGDRuntime:
+class LocalSGDRuntime(ForwardingRuntime):
     """A cluster's runtime whose dense tables are trained in this process for `k_steps` pushes at a time.
 
-    Implements psfleet.runtime.interface.Runtime. Sparse tables stay on the servers. Each worker has its own
-    optimizer state for the dense tables; their weights are averaged over the workers that have
-    trained since the last average, in worker order, after every `k_steps` pushes and wherever all
-    workers meet (barrier, all_reduce). There the first worker also writes them to the servers' tables,
-    with its own optimizer state; saving does so too.
+    Sparse tables stay on the servers. Each worker has its own optimizer state for the dense tables.
+    Their weights are averaged over the workers that have trained since the last average, in worker
+    order, after every `k_steps` pushes and wherever all workers meet (barrier, all_reduce). There the
+    first worker also writes them to the servers' tables, with its own optimizer state; saving does so too.
 
     Workers may have different numbers of steps: one that waits at a barrier takes part in the
     averages of the others until all have come.
@@ -42,7 +43,7 @@ class LocalSGDRuntime:
     """
 
     def __init__(self, fleet: Runtime, settings: LocalSGDSettings) -> None:
-        self._fleet = fleet
+        super().__init__(fleet)
         self._settings = settings
         self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
         self._pushes = 0
@@ -53,24 +54,6 @@ class LocalSGDRuntime:
         self._samples = 0
         self._unpublished = False  # the servers' tables are older than the average
         self._rewritten = False  # this worker has changed tables for everybody
-
-    @property
-    def worker_index(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_index
-
-    @property
-    def worker_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.worker_num
-
-    @property
-    def server_num(self) -> int:
-        """See Runtime."""
-        return self._fleet.server_num
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)  # what only a cluster has
 
     # -- training ------------------------------------------------------------------------------
 
@@ -90,12 +73,24 @@ class LocalSGDRuntime:
             self._local.pull([read])[0] if read.table in local else next(found) for read in reads
         ]
 
+    @property
+    def reads_ahead(self) -> bool:
+        """See Runtime."""
+        return self._fleet.reads_ahead
+
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
+        """See Runtime.pull_ahead. Tables that are trained here are read at once."""
+        local = self._local.specs()
+        if any(read.table in local for read in reads):
+            return super().pull_ahead(reads)
+        return self._fleet.pull_ahead(reads)
+
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
         """See Runtime.push. Every k-th waits for all workers and averages."""
         local = self._local.specs()
-        near = [_whole(gradient) for gradient in gradients if gradient.table in local]
+        near = [gradient.untravelled() for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
         self._samples += samples
         ticket: PendingPush = CompletedPush()
@@ -191,10 +186,6 @@ class LocalSGDRuntime:
         for key in self._local.specs():
             self._fleet.write_table(key, self._local.read_table(key))
 
-    def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush."""
-        self._fleet.flush(timeout)
-
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier. Afterwards all workers and the servers have the same dense weights."""
         self._meet(stay=True)
@@ -206,7 +197,7 @@ class LocalSGDRuntime:
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """See Runtime.all_reduce."""
         self.barrier()
-        return self._fleet.all_reduce(value, mode)
+        return super().all_reduce(value, mode)
 
     # -- whole tables --------------------------------------------------------------------------
 
@@ -225,30 +216,15 @@ class LocalSGDRuntime:
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """See Runtime.save. Dense tables are saved as this worker has them."""
         self._publish()
-        return self._fleet.save(path, delta=delta, base=base)
+        return super().save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
         """See Runtime.load. Every worker has it after the next barrier."""
-        self._fleet.load(path)
+        super().load(path)
         self._retake()
         self._rewritten = True
-
-    # -- the rest ------------------------------------------------------------------------------
-
-    def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
-        return self._fleet.specs()
-
-    def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
-        return self._fleet.stats()
 
     def close(self) -> None:
         """See Runtime.close."""
         self._fleet.close()
         self._local.close()
-
-
-def _whole(gradient: Gradient) -> Gradient:
-    """The gradient as it is when it does not travel."""
-    return Gradient(gradient.table, gradient.values, gradient.ids, gradient.learning_rate)

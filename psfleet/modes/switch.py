@@ -11,17 +11,8 @@ from psfleet.modes.geo import GeoRuntime
 from psfleet.modes.half_async import HalfAsyncRuntime
 from psfleet.platform.notices import say
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import (
-    Gradient,
-    PendingPull,
-    PendingPush,
-    PrefetchingRuntime,
-    Read,
-    Runtime,
-    TableState,
-    pull_ahead,
-)
-from psfleet.schema.table import TableSpec
+from psfleet.runtime.forwarding import ForwardingRuntime
+from psfleet.runtime.interface import PendingPull, Read, Runtime
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
@@ -62,8 +53,8 @@ def connect(
     return ModeSwitchRuntime(cluster, consistency)
 
 
-class ModeSwitchRuntime:
-    """Implements psfleet.runtime.interface.Runtime; what scripts hold on to while the mode changes.
+class ModeSwitchRuntime(ForwardingRuntime):
+    """What scripts hold on to while the mode changes.
 
     Args:
         cluster: The cluster's runtime.
@@ -76,6 +67,7 @@ class ModeSwitchRuntime:
     """
 
     def __init__(self, cluster: ClusterLike, consistency: ConsistencySettings) -> None:
+        super().__init__(cluster)
         self._cluster = cluster
         self.consistency = _settled(cluster, consistency)
         self.check: Callable[[ConsistencySettings], Any] = lambda wanted: None
@@ -86,7 +78,7 @@ class ModeSwitchRuntime:
         asked = self.consistency
         correction = Correction(asked.staleness_damping, asked.delay_compensation)
         self._cluster.correct(correction)
-        self._inner = _around(self._cluster, asked)
+        self._fleet = _around(self._cluster, asked)
 
     def set_mode(self, consistency: ConsistencySettings) -> None:
         """Go on in another mode; all workers must come here between the same two steps.
@@ -94,60 +86,24 @@ class ModeSwitchRuntime:
         Raises:
             ConfigError: They want different things; nothing was changed.
         """
-        self._inner.flush()
+        self._fleet.flush()
         self._cluster.set_mode(consistency.mode, _staleness(consistency))
         self._release()
         self.consistency = _settled(self._cluster, consistency)
         self._enter()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)  # what only a cluster has
-
-    @property
-    def worker_index(self) -> int:
-        """See Runtime."""
-        return self._cluster.worker_index
-
-    @property
-    def worker_num(self) -> int:
-        """See Runtime."""
-        return self._cluster.worker_num
-
-    @property
-    def server_num(self) -> int:
-        """See Runtime."""
-        return self._cluster.server_num
-
-    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create."""
-        return self._inner.create(spec, value)
-
-    def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull."""
-        return self._inner.pull(reads)
-
     @property
     def reads_ahead(self) -> bool:
-        """See PrefetchingRuntime."""
-        return isinstance(self._inner, PrefetchingRuntime) and self._inner.reads_ahead
+        """See Runtime."""
+        return self._fleet.reads_ahead
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See PrefetchingRuntime.pull_ahead."""
-        return pull_ahead(self._inner, reads)
-
-    def push(
-        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> PendingPush:
-        """See Runtime.push."""
-        return self._inner.push(gradients, samples=samples, loss=loss)
-
-    def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush."""
-        self._inner.flush(timeout)
+        """See Runtime.pull_ahead."""
+        return self._fleet.pull_ahead(reads)
 
     def barrier(self, timeout: float | None = None) -> None:
         """See Runtime.barrier. If somebody outside wants another mode, all workers go on in that."""
-        self._inner.barrier(timeout)
+        self._fleet.barrier(timeout)
         wish = self._cluster.take_wish()
         if wish is not None:
             self._follow(*wish)
@@ -162,52 +118,14 @@ class ModeSwitchRuntime:
             return
         self.set_mode(wanted)
 
-    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """See Runtime.all_reduce."""
-        return self._inner.all_reduce(value, mode)
-
-    def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table."""
-        return self._inner.read_table(table)
-
-    def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table."""
-        self._inner.write_table(table, state)
-
-    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save."""
-        return self._inner.save(path, delta=delta, base=base)
-
-    def load(self, path: str) -> None:
-        """See Runtime.load."""
-        self._inner.load(path)
-
-    def shrink(
-        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
-    ) -> int:
-        """See Runtime.shrink."""
-        return self._inner.shrink(table, threshold, unseen)
-
-    def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
-        return self._inner.specs()
-
-    def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
-        return self._inner.stats()
-
     def _release(self) -> None:
-        if isinstance(self._inner, GeoRuntime | HalfAsyncRuntime):
-            self._inner.release()
+        if isinstance(self._fleet, GeoRuntime | HalfAsyncRuntime):
+            self._fleet.release()
 
     def abandon(self) -> None:
         """Let go of every resource without a word to the fleet, as if this process had died."""
         self._cluster.abandon()
         self._release()
-
-    def close(self) -> None:
-        """See Runtime.close."""
-        self._inner.close()
 
 
 def change(runtime: Runtime, consistency: ConsistencySettings) -> None:

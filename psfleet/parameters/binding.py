@@ -16,15 +16,7 @@ from psfleet.parameters.placement import has_any_id, place
 from psfleet.platform.interrupts import deferred
 from psfleet.rules.rule import Rule
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import (
-    Gradient,
-    PendingPull,
-    PrefetchingRuntime,
-    Read,
-    Runtime,
-    TableState,
-    is_trained,
-)
+from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, TableState, is_trained
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
 
@@ -161,7 +153,7 @@ class BoundTables:
 
         Nothing is read ahead in modes in which a step must see the push before it.
         """
-        if not isinstance(self.runtime, PrefetchingRuntime) or not self.runtime.reads_ahead:
+        if not self.runtime.reads_ahead:
             return
         seats = [self._seats[id(parameter)] for parameter in dense]
         rows = [(self._seats[id(parameter)], ids) for parameter, ids in sparse]

@@ -8,8 +8,8 @@ import atexit
 import importlib.metadata
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ __all__ = [
     "PendingPull",
     "PendingPush",
     "Precision",
-    "PrefetchingRuntime",
     "Read",
     "Runtime",
     "TableState",
@@ -42,7 +41,6 @@ __all__ = [
     "load_runtime",
     "passes",
     "provide",
-    "pull_ahead",
     "use",
 ]
 
@@ -89,6 +87,10 @@ class Gradient:
     learning_rate: float = 0.0
     precision: Precision = "float32"
     scale: float = 1.0
+
+    def untravelled(self) -> "Gradient":
+        """The gradient as it is when it does not travel."""
+        return replace(self, precision="float32", scale=1.0)
 
 
 @dataclass(slots=True)
@@ -165,28 +167,6 @@ class CompletedPull:
         return self._values
 
 
-@runtime_checkable
-class PrefetchingRuntime(Protocol):
-    """A runtime that can read while its worker computes."""
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether it does in the mode that it is in; else `pull_ahead` is a plain pull."""
-
-    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """As `Runtime.pull`, but it only begins: every push before it is in the values, none after it.
-
-        One at a time: the next one, and whatever else waits for the servers, first waits for this.
-        """
-
-
-def pull_ahead(runtime: "Runtime", reads: Sequence[Read]) -> PendingPull:
-    """Begin a pull; where the runtime cannot read ahead, it is over at once."""
-    if isinstance(runtime, PrefetchingRuntime):
-        return runtime.pull_ahead(reads)
-    return CompletedPull(runtime.pull(reads))
-
-
 class Runtime(Protocol):
     """Parameters of a fleet as one worker sees them. Not thread-safe: one thread trains."""
 
@@ -211,6 +191,16 @@ class Runtime(Protocol):
 
         Sync mode: waits for the round of this worker's last push to close, and commits it.
         A row that no push has touched has its initial value; pulling does not create it.
+        """
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `pull_ahead` reads while the worker computes; else it is a plain pull."""
+
+    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
+        """Begin a pull: every push before it is in the values, none after it.
+
+        One at a time: the next one, and whatever else waits for the servers, first waits for this.
         """
 
     def push(

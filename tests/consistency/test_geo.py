@@ -80,7 +80,7 @@ def test_copies_are_bounded() -> None:
     """A worker that passes over many ids keeps copies of some, and loses nothing."""
 
     def work(runtime: ModeSwitchRuntime) -> None:
-        geo = runtime._inner
+        geo = runtime._fleet
         assert isinstance(geo, GeoRuntime)
         for number in range(40):
             step(runtime, np.arange(number * 10, number * 10 + 20))

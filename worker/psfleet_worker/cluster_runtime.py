@@ -172,11 +172,11 @@ class ClusterRuntime:
 
     @property
     def reads_ahead(self) -> bool:
-        """See PrefetchingRuntime. In modes whose pulls wait for other workers nothing overtakes anything."""
+        """See Runtime. In modes whose pulls wait for other workers nothing overtakes anything."""
         return self._fleet.stream.reads_ahead
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See PrefetchingRuntime.pull_ahead."""
+        """See Runtime.pull_ahead."""
         return self._transfers.pull_ahead(reads)
 
     def push(

@@ -84,7 +84,7 @@ class Transfers:
 
     @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See PrefetchingRuntime.pull_ahead."""
+        """See Runtime.pull_ahead."""
         if not self._stream.reads_ahead:
             return CompletedPull(self.pull(reads))
         dealt = self._deal(reads)  # while the servers are at the one before
