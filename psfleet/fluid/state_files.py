@@ -17,7 +17,6 @@ from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import TableState
 from psfleet.schema.table import key_of
 
 __all__ = ["ParameterState", "load", "load_dygraph", "save", "save_dygraph", "set_value"]
@@ -120,17 +119,9 @@ def _write_all(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
 
 def _write(parameter: Parameter, value: NDArray[Any]) -> None:
     """Set a table's weights and leave its state; rows that had no state start theirs."""
-    runtime, key = runtimes.active(), key_of(parameter.name)
-    state = runtime.read_table(key)
-    weights: Floats = np.array(value, np.float32)
-    if state.ids is None:
-        runtime.write_table(key, TableState(state.step, [weights, *state.values[1:]]))
-        return
-    slots = [np.full_like(weights, slot.initial) for slot in runtime.specs()[key].rule.slots]
-    for slot, held in zip(slots, state.values[1:], strict=True):
-        slot[state.ids] = held
-    ids = np.arange(len(weights), dtype=np.int64)
-    runtime.write_table(key, TableState(state.step, [weights, *slots], ids))
+    spec = runtimes.active().specs()[key_of(parameter.name)]
+    ids = np.arange(len(value), dtype=np.int64) if spec.kind == "sparse" else None
+    tables().set_weights(spec, np.array(value, np.float32), ids)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.binding import BoundTable, BoundTables
 from psfleet.parameters.parameter import as_numbers
+from psfleet.parameters.parameter_client import slots_of
 from psfleet.runtime.interface import TableState
 from psfleet.validation.annotations import NonNegativeInt, check
 
@@ -25,9 +26,9 @@ def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
         found[f"{name}.step"] = held.step
         if seat.spec.kind == "sparse" and not seat.bounded:
             found[f"{name}.ids"] = held.ids
-        for slot, values in zip(seat.spec.rule.slots, held.values[1:], strict=True):
-            if seat.spec.kind == "sparse" and seat.bounded:
-                values = _whole(seat, held, values, slot.initial)
+        whole = seat.spec.kind == "sparse" and seat.bounded
+        slots = slots_of(seat.spec, seat.all_ids(), held) if whole else held.values[1:]
+        for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
             found[f"{name}.{slot.name}"] = values
     return found
 
@@ -99,11 +100,3 @@ def _weights(home: BoundTables, seat: BoundTable, state: TableState) -> Floats:
         return np.array(home.value(seat.parameter))
     assert state.ids is not None
     return np.array(home.lookup(seat.parameter, state.ids))
-
-
-def _whole(seat: BoundTable, held: TableState, values: Floats, initial: float) -> Floats:
-    """The slot of all rows, those that the table does not have yet included."""
-    assert held.ids is not None
-    whole = np.full((seat.parameter.shape[0], seat.spec.dim), initial, np.float32)
-    whole[held.ids] = values
-    return whole

@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
-from psfleet.parameters.gradients import Grad, SparseElements, densify, pushed
+from psfleet.parameters.gradients import Grad, SparseElements, densify, gradient_of
 from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
+from psfleet.parameters.parameter_client import ParameterClient, are_equal
 from psfleet.parameters.placeholders import AveragedBinding, LazyBinding
 from psfleet.parameters.placement import has_any_id, place
 from psfleet.platform.interrupts import deferred
 from psfleet.rules.rule import Rule
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, TableState, is_trained
+from psfleet.runtime.interface import Gradient, Runtime, is_trained
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
 
@@ -86,11 +87,11 @@ class BoundTable:
         return np.arange(self.parameter.shape[0], dtype=np.int64)
 
 
-class BoundTables:
+class BoundTables(ParameterClient):
     """The tables of one runtime. Implements psfleet.parameters.parameter.Binding for all parameters in it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+        super().__init__(runtime)
         # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
         self._seats: dict[int, BoundTable] = {}
         self._owned: dict[tuple[int, int], BoundTable] = {}
@@ -98,7 +99,6 @@ class BoundTables:
         self._pushed: list[BoundTable] = []
         # What the next push brings along: by table the sum of some values, their number and rate.
         self._along: dict[int, tuple[BoundTable, Floats, int, float]] = {}
-        self._ahead: tuple[list[Read], PendingPull] | None = None
 
     # -- Binding -------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class BoundTables:
         if seat.value is None:
             # A step that asks for one value will ask for those that changed with it.
             changed = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
-            self._pull(changed if seat in changed else [seat], [])
+            self._fetch(changed if seat in changed else [seat], [])
         assert seat.value is not None
         return seat.value
 
@@ -122,11 +122,11 @@ class BoundTables:
             rows: Floats = self.value(parameter)[ids]
             return rows
         for known, found in seat.rows:
-            if known.shape == ids.shape and np.array_equal(known, ids):
+            if are_equal(known, ids):
                 return found
         if len(seat.rows) >= _LOOKUPS:
             seat.rows.clear()
-        self._pull([], [(seat, ids)])
+        self._fetch([], [(seat, ids)])
         return seat.rows[-1][1]
 
     def prefetch(self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]) -> None:
@@ -144,7 +144,7 @@ class BoundTables:
             if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
                 seat.forget()
         rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
-        self._pull([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
+        self._fetch([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
 
     def read_ahead(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ids]]
@@ -160,26 +160,19 @@ class BoundTables:
         if all(seat.spec.kind == "dense" for seat in seats) and all(
             seat.spec.kind == "sparse" for seat, _ in rows
         ):
-            reads = _reads(seats, [(seat, np.array(ids)) for seat, ids in rows])
-            self._ahead = reads, self.runtime.pull_ahead(reads)
+            self.begin_pull(
+                [seat.key for seat in seats], [(seat.key, np.array(ids)) for seat, ids in rows]
+            )
 
-    def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
-        """The values of these reads, if they were read ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or not _alike(ahead[0], reads):
-            return None
-        return ahead[1].wait()
-
-    def _pull(self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> None:
-        reads = _reads(dense, sparse)
-        if not reads:
+    def _fetch(self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> None:
+        if not dense and not sparse:
             return
-        arrays = self._arrived(reads) or self.runtime.pull(reads)
-        for array in arrays:
+        values, rows = self.pull([s.key for s in dense], [(s.key, ids) for s, ids in sparse])
+        for array in (*values, *rows):
             array.flags.writeable = False
-        for seat, array in zip(dense, arrays, strict=False):
+        for seat, array in zip(dense, values, strict=True):
             seat.value = array
-        for (seat, ids), array in zip(sparse, arrays[len(dense) :], strict=True):
+        for (seat, ids), array in zip(sparse, rows, strict=True):
             seat.rows.append((np.array(ids), array))
 
     @deferred()
@@ -279,11 +272,11 @@ class BoundTables:
         source = seat.parameter.binding
         if isinstance(source, BoundTables) and not seat.bounded:
             state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
+            assert state.ids is not None
             ids, rows = state.ids, state.values[0]
         else:
             ids, rows = seat.all_ids(), _master(seat.parameter)
-        slots = [np.full_like(rows, slot.initial) for slot in seat.spec.rule.slots]
-        self.runtime.write_table(seat.key, TableState(0, [rows, *slots], ids))
+        self.begin_rows(seat.spec, ids, rows)
 
     def _move(self, parameter: Parameter, seat: BoundTable) -> None:
         """Bring the value that another optimizer's table holds into this one; state stays."""
@@ -299,25 +292,11 @@ class BoundTables:
                 "two optimizers in turn; use one"
             )
         value = np.array(self.value(source.parameter), np.float32)
-        self.write_value(target, value)
-
-    def write_value(self, seat: BoundTable, value: Floats) -> None:
-        """Set the weights of a table and leave its state. Call it within `exclusively`."""
-        state = self.runtime.read_table(seat.key)
-        if seat.spec.kind == "sparse":
-            assert state.ids is not None
-            ids = seat.all_ids()
-            fresh = [np.full_like(value, slot.initial) for slot in seat.spec.rule.slots]
-            for into, held in zip(fresh, state.values[1:], strict=True):
-                into[state.ids] = held
-            state = TableState(state.step, [value, *fresh], ids)
-        else:
-            state = TableState(state.step, [value, *state.values[1:]])
-        self.runtime.write_table(seat.key, state)
-        seat.forget()
+        ids = target.all_ids() if target.spec.kind == "sparse" else None
+        self.set_weights(target.spec, value, ids)
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """Let one worker write while all wait. Every worker must come here.
+        """As ParameterClient.exclusively.
 
         Raises:
             UsageError: The workers are cut into stages, which have different tables.
@@ -327,18 +306,12 @@ class BoundTables:
                 "optimizer state and values cannot be set from the stages of a pipeline, each "
                 "of which knows its own tables only; use fleet.load_model"
             )
-        self.runtime.flush()
-        if self.runtime.worker_num > 1:
-            self.runtime.barrier()
-        if self.runtime.worker_index == 0:
-            write()
-        if self.runtime.worker_num > 1:
-            self.runtime.barrier()
+        super().exclusively(write)
         self.forget()
 
     def forget(self) -> None:
         """Every table may have changed."""
-        self._ahead = None
+        super().forget()
         for seat in self._seats.values():
             seat.forget()
 
@@ -380,30 +353,13 @@ def invalidate() -> None:
         known.forget()
 
 
-def _reads(dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Ids]]) -> list[Read]:
-    return [Read(seat.key) for seat in dense] + [Read(seat.key, ids) for seat, ids in sparse]
-
-
-def _alike(some: Sequence[Read], others: Sequence[Read]) -> bool:
-    """Whether they ask for the same."""
-    return [read.table for read in some] == [read.table for read in others] and all(
-        one.ids is other.ids is None
-        or (one.ids is not None and other.ids is not None and np.array_equal(one.ids, other.ids))
-        for one, other in zip(some, others, strict=True)
-    )
-
-
 def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
     """A gradient in the form that the seat's table takes."""
-    if isinstance(grad, SparseElements):
-        return Gradient(seat.key, grad.values, grad.positions, rate)
-    if seat.spec.kind == "sparse":
-        if not isinstance(grad, SparseGrad):
-            grad = SparseGrad(seat.all_ids(), grad)
-        return Gradient(seat.key, pushed(grad), grad.ids, rate)
-    if isinstance(grad, SparseGrad):
+    if seat.spec.kind == "sparse" and isinstance(grad, np.ndarray):
+        grad = SparseGrad(seat.all_ids(), grad)
+    elif seat.spec.kind == "dense" and isinstance(grad, SparseGrad):
         grad = densify(seat.parameter, grad)
-    return Gradient(seat.key, grad, None, rate)
+    return gradient_of(seat.key, grad, rate)
 
 
 def _master(parameter: Parameter) -> Floats:

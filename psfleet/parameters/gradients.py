@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.parameters.gradient_norms import merge_rows
 from psfleet.parameters.parameter import Parameter, SparseGrad, as_numbers, check_rows
+from psfleet.runtime.interface import Gradient
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import ShowClickEntry, part_of
 
-__all__ = ["Grad", "SparseElements", "check_gradient", "densify", "pushed", "scaled", "zeroed"]
+__all__ = ["Grad", "SparseElements", "check_gradient", "densify", "gradient_of", "scaled", "zeroed"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -54,9 +55,18 @@ def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
     return dense
 
 
-def pushed(grad: SparseGrad) -> Floats:
+def _pushed(grad: SparseGrad) -> Floats:
     """What travels of a sparse gradient beside its ids: float32 [n, dim], or [n, dim + 2] with scores."""
     return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
+
+
+def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
+    """The gradient as a push to the table of this key takes it."""
+    if isinstance(grad, SparseElements):
+        return Gradient(table, grad.values, grad.positions, rate)
+    if isinstance(grad, SparseGrad):
+        return Gradient(table, _pushed(grad), grad.ids, rate)
+    return Gradient(table, grad, None, rate)
 
 
 def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:

@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from psfleet.errors import IdError, UsageError
 from psfleet.parameters.parameter import SparseGrad
+from psfleet.parameters.parameter_client import ParameterClient, are_equal, places_of, slots_of
 from psfleet.platform.memory import available_memory
 from psfleet.runtime.interface import Read, Runtime, TableState
 from psfleet.runtime.validation import as_ids
@@ -21,7 +22,7 @@ from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
 
-__all__ = ["EmbeddingRows", "LookupObserver", "exclusively", "living_rows"]
+__all__ = ["EmbeddingRows", "LookupObserver", "living_rows"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -86,7 +87,7 @@ class EmbeddingRows:
         self.watcher: LookupObserver | None = None
         self._ledger = GradientIds(self.weight, count is not None)
         self._held: list[_CachedLookup] = []
-        self._runtime: Runtime | None = None
+        self._client: ParameterClient | None = None
         self._spec: TableSpec | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingRows":
@@ -104,7 +105,7 @@ class EmbeddingRows:
     @property
     def bound(self) -> bool:
         """Whether there is a table."""
-        return self._runtime is not None
+        return self._client is not None
 
     @property
     def counts(self) -> bool:
@@ -112,14 +113,19 @@ class EmbeddingRows:
         return part_of(self.entry, ShowClickEntry) is not None
 
     @property
-    def runtime(self) -> Runtime:
-        """Where the table is."""
-        if self._runtime is None:
+    def client(self) -> ParameterClient:
+        """The way to the table."""
+        if self._client is None:
             raise UsageError(
                 f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
                 "model to psfleet.torch.DistributedOptimizer before its first lookup"
             )
-        return self._runtime
+        return self._client
+
+    @property
+    def runtime(self) -> Runtime:
+        """Where the table is."""
+        return self.client.runtime
 
     @property
     def spec(self) -> TableSpec:
@@ -132,9 +138,9 @@ class EmbeddingRows:
         """The table's key."""
         return self.spec.key
 
-    def bind(self, runtime: Runtime, name: str, formula: RuleMapping) -> None:
+    def bind(self, client: ParameterClient, name: str, formula: RuleMapping) -> None:
         """Make the table. `fill` must follow on all workers."""
-        if self._runtime is not None:
+        if self._client is not None:
             raise UsageError(
                 f"the embedding {self.name!r} has an optimizer already; give each model one"
             )
@@ -149,8 +155,8 @@ class EmbeddingRows:
             formula.every_row,
             self.entry,
         )
-        runtime.create(spec)
-        self.name, self._runtime, self._spec = name, runtime, spec
+        client.runtime.create(spec)
+        self.name, self._client, self._spec = name, client, spec
         if self.count is not None:
             whole = weakref.WeakMethod(self._whole)
             self.weight.source = lambda: found() if (found := whole()) else None
@@ -159,9 +165,12 @@ class EmbeddingRows:
     def fill(self) -> None:
         """Write the rows that the table begins with. Call it within `exclusively`."""
         if self.content is not None:
-            self._write(np.arange(len(self.content), dtype=np.int64), self.content)
+            ids, rows = np.arange(len(self.content), dtype=np.int64), self.content
         elif self.padding is not None:
-            self._write(np.array([self.padding], np.int64), np.zeros((1, self.dim), np.float32))
+            ids, rows = np.array([self.padding], np.int64), np.zeros((1, self.dim), np.float32)
+        else:
+            return
+        self.client.begin_rows(self.spec, ids, rows)
 
     def replace(self, values: Floats, ids: Ids | None = None) -> None:
         """Set rows; optimizer state stays. Call it within `exclusively`.
@@ -183,15 +192,8 @@ class EmbeddingRows:
                 f"embedding {self.name!r} has a row for id {left[0]} and the state dict has none; "
                 "load it before the first step, or use fleet.load_model"
             )
-        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
-        for into, held in zip(slots, state.values[1:], strict=True):
-            into[_places(ids, state.ids)] = held
-        self.runtime.write_table(self.key, TableState(state.step, [values, *slots], ids))
+        self.client.set_weights(self.spec, values, ids, state)
         self.forget()
-
-    def _write(self, ids: Ids, values: Floats) -> None:
-        slots = [np.full_like(values, slot.initial) for slot in self.spec.rule.slots]
-        self.runtime.write_table(self.key, TableState(0, [values, *slots], ids))
 
     # -- state dicts ---------------------------------------------------------------------------
 
@@ -221,13 +223,8 @@ class EmbeddingRows:
         state = self.runtime.read_table(self.key)
         if self.count is None:
             return state.step, state.ids, state.values[1:]
-        whole = [
-            np.full((self.count, self.dim), slot.initial, np.float32)
-            for slot in self.spec.rule.slots
-        ]
-        for into, held in zip(whole, state.values[1:], strict=True):
-            into[state.ids] = held
-        return state.step, None, whole
+        ids = np.arange(self.count, dtype=np.int64)
+        return state.step, None, slots_of(self.spec, ids, state)
 
     def restore(self, step: int | None, slots: Sequence[Floats], ids: Ids | None = None) -> None:
         """Set optimizer state; the rows' values stay. Call it within `exclusively`.
@@ -255,7 +252,7 @@ class EmbeddingRows:
             for values, first in zip(slots, initial, strict=True)
         ]
         rows = np.array(self.runtime.pull([self.read(ids)])[0])
-        rows[_places(ids, state.ids)] = state.values[0]
+        rows[places_of(ids, state.ids)] = state.values[0]
         step = state.step if step is None else step
         self.runtime.write_table(self.key, TableState(step, [rows, *whole], ids))
         self.forget()
@@ -336,7 +333,7 @@ class EmbeddingRows:
     def _find(self, ids: Ids) -> _CachedLookup | None:
         for held in self._held:
             unspoilt = held.used is None or held.used == held.rows._version
-            if unspoilt and held.ids.shape == ids.shape and np.array_equal(held.ids, ids):
+            if unspoilt and are_equal(held.ids, ids):
                 return held
         return None
 
@@ -356,24 +353,6 @@ class EmbeddingRows:
             )
 
 
-def _places(ids: Ids, wanted: Ids) -> Ids:
-    """Where in `ids` each of `wanted` is; all of them are there."""
-    order = np.argsort(ids)
-    places: Ids = order[np.searchsorted(ids, wanted, sorter=order)]
-    return places
-
-
 def living_rows() -> list[EmbeddingRows]:
     """The rows that have a table, in the order of their names."""
     return sorted(_living, key=lambda rows: rows.name or "")
-
-
-def exclusively(runtime: Runtime, write: Callable[[], None]) -> None:
-    """Let worker 0 write while all wait. Every worker must come here."""
-    runtime.flush()
-    if runtime.worker_num > 1:
-        runtime.barrier()
-    if runtime.worker_index == 0:
-        write()
-    if runtime.worker_num > 1:
-        runtime.barrier()

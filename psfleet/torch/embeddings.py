@@ -16,7 +16,7 @@ from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import MAX_DIM, InitializerSpec
-from psfleet.torch.embedding_rows import EmbeddingRows, exclusively
+from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.show_click import scores_of
 
 __all__ = ["Embedding", "EmbeddingBag", "TableModule"]
@@ -149,7 +149,7 @@ class TableModule(nn.Module):
                 f"state dict has {tuple(value.shape)} under {prefix + 'weight'!r}"
             )
         rows = value.detach().cpu().to(torch.float32).contiguous().numpy()
-        exclusively(self.table.runtime, lambda: self.table.replace(rows, ids))
+        self.table.client.exclusively(lambda: self.table.replace(rows, ids))
         self.table.forget()
 
 

@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.parameters.binding import watch
-from psfleet.parameters.gradients import Grad, pushed
+from psfleet.parameters.gradients import Grad, gradient_of
 from psfleet.parameters.parameter import SparseGrad
+from psfleet.parameters.parameter_client import ParameterClient
 from psfleet.runtime import interface as runtimes
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState, is_trained
+from psfleet.runtime.interface import Gradient, Runtime, is_trained
 from psfleet.strategy import Settings
 from psfleet.torch import state_dicts
-from psfleet.torch.embedding_rows import EmbeddingRows, exclusively
+from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.parameter_plan import (
     DenseBinding,
     Optimizers,
@@ -41,7 +42,6 @@ __all__ = ["DistributedOptimizer"]
 
 Pair = tuple[DenseBinding | SparseBinding, Grad]
 Ids = NDArray[np.int64]
-T = TypeVar("T")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -86,7 +86,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         begun = {p: state for optimizer in given for p, state in _begun(optimizer.state)}
         plan = ParameterPlan(model, groups, kinds, name, begun)
         self._prepare(model, settings)
-        self.runtime = runtime or runtimes.active()
+        self._client = ParameterClient(runtime or runtimes.active())
+        self.runtime = self._client.runtime
         super().__init__(groups or [{"params": []}], _shared_defaults(given))
         self._plan = plan
         self._settings = settings
@@ -124,11 +125,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> tuple[list[DenseBinding], list[SparseBinding]]:
         """The tables, with the values and state of worker 0, unless they are trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
-        dense, sparse = _in_order(self.runtime, joins_late, plan.make)
+        dense, sparse = self._client.create(plan.make, joins_late)
         if not joins_late:
             writes = [each.rows.fill for each in sparse]
             writes += state_dicts.begun(self.runtime, dense, sparse, begun)
-            exclusively(self.runtime, lambda: _all(writes))
+            self._client.exclusively(lambda: _all(writes))
         for each in sparse:
             each.rows.content = None
         return dense, sparse
@@ -138,7 +139,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._plan.waking(begun):
             return
         joins_late = is_trained(self.runtime, self._plan.dense_tables(self.runtime))
-        made = _in_order(self.runtime, joins_late, self._plan.make_dense)
+        made = self._client.create(self._plan.make_dense, joins_late)
         self._dense = [*self._dense, *made]
         self._narrow()
         self._bring(made, [])
@@ -216,7 +217,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Every worker must call it; the values of worker 0 count. Optimizer state stays.
         """
         self._changed = False
-        exclusively(self.runtime, self._write)
+        self._client.exclusively(self._write)
         self.refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -286,7 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 table.owner.set_state_dict(schedule)
         if self._shortener is not None and "loss_scaling" in state_dict:
             self._shortener.set_state_dict(state_dict["loss_scaling"])
-        exclusively(self.runtime, lambda: _all(writes))
+        self._client.exclusively(lambda: _all(writes))
         self.refresh()
 
     def narrow(self, modules: Iterable[nn.Module]) -> None:
@@ -316,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
         """What to push of these gradients."""
-        gradients = [(each, _as_gradient(each, grad)) for each, grad in pairs]
+        gradients = [(each, gradient_of(each.spec.key, grad, each.rate())) for each, grad in pairs]
         if self._shortener is not None:
             gradients = self._shortener.take(gradients)
         return [gradient for _, gradient in gradients]
@@ -326,12 +327,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, wanted: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
     ) -> None:
         """Pull dense parameters, and rows for lookups to come, in one call."""
-        reads = [Read(dense.spec.key) for dense in wanted]
-        reads += [each.read(ids) for each, ids in ahead]
-        arrays = self.runtime.pull(reads)
-        for dense, array in zip(wanted, arrays, strict=False):
+        keys = [dense.spec.key for dense in wanted]
+        values, rows = self._client.pull(keys, [(each.key, ids) for each, ids in ahead])
+        for dense, array in zip(wanted, values, strict=True):
             dense.parameter.copy_(as_tensor(array))
-        for (each, ids), array in zip(ahead, arrays[len(wanted) :], strict=True):
+        for (each, ids), array in zip(ahead, rows, strict=True):
             each.hold(ids, array)
 
     def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
@@ -373,9 +373,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _write(self) -> None:
         for dense in self._dense:
-            state = self.runtime.read_table(dense.spec.key)
-            values = [array_of(dense.parameter), *state.values[1:]]
-            self.runtime.write_table(dense.spec.key, TableState(state.step, values))
+            self._client.set_weights(dense.spec, array_of(dense.parameter))
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
         """After the whole model was loaded: what it has now is the fleet's."""
@@ -403,18 +401,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 def _all(writes: Iterable[Callable[[], None]]) -> None:
     for write in writes:
         write()
-
-
-def _in_order(runtime: Runtime, joins_late: bool, make: Callable[[Runtime], T]) -> T:
-    """Make tables on worker 0 first: the first to make a dense table gives its value."""
-    if joins_late or runtime.worker_num == 1:
-        return make(runtime)
-    if runtime.worker_index > 0:
-        runtime.barrier()
-    made = make(runtime)
-    if runtime.worker_index == 0:
-        runtime.barrier()
-    return made
 
 
 def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
@@ -445,12 +431,6 @@ def _copied(grad: Grad) -> Grad:
     if isinstance(grad, SparseGrad):
         return grad.with_rows(grad.rows.copy())
     return np.array(grad)
-
-
-def _as_gradient(each: DenseBinding | SparseBinding, grad: Grad) -> Gradient:
-    if isinstance(grad, SparseGrad):
-        return Gradient(each.spec.key, pushed(grad), grad.ids, each.rate())
-    return Gradient(each.spec.key, grad, None, each.rate())
 
 
 def _refusal(method: Callable[..., Any]) -> Callable[..., Any]:

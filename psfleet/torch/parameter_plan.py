@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from psfleet.errors import UsageError
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.parameters.parameter import SparseGrad
+from psfleet.parameters.parameter_client import ParameterClient
 from psfleet.runtime.interface import Runtime
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.torch.embedding_rows import EmbeddingRows
@@ -223,15 +224,15 @@ class ParameterPlan:
     def _rows_name(self, runtime: Runtime, path: str, module: TableModule) -> str:
         return module.table.name or _free(runtime, _joined(self._prefix, path or "embedding"))
 
-    def make(self, runtime: Runtime) -> tuple[list[DenseBinding], list[SparseBinding]]:
+    def make(self, client: ParameterClient) -> tuple[list[DenseBinding], list[SparseBinding]]:
         """The tables, all new to this worker."""
-        return self.make_dense(runtime), [
-            self._make_rows(runtime, path, module) for path, module in self._modules.items()
+        return self.make_dense(client), [
+            self._make_rows(client, path, module) for path, module in self._modules.items()
         ]
 
-    def make_dense(self, runtime: Runtime) -> list[DenseBinding]:
+    def make_dense(self, client: ParameterClient) -> list[DenseBinding]:
         """The dense tables."""
-        dense = []
+        runtime, dense = client.runtime, []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
             spec = TableSpec(
@@ -245,15 +246,15 @@ class ParameterPlan:
             dense.append(DenseBinding(parameter, spec, group))
         return dense
 
-    def _make_rows(self, runtime: Runtime, path: str, module: TableModule) -> SparseBinding:
+    def _make_rows(self, client: ParameterClient, path: str, module: TableModule) -> SparseBinding:
         rows = module.table
-        name = self._rows_name(runtime, path, module)
+        name = self._rows_name(client.runtime, path, module)
         own = module.optimizer
         if own is not None:
-            rows.bind(runtime, name, RuleMapping(own.rule(), own.decay(), own.every_row))
+            rows.bind(client, name, RuleMapping(own.rule(), own.decay(), own.every_row))
             return SparseBinding(rows, own)
         group, formula = self._group_of[id(module.weight)]
-        rows.bind(runtime, name, formula)
+        rows.bind(client, name, formula)
         return SparseBinding(rows, group)
 
 
