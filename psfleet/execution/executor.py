@@ -14,8 +14,8 @@ from psfleet.execution import untrained
 from psfleet.parameters.binding import invalidate, read_ahead
 from psfleet.parameters.moving_average import note
 from psfleet.parameters.parameter import SparseGrad, fetch
-from psfleet.pipeline.engine import PipelinedRun, pipelined_step
 from psfleet.pipeline.global_norm import shared_norms
+from psfleet.pipeline.pipelined_run import PipelinedRun, pipelined_step
 from psfleet.platform.interrupts import deferred
 from psfleet.program.feed import batch_size, check_feed
 from psfleet.program.operation import Array, Gradient

@@ -7,7 +7,7 @@ import numpy as np
 
 from psfleet.errors import ConfigError
 from psfleet.parameters import gradient_norms
-from psfleet.stages.links import here, links, next_step
+from psfleet.stages.links import exchange, here, links, next_step
 
 __all__ = ["shared_norms"]
 
@@ -30,10 +30,8 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
                 "have parts of them; clip each gradient by its norm or use no copies"
             )
         mine = np.array([[places[name] for name in own], squares], np.float64)
-        for process in place.others:
-            far.send(process, tag, [mine])
-        parts = [mine, *(far.receive(process, tag)[0] for process in place.others)]
-        whole = np.concatenate(parts, axis=1)
+        parts = exchange(place, far, tag, range(place.processes), [mine])
+        whole = np.concatenate([part for [part] in parts], axis=1)
         return [float(square) for square in whole[1, np.argsort(whole[0], kind="stable")]]
 
     return gradient_norms.gathering(gather)

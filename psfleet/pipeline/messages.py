@@ -2,10 +2,19 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.operation import Array, Gradient
 
-__all__ = ["pack", "unpack"]
+__all__ = ["pack", "settled", "unpack"]
+
+
+def settled(value: Gradient | None) -> Gradient | None:
+    """A value as it would arrive at another process: the same layout, so the same bits."""
+    if isinstance(value, np.ndarray) and not value.flags.forc:
+        return np.ascontiguousarray(value)
+    return value
 
 
 def pack(value: Gradient | None) -> list[Array]:

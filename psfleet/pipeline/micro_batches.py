@@ -8,12 +8,13 @@ from psfleet.errors import ShapeError
 from psfleet.program.operation import Array
 from psfleet.program.ops.metric import AreaUnderCurve
 from psfleet.program.variable import Variable
+from psfleet.stages.schedule import even_sizes
 
 __all__ = ["combine", "micro_feeds", "micro_sizes"]
 
 
 def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int]:
-    """Samples of each micro-batch: as equal as can be, the first ones larger, none empty.
+    """Samples of each micro-batch, see `even_sizes`.
 
     Raises:
         ShapeError: No feed leaves its first extent open, or those that do differ in length.
@@ -31,10 +32,7 @@ def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int
             f"feeds have different numbers of samples: {lengths}; a pipeline cuts all of "
             "them into the same micro-batches"
         )
-    samples = next(iter(lengths.values()))
-    count = max(min(micro_batches, samples), 1)
-    least, longer = divmod(samples, count)
-    return [least + (i < longer) for i in range(count)]
+    return even_sizes(next(iter(lengths.values())), micro_batches)
 
 
 def micro_feeds(

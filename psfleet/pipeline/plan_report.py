@@ -14,7 +14,7 @@ from typing import Any
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.pipeline.chunk_plan import ChunkPlan
 from psfleet.pipeline.cutting import PipelineSpec, check_share
-from psfleet.pipeline.engine import PipelinedRun, settle_parts
+from psfleet.pipeline.pipelined_run import PipelinedRun, settle_parts
 from psfleet.pipeline.simulation import EQUAL, picture, simulate
 from psfleet.program.operation import Array, Gradient
 from psfleet.program.plan import ExecutionPlan
@@ -62,7 +62,7 @@ class ProfilingRun(PipelinedRun):
         return self._pieces
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Sequence[int]:
         """Samples of each micro-batch."""
         return self._sizes
 
@@ -93,10 +93,10 @@ class ProfilingRun(PipelinedRun):
             held[action.chunk] = max(held[action.chunk], meter.peak_bytes)
 
     def _give(
-        self, way: str, variable: Variable, chunk: int, micro: int, value: Gradient | None
+        self, way: str, chunk: int, micro: int, value: Gradient | None, name: str = ""
     ) -> None:
         self.measured.sent[self._chunk, chunk] += _bytes(value)
-        super()._give(way, variable, chunk, micro, value)
+        super()._give(way, chunk, micro, value, name)
 
 
 def study(program: Program, plan: ExecutionPlan, feeds: Mapping[Variable, Array]) -> str:

@@ -14,7 +14,7 @@ from psfleet.program.plan import ExecutionPlan, last_uses
 from psfleet.program.program import Program
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable, compute
-from psfleet.stages.links import Links, StagePosition
+from psfleet.stages.links import Links, StagePosition, exchange
 
 __all__ = ["agree_on_parts", "measure"]
 
@@ -43,17 +43,14 @@ def agree_on_parts(
     Raises:
         ConfigError: There are fewer records than parts.
     """
-    if place.process:
-        assert links is not None, "a later stage has a first one"
-        [edges] = links.receive(0, tag)
-        return parts_of(plan, edges.tolist())
-    records = records_of(plan, count)
-    first = micro_feeds(feeds, micro_sizes(feeds, micro_batches))[0]
-    found = edges_of(records, measure(program, plan, first, records), count)
-    for process in place.others:
-        assert links is not None, "whom there are others of can reach them"
-        links.send(process, tag, [np.array(found, np.int64)])
-    return parts_of(plan, found)
+    mine = []
+    if not place.process:
+        records = records_of(plan, count)
+        first = micro_feeds(feeds, micro_sizes(feeds, micro_batches))[0]
+        found = edges_of(records, measure(program, plan, first, records), count)
+        mine = [np.array(found, np.int64)]
+    [[edges]] = exchange(place, links, tag, [0], mine)
+    return parts_of(plan, edges.tolist())
 
 
 def measure(

@@ -1,16 +1,15 @@
 """How stages reach each other, and where this process stands among them."""
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, DeadlineExceeded
+from psfleet.errors import ConfigError
 
-__all__ = ["Links", "StagePosition", "ThreadLinks", "here", "links", "next_step", "settle"]
+__all__ = ["Links", "StagePosition", "exchange", "here", "links", "next_step", "settle"]
 
 Array = NDArray[Any]
 
@@ -122,53 +121,23 @@ def links(queue_size: int = 30) -> Links:
     return _links
 
 
+def exchange(
+    place: StagePosition,
+    links: Links | None,
+    tag: str,
+    tellers: Sequence[int],
+    mine: Sequence[Array],
+) -> list[Sequence[Array]]:
+    """What each of the `tellers` tells all processes of its worker; `mine` is this one's, if it is one."""
+    assert links is not None or place.processes == 1, "a process with others has links to them"
+    if links is None:
+        return [mine]
+    if place.process in tellers:
+        for process in place.others:
+            links.send(process, tag, mine)
+    return [mine if one == place.process else links.receive(one, tag) for one in tellers]
+
+
 def next_step() -> int:
     """A number for the next step: the same in all stages, which take the same steps."""
     return next(_steps)
-
-
-class ThreadLinks:
-    """Links of stages that are threads of one process: what `here` shows of them.
-
-    Args:
-        stages: How many.
-        patience: Seconds that a receiver waits.
-    """
-
-    def __init__(self, stages: int, patience: float = 30.0) -> None:
-        self.stages = stages
-        self._patience = patience
-        self._boxes: dict[tuple[int, int, str], list[Array]] = {}
-        self._changed = threading.Condition()
-
-    def of(self, stage: int) -> Links:
-        """The links of one stage."""
-        return _Mailboxes(self, stage)
-
-    def put(self, key: tuple[int, int, str], arrays: Sequence[Array]) -> None:
-        """Leave a message."""
-        with self._changed:
-            self._boxes[key] = list(arrays)
-            self._changed.notify_all()
-
-    def take(self, key: tuple[int, int, str]) -> list[Array]:
-        """Wait for a message and take it."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._boxes, self._patience):
-                raise DeadlineExceeded(
-                    f"stage {key[1]} has waited {self._patience:g} seconds for "
-                    f"{key[2]!r} from stage {key[0]}"
-                )
-            return self._boxes.pop(key)
-
-
-class _Mailboxes:
-    def __init__(self, post: ThreadLinks, stage: int) -> None:
-        self._post = post
-        self._stage = stage
-
-    def send(self, stage: int, tag: str, arrays: Sequence[Array]) -> None:
-        self._post.put((self._stage, stage, tag), arrays)
-
-    def receive(self, stage: int, tag: str) -> list[Array]:
-        return self._post.take((stage, self._stage, tag))

@@ -19,7 +19,7 @@ from typing import get_args
 from psfleet.errors import ConfigError
 from psfleet.settings.choices import Schedule as Kind
 
-__all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "make_schedule"]
+__all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "even_sizes", "make_schedule"]
 
 
 class Work(Enum):
@@ -75,6 +75,13 @@ class Schedule:
             yield Action(Work.FORWARD, m, c)
             if c + 1 < self.chunks:
                 yield Action(back, m, c + 1)
+
+
+def even_sizes(samples: int, micro_batches: int) -> list[int]:
+    """Samples of each micro-batch: as equal as can be, the first ones larger, none empty."""
+    count = max(min(micro_batches, samples), 1)
+    least, longer = divmod(samples, count)
+    return [least + (i < longer) for i in range(count)]
 
 
 def check_kind(kind: str) -> Kind:

@@ -9,17 +9,22 @@ from torch import Tensor
 from psfleet.errors import ShapeError
 from psfleet.stages import links as ways
 from psfleet.stages.links import here
-from psfleet.stages.schedule import Action, Schedule, Work
+from psfleet.stages.pipeline_engine import PipelineEngine
+from psfleet.stages.schedule import Action, Schedule
 from psfleet.torch.sequential_chunks import StageModules, StepSeeds, contiguous
-from psfleet.torch.stage_messages import from_arrays, micro_batch, tensors_of, to_arrays
+from psfleet.torch.stage_messages import detached, from_arrays, micro_batch, tensors_of, to_arrays
 
 __all__ = ["Loss", "PipelineStep"]
 
 Loss = Callable[[Any, Any], Tensor]
 
 
-class PipelineStep:
+class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
     """One step of this stage."""
+
+    _settled = staticmethod(detached)
+    _pack = staticmethod(to_arrays)
+    _unpack = staticmethod(from_arrays)
 
     def __init__(
         self,
@@ -31,41 +36,31 @@ class PipelineStep:
         loss: Loss,
         seeds: StepSeeds,
     ) -> None:
+        place = here()
+        links = ways.links(pieces.queue_size) if place.processes > 1 else None
+        super().__init__(schedule, sizes, place, links, ways.next_step())
         self._pieces = pieces
-        self._schedule = schedule
-        self._edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
         self._inputs = inputs
         self._targets = targets
         self._loss = loss
         self._seeds = seeds
-        self._place = here()
-        self._links = ways.links(pieces.queue_size) if self._place.processes > 1 else None
-        self._number = ways.next_step()
-        self._mail: dict[str, list[Tensor | None]] = {}  # between chunks of this stage
         # By chunk and micro-batch: the leaves that came in and what went out.
         self._runs: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
         self._losses: dict[int, float] = {}
 
     def complete(self) -> float:
         """Forward and back through this stage's chunks; the loss of the whole batch."""
-        for action in self._schedule.stages[self._place.stage]:
-            if action.work is Work.FORWARD:
-                self._forward(action)
-            else:
-                self._backward(action)
+        self._take_actions()
         self._share()
-        return sum(self._share_of(micro) * loss for micro, loss in sorted(self._losses.items()))
-
-    def _share_of(self, micro: int) -> float:
-        return (self._edges[micro + 1] - self._edges[micro]) / self._edges[-1]
+        return sum(self._shares[micro] * loss for micro, loss in sorted(self._losses.items()))
 
     def _of_micro(self, batch: Any, micro: int) -> Any:
-        return micro_batch(batch, self._edges[micro], self._edges[micro + 1])
+        start = sum(self._sizes[:micro])
+        return micro_batch(batch, start, start + self._sizes[micro])
 
     # -- one action ----------------------------------------------------------------------------
 
-    def _forward(self, action: Action) -> None:
-        chunk, micro = action.chunk, action.micro
+    def _forward(self, chunk: int, micro: int) -> None:
         leaves: list[Tensor] = []
         value = self._of_micro(self._inputs, micro)
         if chunk:
@@ -91,61 +86,32 @@ class PipelineStep:
                 "over the samples"
             )
         self._losses[micro] = float(loss.detach())
-        share = self._share_of(micro)
+        share = self._shares[micro]
         return loss if share == 1 else loss * share
 
     def _backward(self, action: Action) -> None:
         chunk, micro = action.chunk, action.micro
         leaves, out = self._runs.pop((chunk, micro))
-        grads: list[Tensor | None] = [None] * len(out)
+        grads: Sequence[Tensor | None] = [None] * len(out)
         if chunk + 1 < self._schedule.chunks:
             grads = self._take("back", chunk, micro, chunk + 1)
-            pairs = zip(out, grads, strict=True)
-            out, grads = [], []
-            for tensor, grad in pairs:
-                if grad is not None:
-                    out.append(tensor)
-                    grads.append(grad)
+            pairs = [(t, grad) for t, grad in zip(out, grads, strict=True) if grad is not None]
+            out, grads = [t for t, _ in pairs], [grad for _, grad in pairs]
         if out:
             torch.autograd.backward(out, grads)
         if chunk:
             self._give("back", chunk - 1, micro, [contiguous(leaf.grad) for leaf in leaves])
 
-    # -- between chunks ------------------------------------------------------------------------
-
-    def _tag(self, way: str, chunk: int, micro: int) -> str:
-        return f"{self._number}/{way}/{micro}/{chunk}"
-
-    def _give(self, way: str, chunk: int, micro: int, tensors: Sequence[Tensor | None]) -> None:
-        tag = self._tag(way, chunk, micro)
-        process = self._place.runner(self._schedule.stage_of(chunk), micro)
-        if self._links is not None and process != self._place.process:
-            self._links.send(process, tag, to_arrays(tensors))
-        else:
-            self._mail[tag] = [
-                None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors
-            ]
-
-    def _take(self, way: str, chunk: int, micro: int, source: int) -> list[Tensor | None]:
-        tag = self._tag(way, chunk, micro)
-        process = self._place.runner(self._schedule.stage_of(source), micro)
-        if self._links is not None and process != self._place.process:
-            return from_arrays(self._links.receive(process, tag))
-        return self._mail.pop(tag)
-
     def _share(self) -> None:
         """Tell the other stages the losses and the buffers that have changed; take in theirs."""
         if self._links is None:
             return
-        tag = f"{self._number}/end"
         changed = self._pieces.changed()
         numbers = torch.tensor([number for number, _ in changed])
         losses = torch.tensor(list(self._losses.items()), dtype=torch.float64)
-        letter = to_arrays([losses, numbers, *(buffer for _, buffer in changed)])
-        for process in self._place.others:
-            self._links.send(process, tag, letter)
-        for process in self._place.others:
-            told, order, *buffers = _all(from_arrays(self._links.receive(process, tag)))
+        mine = to_arrays([losses, numbers, *(buffer for _, buffer in changed)])
+        for letter in self._exchange("end", range(self._place.processes), mine):
+            told, order, *buffers = _all(from_arrays(letter))
             self._losses |= {int(micro): loss for micro, loss in told.tolist()}
             for number, buffer in zip(order.tolist(), buffers, strict=True):
                 self._pieces.set_buffer(int(number), buffer)

@@ -10,7 +10,7 @@ from psfleet import fleet
 from psfleet.pipeline.cutting import check_share
 from psfleet.runtime.interface import Runtime
 from psfleet.stages.links import here
-from psfleet.stages.schedule import Schedule, make_schedule
+from psfleet.stages.schedule import Schedule, even_sizes, make_schedule
 from psfleet.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer
@@ -111,7 +111,7 @@ class Pipeline:
             ShapeError: Tensors differ in length, or the loss is no single number.
         """
         samples = samples_of((inputs, targets))
-        sizes = _sizes(samples, self._asked.micro_batches)
+        sizes = even_sizes(samples, self._asked.micro_batches)
         if self._pieces is None:
             self._pieces = self._cut(micro_batch(inputs, 0, sizes[0]))
         self.optimizer.zero_grad()
@@ -136,10 +136,3 @@ class Pipeline:
     def _schedule(self, pieces: StageModules, micro_batches: int) -> Schedule:
         per_stage = len(pieces.chunks) // here().stages
         return make_schedule(self._asked.schedule, here().stages, micro_batches, per_stage)
-
-
-def _sizes(samples: int, micro_batches: int) -> list[int]:
-    """Samples of each micro-batch: as equal as can be, the first ones larger, none empty."""
-    count = max(min(micro_batches, samples), 1)
-    least, longer = divmod(samples, count)
-    return [least + (i < longer) for i in range(count)]

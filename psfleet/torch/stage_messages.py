@@ -11,7 +11,7 @@ from torch import Tensor
 from psfleet.errors import ShapeError, UsageError
 from psfleet.program.operation import Array
 
-__all__ = ["from_arrays", "micro_batch", "samples_of", "tensors_of", "to_arrays"]
+__all__ = ["detached", "from_arrays", "micro_batch", "samples_of", "tensors_of", "to_arrays"]
 
 _PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as
 _KINDS = {str(kind): kind for kind in _PLAIN}
@@ -31,6 +31,11 @@ def tensors_of(value: Any, maker: str) -> list[Tensor]:
                 "be a tensor or a tuple of tensors"
             )
     return parts
+
+
+def detached(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Leaves with the same values; they require gradients where the tensors do."""
+    return [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors]
 
 
 def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:

@@ -11,14 +11,15 @@ import pytest
 from psfleet import layers
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program import names
 from psfleet.program.feed import check_feed
 from psfleet.program.plan import make_plan
 from psfleet.program.program import Program, program_guard
 from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
-from psfleet.stages.links import StagePosition, ThreadLinks
+from psfleet.stages.links import StagePosition
+from tests.pipeline.thread_links import ThreadLinks
 
 
 @pytest.fixture(autouse=True)

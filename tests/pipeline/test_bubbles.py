@@ -10,7 +10,7 @@ import pytest
 
 from psfleet import layers
 from psfleet.pipeline.cutting import PipelineSpec
-from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program import names
 from psfleet.program.backward import append_backward
 from psfleet.program.feed import check_feed
@@ -19,7 +19,8 @@ from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program, program_guard
 from psfleet.program.sections import split
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import Links, StagePosition, ThreadLinks
+from psfleet.stages.links import Links, StagePosition
+from tests.pipeline.thread_links import ThreadLinks
 
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
     "gpipe": lambda stages, micro: (stages - 1) / (micro + stages - 1),

@@ -14,7 +14,7 @@ from psfleet.optimizer import SGD, Adam
 from psfleet.pipeline.balance import balanced_parts, weight_of
 from psfleet.pipeline.chunk_plan import cut_plan
 from psfleet.pipeline.cutting import PipelineSpec
-from psfleet.pipeline.engine import PipelinedRun
+from psfleet.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.backward import append_backward
 from psfleet.program.feed import check_feed
 from psfleet.program.plan import ExecutionPlan, make_plan

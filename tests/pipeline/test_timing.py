@@ -18,7 +18,8 @@ from psfleet.program.operation import Array, Context, Op, Record, Spec
 from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import StagePosition, ThreadLinks
+from psfleet.stages.links import StagePosition
+from tests.pipeline.thread_links import ThreadLinks
 
 
 class Clock:

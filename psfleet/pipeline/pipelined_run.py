@@ -16,7 +16,7 @@ import numpy as np
 from psfleet.parameters.parameter import Parameter, SparseGrad, fetch
 from psfleet.pipeline.chunk import ChunkRun, StepRows, chunk_run
 from psfleet.pipeline.cutting import PipelineSpec
-from psfleet.pipeline.messages import pack, unpack
+from psfleet.pipeline.messages import pack, settled, unpack
 from psfleet.pipeline.micro_batches import combine, micro_feeds, micro_sizes
 from psfleet.pipeline.timing import agree_on_parts
 from psfleet.program.gradient import ancestors, summed
@@ -28,6 +28,7 @@ from psfleet.program.variable import Variable
 from psfleet.runtime import interface as runtimes
 from psfleet.stages import links as ways
 from psfleet.stages.links import Links, StagePosition
+from psfleet.stages.pipeline_engine import PipelineEngine
 from psfleet.stages.schedule import Action, Work
 
 __all__ = ["PipelinedRun", "pipelined_step", "settle_parts"]
@@ -35,21 +36,23 @@ __all__ = ["PipelinedRun", "pipelined_step", "settle_parts"]
 Values = dict[Variable, Any]
 
 
-class PipelinedRun:
+class PipelinedRun(PipelineEngine["Gradient | None"]):
     """One step.
 
     Args:
         program: The program.
         plan: Of this step's results; its one backward pass wants a pipeline.
         feeds: Of the whole batch.
-        place: Which stage this is.
-        links: To the other stages; None if there are none.
-        number: Of the step: the same in all stages, never the same twice.
+        place, links, number: As for PipelineEngine.
         meter: As the Executor's.
 
     Attributes:
         values: After `complete`: gradients of this stage's own parameters, and losses.
     """
+
+    _settled = staticmethod(settled)
+    _pack = staticmethod(pack)
+    _unpack = staticmethod(unpack)
 
     def __init__(
         self,
@@ -61,29 +64,24 @@ class PipelinedRun:
         number: int,
         meter: Any = None,
     ) -> None:
+        self._backward_pass = plan.backwards[0].backward
+        wish: PipelineSpec = self._backward_pass.pipeline
+        cut, sizes = wish.cut(plan, place.stages), micro_sizes(feeds, wish.micro_batches)
+        schedule = wish.order(place.stages, len(sizes), cut.per_stage)
+        super().__init__(schedule, sizes, place, links, number)
         self.values: Values = {}
         self._program = program
         self._plan = plan
         self._feeds = dict(feeds)
-        self._place = place
-        self._links = links
-        self._number = number
         self._meter = meter
-        self._backward = plan.backwards[0].backward
-        wish: PipelineSpec = self._backward.pipeline
-        cut = wish.cut(plan, place.stages)
         self._pieces = cut.pieces
-        self._sizes = micro_sizes(feeds, wish.micro_batches)
-        self._schedule = wish.order(place.stages, len(self._sizes), cut.per_stage)
-        self._mine = [i for i in range(len(cut.pieces)) if self._stage_of(i) == place.stage]
-        self._mail: dict[str, Gradient | None] = {}  # between pieces of this stage
+        self._mine = [i for i in range(len(cut.pieces)) if schedule.stage_of(i) == place.stage]
         self._totals: dict[Variable, Gradient] = {}
         self._seen: dict[Variable, dict[int, Array]] = defaultdict(dict)
         self._runs: dict[tuple[int, int], ChunkRun] = {}
         self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
         self._rows: dict[str, StepRows] = {}
         self._results: Values = {}
-        self._shares = [size / sum(self._sizes) for size in self._sizes]
         self._uneven = len(set(self._sizes)) > 1
 
     # -- the step --------------------------------------------------------------------------------
@@ -91,18 +89,16 @@ class PipelinedRun:
     def complete(self, results: Sequence[Variable]) -> None:
         """Run the step: all micro-batches forward and back, then share the results."""
         self._prepare(results)
-        copies = self._place.copies[self._place.stage]
-        for action in self._schedule.stages[self._place.stage]:
-            if action.micro % copies == self._place.copy:
-                self._perform(action)
+        self._take_actions()
         # Servers average over the copies, of which each adds up its own micro-batches.
-        factor = min(copies, len(self._sizes)) * (1.0 if self._uneven else self._shares[0])
+        copies = min(self._place.copies[self._place.stage], len(self._sizes))
+        factor = copies * (1.0 if self._uneven else self._shares[0])
         for leaf, total in self._totals.items():
             whole = total if factor == 1 else _scaled(total, factor)
-            self.values[self._backward.wanted[leaf]] = whole
-        for variable in dict.fromkeys([self._backward.loss, *results]):
+            self.values[self._backward_pass.wanted[leaf]] = whole
+        for variable in dict.fromkeys([self._backward_pass.loss, *results]):
             self._share(variable)
-        self.values[self._backward.loss] = self._results[self._backward.loss]
+        self.values[self._backward_pass.loss] = self._results[self._backward_pass.loss]
 
     def result(self, variable: Variable) -> Any:
         """A value to hand out, as ProgramRun.result."""
@@ -157,23 +153,6 @@ class PipelinedRun:
 
     # -- one action ------------------------------------------------------------------------------
 
-    def _perform(self, action: Action) -> None:
-        match action.work:
-            case Work.FORWARD:
-                self._forward(action.chunk, action.micro)
-            case Work.BACKWARD:
-                run = self._arrived(action)
-                run.backward()
-                self._hand_on(action, run)
-                self._add_up(action)
-            case Work.INPUT:
-                run = self._arrived(action)
-                run.backward_inputs()
-                self._hand_on(action, run)
-            case Work.WEIGHT:
-                self._runs[action.chunk, action.micro].backward_weights()
-                self._add_up(action)
-
     def _forward(self, chunk: int, micro: int) -> None:
         piece = self._pieces[chunk]
         run = chunk_run(
@@ -185,22 +164,33 @@ class PipelinedRun:
         )
         self._runs[chunk, micro] = run
         for variable, maker in piece.takes.items():
-            run.values[variable] = self._take("forward", variable, chunk, micro, maker)
+            run.values[variable] = self._take("forward", chunk, micro, maker, variable.name)
         run.main()
         for variable, users in piece.gives.items():
             for user in users:
-                self._give("forward", variable, user, micro, run.values[variable])
+                self._give("forward", user, micro, run.values[variable], variable.name)
         for variable in piece.plan.kept:
             if variable in self._plan.kept:
                 self._seen[variable][micro] = run.values[variable]
-            if variable is not self._backward.loss and not piece.plan.recomputes:
+            if variable is not self._backward_pass.loss and not piece.plan.recomputes:
                 del run.values[variable]
+
+    def _backward(self, action: Action) -> None:
+        if action.work is Work.WEIGHT:
+            self._runs[action.chunk, action.micro].backward_weights()
+        else:
+            run = self._arrived(action)
+            compute = run.backward if action.work is Work.BACKWARD else run.backward_inputs
+            compute()
+            self._hand_on(action, run)
+        if action.work is not Work.INPUT:
+            self._add_up(action)
 
     def _arrived(self, action: Action) -> ChunkRun:
         """The micro-batch's run, with the gradients that others have sent for it."""
         run = self._runs[action.chunk, action.micro]
         for variable, after in self._pieces[action.chunk].next_user.items():
-            gradient = self._take("back", variable, action.chunk, action.micro, after)
+            gradient = self._take("back", action.chunk, action.micro, after, variable.name)
             if gradient is not None:
                 run.arrived[variable] = gradient
         return run
@@ -208,7 +198,8 @@ class PipelinedRun:
     def _hand_on(self, action: Action, run: ChunkRun) -> None:
         """Send the gradients that other pieces wait for."""
         for variable, before in self._pieces[action.chunk].last_user.items():
-            self._give("back", variable, before, action.micro, run.gradients.get(variable))
+            gradient = run.gradients.get(variable)
+            self._give("back", before, action.micro, gradient, variable.name)
 
     def _add_up(self, action: Action) -> None:
         """Add the gradients of own parameters to those of the micro-batches before; let the run go."""
@@ -224,38 +215,6 @@ class PipelinedRun:
 
     # -- between pieces --------------------------------------------------------------------------
 
-    def _stage_of(self, chunk: int) -> int:
-        return self._schedule.stage_of(chunk)
-
-    def _tag(self, way: str, variable: Variable, chunk: int, micro: int) -> str:
-        return f"{self._number}/{way}/{micro}/{chunk}/{variable.name}"
-
-    def _give(
-        self, way: str, variable: Variable, chunk: int, micro: int, value: Gradient | None
-    ) -> None:
-        tag = self._tag(way, variable, chunk, micro)
-        process = self._place.runner(self._stage_of(chunk), micro)
-        if isinstance(value, np.ndarray) and not value.flags.forc:
-            # As it would arrive at another process: the same layout, so the same bits.
-            value = np.ascontiguousarray(value)
-        if process == self._place.process:
-            self._mail[tag] = value
-        else:
-            self._far().send(process, tag, pack(value))
-
-    def _take(
-        self, way: str, variable: Variable, chunk: int, micro: int, source: int
-    ) -> Gradient | None:
-        tag = self._tag(way, variable, chunk, micro)
-        process = self._place.runner(self._stage_of(source), micro)
-        if process == self._place.process:
-            return self._mail.pop(tag)
-        return unpack(self._far().receive(process, tag))
-
-    def _far(self) -> Links:
-        assert self._links is not None, "a single process has nobody to talk to"
-        return self._links
-
     def _share(self, variable: Variable) -> None:
         """Make a result known to every stage; parameters every stage can read for itself."""
         if variable in self._feeds:
@@ -267,15 +226,19 @@ class PipelinedRun:
                 variable, [g[variable] for g in self._given], self._shares
             )
         elif variable.parameter is None:
-            stage = self._stage_of(self._home(variable))
+            home = self._home(variable)
+            copies = self._place.copies[self._schedule.stage_of(home)]
+            tellers = [self._runner(home, copy) for copy in range(copies)]
             if variable.backward_pass is None:
-                self._results[variable] = self._spread_values(variable, stage)
+                self._results[variable] = self._spread_values(variable, tellers)
             else:
-                self._results[variable] = self._spread_gradient(variable, stage)
+                self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _home(self, variable: Variable) -> int:
         """The piece that makes a value, or where a gradient comes together."""
-        leaves = [leaf for leaf, gradient in self._backward.wanted.items() if gradient is variable]
+        leaves = [
+            leaf for leaf, gradient in self._backward_pass.wanted.items() if gradient is variable
+        ]
         return next(
             (
                 i
@@ -285,36 +248,22 @@ class PipelinedRun:
             0,
         )
 
-    def _spread_values(self, variable: Variable, stage: int) -> Array:
+    def _spread_values(self, variable: Variable, tellers: Sequence[int]) -> Array:
         """Give all processes what the micro-batches have made, and put it together."""
         seen = self._seen.get(variable, {})
-        by_copy = self._told(
-            f"{self._number}/values/{variable.name}", stage, [seen[micro] for micro in sorted(seen)]
-        )
+        mine = [seen[micro] for micro in sorted(seen)]
+        by_copy = self._exchange(f"values/{variable.name}", tellers, mine)
         values = [by_copy[m % len(by_copy)][m // len(by_copy)] for m in range(len(self._sizes))]
         return combine(variable, values, self._shares)
 
-    def _spread_gradient(self, variable: Variable, stage: int) -> Gradient | None:
+    def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
         """Give all processes a gradient: the mean over the copies that have a part of it."""
-        by_copy = self._told(
-            f"{self._number}/gradient/{variable.name}", stage, pack(self.values.get(variable))
-        )
+        mine = pack(self.values.get(variable))
+        by_copy = self._exchange(f"gradient/{variable.name}", tellers, mine)
         parts = [part for part in map(unpack, by_copy) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
         return _scaled(functools.reduce(summed, parts), 1 / len(parts))
-
-    def _told(self, tag: str, stage: int, mine: list[Array]) -> list[list[Array]]:
-        """What each copy of a stage tells everybody; `mine` is this process's, if it is one."""
-        place = self._place
-        if place.stage == stage:
-            for process in place.others:
-                self._far().send(process, tag, mine)
-        tellers = [place.runner(stage, copy) for copy in range(place.copies[stage])]
-        return [
-            mine if process == place.process else self._far().receive(process, tag)
-            for process in tellers
-        ]
 
 
 def pipelined_step(
