@@ -134,12 +134,8 @@ class EmbeddedRuntime:
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """The gradients with each id once, as amp rounds them."""
-        specs = [self._shard.tables.find(gradient.table).spec for gradient in gradients]
-        checked = check_gradients(specs, gradients)
-        return [
-            (spec, _merged(spec, gradient, values, ids))
-            for spec, gradient, (values, ids) in zip(specs, gradients, checked, strict=True)
-        ]
+        checked = check_gradients(lambda key: self._shard.tables.find(key).spec, gradients)
+        return [(part[0], _merged(*part)) for part in checked]
 
     def flush(self, timeout: float | None = None) -> None:
         """Return at once: pushes are applied when they return."""

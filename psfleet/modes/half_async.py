@@ -88,17 +88,19 @@ class HalfAsyncRuntime(ForwardingRuntime):
     ) -> _QueuedPush:
         """See Runtime.push. Waits while the queue is full."""
         # Checked before it waits: an error of what has been taken is final.
-        known = self._fleet.specs()
-        for gradient in gradients:
-            if gradient.table not in known:
-                raise UnknownTable(f"table {gradient.table:#x} is unknown; create it first")
-        check_gradients([known[gradient.table] for gradient in gradients], gradients)
+        check_gradients(self._spec_of, gradients)
         step = _QueuedPush([_owned(gradient) for gradient in gradients], samples, loss, self)
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:
             self._queue.append(step)
             self._changed.notify_all()
         return step
+
+    def _spec_of(self, table: int) -> TableSpec:
+        spec = self._fleet.specs().get(table)
+        if spec is None:
+            raise UnknownTable(f"table {table:#x} is unknown; create it first")
+        return spec
 
     @deferred()
     def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """What both runtimes check before anything leaves the trainer: ids, gradients, first values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 
 __all__ = [
+    "Checked",
     "as_ids",
     "check_elements",
-    "check_gradient",
     "check_gradients",
     "check_ids",
     "check_spec_value",
@@ -21,6 +21,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Checked = tuple[TableSpec, Gradient, Floats, Ids | None]
 
 _EMPTY = np.zeros(0, np.float32)
 
@@ -62,42 +63,41 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 
 
 def check_gradients(
-    specs: Sequence[TableSpec], gradients: Sequence[Gradient]
-) -> list[tuple[Floats, Ids | None]]:
-    """The parts of one push, each as `check_gradient` returns it.
+    spec_of: Callable[[int], TableSpec], gradients: Sequence[Gradient]
+) -> list[Checked]:
+    """The parts of one push: each with its table's definition, and its values and ids as they leave.
+
+    Values are contiguous, dense ones flat, sparse ones [n, push_width]. In a table that counts shows and
+    clicks a gradient without them counts one show and no click.
 
     Args:
-        specs: Of the gradients' tables.
+        spec_of: Gives the definition of a table.
         gradients: At most one per table.
 
     Raises:
         UsageError: A table is named twice, or a gradient does not fit its table.
     """
-    named: set[int] = set()
-    for spec in specs:
-        if spec.key in named:
-            raise UsageError(f"a push names table {spec.name!r} twice; sum its gradients first")
-        named.add(spec.key)
-    return [check_gradient(*pair) for pair in zip(specs, gradients, strict=True)]
+    specs = {gradient.table: spec_of(gradient.table) for gradient in gradients}
+    if len(specs) < len(gradients):
+        tables = [gradient.table for gradient in gradients]
+        twice = next(table for i, table in enumerate(tables) if table in tables[:i])
+        raise UsageError(f"a push names table {specs[twice].name!r} twice; sum its gradients first")
+    return [_checked(specs[gradient.table], gradient) for gradient in gradients]
 
 
-def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | None]:
-    """The gradient's values (dense: flattened; sparse: [n, push_width]) and its ids, contiguous.
-
-    In a table that counts shows and clicks a gradient without them counts one show and no click.
-    """
+def _checked(spec: TableSpec, gradient: Gradient) -> Checked:
     values = np.asarray(gradient.values, np.float32, order="C")
     _check_precision(spec, gradient)
     if spec.kind == "dense":
         if gradient.ids is not None:
             ids = as_ids(gradient.ids, f"table {spec.name!r}")
             check_elements(spec, values, ids, spec.size)
-            return values, ids
+            return spec, gradient, values, ids
         if values.shape != spec.shape:
             raise ShapeError(
                 f"table {spec.name!r} has shape {spec.shape}, the gradient has {values.shape}"
             )
-        return values.reshape(-1), None
+        return spec, gradient, values.reshape(-1), None
     if gradient.ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
     ids = as_ids(gradient.ids, f"table {spec.name!r}")
@@ -109,7 +109,7 @@ def check_gradient(spec: TableSpec, gradient: Gradient) -> tuple[Floats, Ids | N
             f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
             f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
         )
-    return values, ids
+    return spec, gradient, values, ids
 
 
 def _check_precision(spec: TableSpec, gradient: Gradient) -> None:

@@ -16,6 +16,7 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import PartState, Shrink
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
 
 __all__ = ["ShardTables", "Table"]
@@ -133,12 +134,10 @@ class ShardTables(dict[int, Table]):
                     f"table {name!r}: server {self.index} holds {table.count} values, "
                     f"the gradient has shape {shape}"
                 )
-        elif gradient.ids is None or shape != (len(gradient.ids), table.spec.push_width):
-            raise ShapeError(
-                f"table {name!r} has rows of {table.spec.push_width}, "
-                f"the gradient has shape {shape} and "
-                f"{'no' if gradient.ids is None else len(gradient.ids)} ids"
-            )
+        elif gradient.ids is None:
+            raise ShapeError(f"table {name!r} is sparse; a gradient for it needs ids")
+        else:
+            check_rows(name, gradient.ids, gradient.values, table.spec.push_width)
 
     def check_state(self, state: PartState) -> None:
         """Refuse a state that does not fit its table."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.float16 import encode
 from psfleet.runtime.interface import Format, Gradient
+from psfleet.runtime.validation import Checked
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import deal_elements
 from psfleet.wire import segments
@@ -25,7 +26,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _GradientPart:
-    """One table's gradient, as psfleet.runtime.validation.check_gradient gives its values and ids."""
+    """One table's gradient, as psfleet.runtime.validation.check_gradients gives it."""
 
     spec: TableSpec
     gradient: Gradient
@@ -55,9 +56,7 @@ class _GradientPart:
 
 def add_gradients(
     parcels: Sequence[ServerRequest],
-    specs: Sequence[TableSpec],
-    checked: Sequence[tuple[Floats, Ids | None]],
-    gradients: Sequence[Gradient],
+    checked: Sequence[Checked],
     plans: RoutingPlans,
     packer: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats]]], None],
@@ -66,9 +65,7 @@ def add_gradients(
 
     Args:
         parcels: One per server.
-        specs: Of the gradients' tables.
-        checked: Values and ids of the gradients, as psfleet.runtime.validation.check_gradient gives them.
-        gradients: What else is to be known of them.
+        checked: The gradients.
         plans: How ids are dealt.
         packer: Knows the form in which gradients travel.
         look: Gets names of tables and values, to see whether they are finite; rows are looked at when they
@@ -79,7 +76,7 @@ def add_gradients(
     """
     parts = [
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
-        for spec, (values, ids), gradient in zip(specs, checked, gradients, strict=True)
+        for spec, gradient, values, ids in checked
     ]
     look((part.spec.name, part.values) for part in parts if not part.is_summed_in_place)
     for part in parts:

@@ -242,14 +242,13 @@ class Transfers:
         self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
     ) -> list[ServerRequest]:
         """A parcel for each server with its part of the gradients."""
-        specs = [self._spec_of(gradient.table) for gradient in gradients]
-        checked = check_gradients(specs, gradients)
+        checked = check_gradients(self._spec_of, gradients)
         look = functools.partial(self.watch.look, load.sequence, said["loss"])
         parcels = self._empty(
             sequence=load.sequence, clock=load.clock, progress=self._said_with_push(), **said
         )
         try:
-            add_gradients(parcels, specs, checked, gradients, self._plans, self._packer, look)
+            add_gradients(parcels, checked, self._plans, self._packer, look)
         except PsfleetError:
             for parcel in parcels:
                 parcel.close()
