@@ -1,0 +1,167 @@
+"""Handles of plain tables: what a script pulls from and pushes to."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.client.multitable import ClientTable
+from psfleet.errors import ShapeError, UsageError
+from psfleet.parameters.parameter import as_numbers
+from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
+from psfleet.runtime.validation import as_ids
+from psfleet.schema.table import TableSpec
+
+__all__ = ["DenseTable", "RowsAhead", "SparseTable"]
+
+Floats = NDArray[np.float32]
+
+
+class RowsAhead:
+    """Rows on their way, see `SparseTable.pull_ahead`."""
+
+    def __init__(self, awaited: PendingPull) -> None:
+        self._awaited = awaited
+
+    def wait(self) -> Floats:
+        """The rows: float32 [*ids.shape, dim]."""
+        return self._awaited.wait()[0]
+
+
+class SparseTable(ClientTable):
+    """Rows by id. Made by `Client.sparse_table`."""
+
+    def pull(self, ids: ArrayLike) -> Floats:
+        """Current rows: float32 [*ids.shape, dim].
+
+        Args:
+            ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
+                gets its deterministic first value and no row is made for it.
+        """
+        return self._runtime.pull([self._read(ids)])[0]
+
+    def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
+        """Begin to pull the rows of a batch to come, while this one is worked on.
+
+        Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
+        for rows before the push whose turn it is; that push then travels with the next question. Ask
+        before you look at the rows that were asked for last: the servers are at work meanwhile. In the
+        other modes and embedded it is a plain pull, made at once.
+        """
+        return RowsAhead(self._runtime.pull_ahead([self._read(ids)]))
+
+    def push(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> PendingPush:
+        """Send gradients, to be applied with the optimizer's current learning rate.
+
+        Args:
+            ids: int64 of any shape; the gradients of repeated ids are summed in order.
+            grads: float32 [*ids.shape, dim], as `pull` gives rows.
+            shows: float32 [*ids.shape], of a table with a ShowClickEntry: how often each id was shown;
+                None: once.
+            clicks: float32 [*ids.shape], likewise: how often it was clicked; None: never.
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
+        """
+        return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
+
+    def _read(self, asked: Any) -> Read:
+        return Read(self.spec.key, as_ids(asked, f"table {self.spec.name!r}"))
+
+    def _gradient(self, given: Any) -> Gradient:
+        """The arguments of `push` as a tuple."""
+        if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+            raise ShapeError(
+                f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "
+                f"(ids, grads, shows, clicks), not {_described(given)}"
+            )
+        return self._rows_gradient(*given)
+
+    def _rows_gradient(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Gradient:
+        checked = as_ids(ids, f"table {self.spec.name!r}")
+        values = _as_gradient(grads, self.spec)
+        shape = checked.shape
+        if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
+            checked, values = checked.reshape(-1), values.reshape(-1, self.spec.dim)
+        if shows is not None or clicks is not None:
+            values = self._with_scores(values, shape, shows, clicks)
+        return Gradient(self.spec.key, values, checked, self.optimizer.get_lr())
+
+    def _with_scores(
+        self,
+        grads: Floats,
+        shape: tuple[int, ...],
+        shows: ArrayLike | None,
+        clicks: ArrayLike | None,
+    ) -> Floats:
+        if not self.spec.scores:
+            raise UsageError(
+                f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
+            )
+        columns = [
+            self._column(1 if shows is None else shows, "shows", shape),
+            self._column(0 if clicks is None else clicks, "clicks", shape),
+        ]
+        return np.concatenate([grads, *columns], axis=1)
+
+    def _column(self, given: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+        """One number for each id, below each other."""
+        array = as_numbers(given, f"the {what} for table {self.spec.name!r}")
+        try:
+            return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
+        except ValueError:
+            raise ShapeError(
+                f"the {what} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
+                "give one number for each id"
+            ) from None
+
+
+class DenseTable(ClientTable):
+    """One array. Made by `Client.dense_table`."""
+
+    def pull(self) -> Floats:
+        """The current value: float32 of the table's shape."""
+        return self._runtime.pull([self._read(None)])[0]
+
+    def push(self, grad: ArrayLike) -> PendingPush:
+        """Send a gradient of the table's shape; see SparseTable.push."""
+        return self._runtime.push([self._gradient(grad)])
+
+    def _read(self, asked: Any) -> Read:
+        if asked is not None:
+            raise ShapeError(
+                f"table {self.spec.name!r} is dense and is pulled whole; "
+                f"give None for it, not {_described(asked)}"
+            )
+        return Read(self.spec.key)
+
+    def _gradient(self, given: Any) -> Gradient:
+        values = _as_gradient(given, self.spec)
+        return Gradient(self.spec.key, values, None, self.optimizer.get_lr())
+
+
+def _as_gradient(value: Any, spec: TableSpec) -> Floats:
+    return np.asarray(as_numbers(value, f"the gradient for table {spec.name!r}"), np.float32)
+
+
+def _described(value: Any) -> str:
+    """What was given, short enough for a message."""
+    what = type(value).__name__
+    if isinstance(value, tuple | list):
+        return f"a {what} of {len(value)}"
+    return f"{value!r:.60} ({what})"
