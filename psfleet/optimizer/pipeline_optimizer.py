@@ -1,12 +1,12 @@
 """PipelineOptimizer: a program cut into sections, run in micro-batches by stages."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.wrapping_optimizer import COMMON, WrappingOptimizer
 from psfleet.settings.environment import read_environment
 from psfleet.stages.links import StagePosition, here
 from psfleet.strategy import PipelineSettings, resolve
@@ -14,28 +14,8 @@ from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
 
 __all__ = ["PipelineOptimizer", "asked_by_launcher", "pipelining"]
 
-_OWN = frozenset(
-    {
-        "__class__",
-        "_cut",
-        "_inner",
-        "_settle_process",
-        "apply_gradients",
-        "apply_optimize",
-        "asked",
-        "concurrency_list",
-        "cut_list",
-        "minimize",
-        "place_list",
-        "queue_size",
-        "sections",
-        "start_cpu_core_id",
-        "sync_steps",
-    }
-)
 
-
-class PipelineOptimizer(Optimizer):
+class PipelineOptimizer(WrappingOptimizer):
     """Cuts the program that it minimizes into 2k - 1 sections at k cuts.
 
     How many micro-batches, which schedule and how many stages there are is the strategy's matter
@@ -64,6 +44,21 @@ class PipelineOptimizer(Optimizer):
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
     """
 
+    own = COMMON | {
+        "_cut",
+        "_settle_process",
+        "apply_gradients",
+        "apply_optimize",
+        "asked",
+        "concurrency_list",
+        "cut_list",
+        "place_list",
+        "queue_size",
+        "sections",
+        "start_cpu_core_id",
+        "sync_steps",
+    }
+
     @checked
     def __init__(
         self,
@@ -89,45 +84,17 @@ class PipelineOptimizer(Optimizer):
                 "of weights, on the servers, and meet in every step; leave it at 1 (the strategy "
                 "gradient_merge makes updates rarer)"
             )
-        own: dict[str, Any] = {
-            "_inner": optimizer,
-            "cut_list": cuts,
-            "place_list": list(place_list or []),
-            "concurrency_list": list(concurrency_list or [1] * max(count, 1)),
-            "queue_size": queue_size,
-            "sync_steps": sync_steps,
-            "start_cpu_core_id": start_cpu_core_id,
-            "sections": [],
-            "asked": None,
-        }
-        for attribute, own_value in own.items():
-            object.__setattr__(self, attribute, own_value)
-
-    @checked
-    def minimize(
-        self,
-        loss: Any,
-        startup_program: Any = None,
-        parameters: Iterable[Any] | None = None,
-        no_grad_set: Iterable[Any] | None = None,
-        grad_clip: ClipGradBase | None = None,
-        *,
-        parameter_list: Iterable[Any] | None = None,
-    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Cut the program and let the wrapped optimizer minimize the loss. As Optimizer.minimize.
-
-        Raises:
-            UsageError: A cut is empty, not part of the loss, or behind a later one.
-        """
-        chosen = parameters if parameter_list is None else parameter_list
-        pairs = self._inner.backward(loss, startup_program, chosen, no_grad_set)
-        if grad_clip is not None:
-            self._inner.clip_by(grad_clip)
-        return self.apply_optimize(loss, startup_program, pairs), pairs
-
-    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Second part of minimize, as Optimizer.apply_gradients."""
-        return self.apply_optimize(None, None, params_grads)
+        super().__init__(
+            optimizer,
+            cut_list=cuts,
+            place_list=list(place_list or []),
+            concurrency_list=list(concurrency_list or [1] * max(count, 1)),
+            queue_size=queue_size,
+            sync_steps=sync_steps,
+            start_cpu_core_id=start_cpu_core_id,
+            sections=[],
+            asked=None,
+        )
 
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
@@ -181,14 +148,6 @@ class PipelineOptimizer(Optimizer):
                 f"started with {place.copies[place.stage]}; set copies in the strategy's part pipeline",
                 stacklevel=2,
             )
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OWN:
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "_inner"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
 
 
 def pipelining(optimizer: Optimizer, asked: PipelineSettings) -> Optimizer:

@@ -4,19 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from psfleet.errors import UsageError
-from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import Optimizer
+from psfleet.optimizer.wrapping_optimizer import COMMON, WrappingOptimizer
 from psfleet.strategy import RecomputeSettings
 from psfleet.validation.annotations import checked
 
 __all__ = ["RecomputeOptimizer", "recomputing"]
 
-_OWN = frozenset(
-    {"__class__", "_checkpoints", "_inner", "_set_checkpoints", "backward", "minimize"}
-)
 
-
-class RecomputeOptimizer(Optimizer):
+class RecomputeOptimizer(WrappingOptimizer):
     """An optimizer whose backward pass drops what lies between checkpoints and computes it again.
 
     Everything but `backward` and `minimize` is the wrapped optimizer's own.
@@ -25,10 +21,11 @@ class RecomputeOptimizer(Optimizer):
         optimizer: Updates the parameters.
     """
 
+    own = COMMON | {"_checkpoints", "_set_checkpoints", "backward"}
+
     @checked
     def __init__(self, optimizer: Optimizer) -> None:
-        object.__setattr__(self, "_inner", optimizer)
-        object.__setattr__(self, "_checkpoints", None)
+        super().__init__(optimizer, _checkpoints=None)
 
     def _set_checkpoints(self, checkpoints: Any) -> None:
         """Say what to keep.
@@ -62,32 +59,6 @@ class RecomputeOptimizer(Optimizer):
             raise UsageError("the loss has a value already; recompute works in programs")
         chosen = self._inner._parameters if parameter_list is None else parameter_list
         return list(append_backward(loss, chosen, no_grad_set, callbacks, self._checkpoints))
-
-    @checked
-    def minimize(
-        self,
-        loss: Any,
-        startup_program: Any = None,
-        parameters: Iterable[Any] | None = None,
-        no_grad_set: Iterable[Any] | None = None,
-        grad_clip: ClipGradBase | None = None,
-        *,
-        parameter_list: Iterable[Any] | None = None,
-    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Differentiate with recomputing, and update in each run. Arguments as in Optimizer."""
-        chosen = parameters if parameter_list is None else parameter_list
-        pairs = self.backward(loss, startup_program, chosen, no_grad_set)
-        if grad_clip is not None:
-            self._inner.clip_by(grad_clip)
-        return self._inner.apply_optimize(loss, startup_program, pairs), pairs
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OWN:
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "_inner"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
 
 
 def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
