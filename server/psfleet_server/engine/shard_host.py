@@ -42,6 +42,7 @@ from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
+from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
 from psfleet_server.rpc.pull_response import ResponsePlaces, lay_out
@@ -307,7 +308,7 @@ class ShardHost:
                 losses=counters.losses,
                 round=shard.rounds.closed,
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
-                resident_bytes=_resident(),
+                resident_bytes=resident(),
                 workers=len(set(shard.workers.lives) - shard.rounds.left),
                 pid=os.getpid(),
                 staleness=shard.staleness.counts,
@@ -397,8 +398,3 @@ def _table_status(table: Any) -> shard_pb2.TableStatus:
     return shard_pb2.TableStatus(
         name=table.spec.name, kind=table.spec.kind, count=count, bytes=table.bytes, step=table.step
     )
-
-
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
