@@ -21,7 +21,7 @@ LAYERS = {
     "psfleet": [
         "errors",
         "settings",
-        "faults metrics stages validation",
+        "consistency faults metrics stages validation",
         "platform rules",
         "schema",
         "formats kernels runtime",

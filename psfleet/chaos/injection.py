@@ -96,9 +96,9 @@ class PushAudit:
         """One if the environment asks for it."""
         return None if ChaosSettings.wanted() is None else cls(worker, life, servers)
 
-    def gradient(self, mode: str) -> Gradient:
-        """What a push in this mode adds."""
-        value = 1 if mode == "geo" else -1  # deltas are added, gradients subtracted
+    def gradient(self, adds_deltas: bool) -> Gradient:
+        """What a push brings in a mode that adds deltas, or in one that subtracts gradients."""
+        value = 1 if adds_deltas else -1
         values = np.full((len(self._ids), 1), value, np.float32)
         return Gradient(self.spec.key, values, self._ids, 1.0)
 

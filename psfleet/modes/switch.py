@@ -1,5 +1,6 @@
 """The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -7,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
-from psfleet.modes.geo import GeoRuntime
-from psfleet.modes.half_async import HalfAsyncRuntime
 from psfleet.platform.notices import say
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.forwarding import ForwardingRuntime
@@ -53,6 +52,13 @@ def connect(
     return ModeSwitchRuntime(cluster, consistency)
 
 
+class ModeRuntime(Runtime, Protocol):
+    """What a mode puts before the cluster, see `runtime` of psfleet.consistency.ConsistencyMode."""
+
+    def release(self) -> None:
+        """Let go of everything but the cluster."""
+
+
 class ModeSwitchRuntime(ForwardingRuntime):
     """What scripts hold on to while the mode changes.
 
@@ -78,7 +84,8 @@ class ModeSwitchRuntime(ForwardingRuntime):
         asked = self.consistency
         correction = Correction(asked.staleness_damping, asked.delay_compensation)
         self._cluster.correct(correction)
-        self._fleet = _around(self._cluster, asked)
+        self._front = _front(self._cluster, asked)
+        self._fleet = self._cluster if self._front is None else self._front
 
     def set_mode(self, consistency: ConsistencySettings) -> None:
         """Go on in another mode; all workers must come here between the same two steps.
@@ -119,8 +126,8 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self.set_mode(wanted)
 
     def _release(self) -> None:
-        if isinstance(self._fleet, GeoRuntime | HalfAsyncRuntime):
-            self._fleet.release()
+        if self._front is not None:
+            self._front.release()
 
     def abandon(self) -> None:
         """Let go of every resource without a word to the fleet, as if this process had died."""
@@ -169,23 +176,24 @@ def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
 def _settled(cluster: ClusterLike, wanted: ConsistencySettings) -> ConsistencySettings:
     """What was asked for, or the mode that the fleet has come to in the meantime.
 
-    Settings that servers do not know, those of geo and half-async, are then the usual ones until the script
-    comes to the change that says them.
+    Settings that servers do not know are then the usual ones until the script comes to the change that says
+    them.
     """
     mode, staleness = cluster.mode
     if (wanted.mode, _staleness(wanted)) == (mode, staleness):
         return wanted
-    return ConsistencySettings(mode, staleness) if mode == "ssp" else ConsistencySettings(mode)
+    usual = ConsistencySettings(mode)
+    return ConsistencySettings(mode, staleness=staleness) if usual.declared.has_clocks else usual
 
 
 def _staleness(consistency: ConsistencySettings) -> int:
-    return consistency.staleness if consistency.mode == "ssp" else 0
+    return consistency.staleness if consistency.declared.has_clocks else 0
 
 
-def _around(cluster: ClusterLike, consistency: ConsistencySettings) -> Runtime:
-    """The cluster, or what stands before it in this mode."""
-    if consistency.mode == "geo":
-        return GeoRuntime(cluster, consistency)
-    if consistency.mode == "half-async":
-        return HalfAsyncRuntime(cluster, consistency)
-    return cluster
+def _front(cluster: ClusterLike, consistency: ConsistencySettings) -> ModeRuntime | None:
+    """What stands before the cluster in this mode, if anything does."""
+    module, _, name = consistency.declared.runtime.partition(":")
+    if not module:
+        return None
+    made: ModeRuntime = getattr(importlib.import_module(module), name)(cluster, consistency)
+    return made

@@ -142,7 +142,9 @@ def setting(
 
 
 def settings_of(group: Any) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares or inherits, in order."""
+    """The settings that a dataclass declares or inherits, in order, or those that its `settings()` lists."""
+    if hasattr(group, "settings"):
+        return tuple(group.settings())
     hints = typing.get_type_hints(group)
     return tuple(
         Setting(field.name, said.pop("kind") or kind_of(hints[field.name]), field.default, **said)

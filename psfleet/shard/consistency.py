@@ -1,13 +1,10 @@
-"""The mode in which a fleet runs, as one shard keeps it: whose pushes it holds, what pulls wait for.
-
-Sync: pushes are held for their round, and a pull waits until its round is closed. Ssp: a pull waits
-for workers too far behind it. In the other modes nothing waits.
-"""
+"""The mode in which a fleet runs, as one shard keeps it: whose pushes it holds, what pulls wait for."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from psfleet.consistency import ConsistencyMode, find_mode
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Join, Pull
@@ -25,9 +22,10 @@ class ConsistencyState:
     Attributes:
         server: Whose shard it is, for messages.
         rounds: Also says in every mode who runs, rests and has left.
-        clocks: Of ssp mode.
-        mode: None: no worker has joined.
+        clocks: Of a mode that has clocks.
+        mode: Its name; None: no worker has joined.
         switches: Changes of the mode so far.
+        declared: What is done in the mode.
     """
 
     server: int
@@ -35,6 +33,10 @@ class ConsistencyState:
     clocks: WorkerClocks = field(default_factory=WorkerClocks)
     mode: Mode | None = None
     switches: int = 0
+    declared: ConsistencyMode = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._be_in(self.mode)
 
     # -- the mode ------------------------------------------------------------------------------
 
@@ -68,7 +70,7 @@ class ConsistencyState:
                 f"worker {event.worker} asks for mode {event.mode!r}, "
                 f"but the fleet runs in mode {mode!r}"
             )
-        if event.mode == "ssp" and event.staleness != self.clocks.staleness:
+        if self.declared.has_clocks and event.staleness != self.clocks.staleness:
             raise ConfigError(
                 f"worker {event.worker} asks for a staleness of {event.staleness}, "
                 f"but the fleet runs with {self.clocks.staleness}"
@@ -76,13 +78,17 @@ class ConsistencyState:
 
     def start(self, event: Join) -> None:
         """The fleet runs in the mode of this worker, which is its own if it has one."""
-        self.mode, self.clocks.staleness = event.mode, event.staleness
+        self._be_in(event.mode)
+        self.clocks.staleness = event.staleness
 
     def switch(self, event: Join, last: int) -> None:
         """Go on in another mode; rounds go on after `last`."""
         self.rounds.go_on_from(last)
-        self.mode, self.switches = event.mode, event.switch
-        self.clocks = WorkerClocks(event.staleness)
+        self._be_in(event.mode)
+        self.switches, self.clocks = event.switch, WorkerClocks(event.staleness)
+
+    def _be_in(self, mode: Mode | None) -> None:
+        self.mode, self.declared = mode, find_mode(mode)
 
     # -- who runs ------------------------------------------------------------------------------
 
@@ -115,18 +121,18 @@ class ConsistencyState:
 
     def is_ready(self, pull: Pull) -> bool:
         """Whether the pull waits for nothing more."""
-        if self.mode == "ssp":
+        if self.declared.has_clocks:
             return not self.clocks.awaited(pull.clock, self.rounds.running())
         return pull.commit <= self.rounds.closed
 
     def serve(self, pull: Pull) -> None:
         """The pull is answered."""
-        if self.mode == "ssp":
+        if self.declared.has_clocks:
             self.clocks.serve(pull.clock, self.rounds.running())
 
     def late(self, pull: Pull) -> DeadlineExceeded:
         """What a pull is told that has waited for too long."""
-        if self.mode == "ssp":
+        if self.declared.has_clocks:
             awaited = self.clocks.awaited(pull.clock, self.rounds.running())
             what = (
                 f"worker {pull.worker} is {self.clocks.staleness + 1} pushes ahead on "

@@ -100,7 +100,7 @@ class Shard:
         return self.consistency.rounds
 
     def progress(self) -> int:
-        """How far the training is: rounds in sync mode, else the pushes of the fastest worker."""
+        """How far the training is: closed rounds, or the pushes of the fastest worker."""
         return max(self.rounds.closed, self.workers.furthest())
 
     def handle(self, event: Event, call: Call) -> list[Instruction]:
@@ -158,7 +158,8 @@ class Shard:
             self._begin(event.worker, event.incarnation)
         if event.switch > self.consistency.switches:
             self._switch(event)
-        last = self.rounds.closed if self.mode == "sync" else self.workers.sequences[event.worker]
+        has_rounds = self.consistency.declared.has_rounds
+        last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
         clock = self.consistency.clocks.at.get(event.worker, 0)
         # A clock that begins beside others may be what a pull has waited for.
         return [SendOutcome(call, number=last, clock=clock), *self._advance()]
@@ -199,8 +200,8 @@ class Shard:
         self.workers.admit(push.worker, push.incarnation)
         for gradient in push.gradients:
             self.tables.check_gradient(gradient)
-        sync = self.mode == "sync"
-        fresh = self.rounds.is_new(push) if sync else self.workers.is_new_push(push)
+        holds = self.consistency.declared.has_rounds
+        fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
             self._wait_for_cut(push)
             push = self._corrected(push)
@@ -208,16 +209,16 @@ class Shard:
             self._record(push)
             self._accept(push)
         self.counters.count(push, fresh)
-        return [SendOutcome(call, "held" if sync else "applied"), *self._advance()]
+        return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
     def _corrected(self, push: Push) -> Push:
-        if self.mode in ("sync", "geo") or push.correction is None:
+        if push.correction is None or not self.consistency.declared.corrects_late:
             return push
         return self.stale_gradients.correct(push, self.staleness.age(push.worker), self.tables)
 
     def _make_room(self, push: Push) -> None:
         held = [*self.rounds.held.values()]
-        if self.mode == "sync":
+        if self.consistency.declared.has_rounds:
             capacity.hold(self.tables, [*held, push])
         for key, ids in capacity.find_surplus(self.tables, push.gradients, held):
             self._record(Evict(key, ids))
@@ -225,14 +226,15 @@ class Shard:
         capacity.check_room(self.tables, push.gradients, held)
 
     def _accept(self, push: Push) -> None:
-        if self.mode == "sync":
+        mode = self.consistency.declared
+        if mode.has_rounds:
             self.rounds.hold(push)
             return
         self.workers.pushed(push)
         self.staleness.pushed(push.worker)
-        if self.mode == "ssp":
+        if mode.has_clocks:
             self.consistency.clocks.advance(push.worker, push.clock)
-        if self.mode == "geo":
+        if mode.adds_deltas:
             add(self.tables, push)
         else:
             update(self.tables, [push])
@@ -347,7 +349,7 @@ class Shard:
     def _check_cut(self, cutting: PendingCut) -> None:
         """Refuse a round that does not say any more where all servers cut."""
         last = cutting.round
-        if last is not None and self.mode not in (None, "sync"):
+        if last is not None and self.mode is not None and not self.consistency.declared.has_rounds:
             # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
             raise ProtocolError(
                 f"snapshot {cutting.number} is to hold round {last}, but the fleet now runs in mode "

@@ -1,68 +1,93 @@
-"""When pushes take effect: the modes, each with its settings."""
+"""The consistency mode of a fleet with its settings, as a strategy says it."""
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
+from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.errors import ConfigError
-from psfleet.settings.declaration import check, setting, settings_of
+from psfleet.settings.declaration import Setting, settings_of
+from psfleet.settings.kinds import one_of
 from psfleet.settings.mode import Mode
 
-__all__ = ["SETTINGS_OF", "ConsistencySettings"]
-
-_number = partial(setting, most=2**31 - 1)
-_count: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
-_share: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
+__all__ = ["ConsistencySettings", "settings_of_mode"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class ConsistencySettings:
-    """When pushes take effect, and how far workers may be apart.
+    """A consistency mode and its settings.
 
-    Modes: sync: in rounds averaged over the workers. async: at once. ssp: at once, no worker more than
-    `staleness` pushes ahead of another. geo: each worker trains `k_steps` steps on copies of its own,
-    then what it has learned is added. half-async: at once, several gradients merged.
+        ConsistencySettings("ssp", staleness=4).staleness == 4
+
+    docs/strategies.md describes the modes. Every setting of every mode is an attribute; those of other
+    modes have their defaults.
+
+    Args:
+        mode: The name of the mode.
+        values: Its own settings by place, in the order of its declaration.
+        settings: Its settings by name. One of another mode may only have its default.
+
+    Attributes:
+        declared: The mode, with these settings.
+
+    Raises:
+        ConfigError: The mode or a setting is unknown, a value is wrong, or the setting is of another mode.
     """
 
-    mode: Mode = setting("sync", "When pushes take effect", names="--mode")
-    staleness: int = _share(2, "ssp: pushes a worker may be ahead of another", names="--staleness")
-    k_steps: int = _count(10, "geo: steps between two exchanges", names="--k-steps")
-    copied_rows: int = _count(
-        1 << 20, "geo: rows of a sparse table that a worker keeps copies of, at most"
+    declared: ConsistencyMode
+
+    def __init__(self, mode: Mode = "sync", *values: float, **settings: float) -> None:
+        known = {one.name: one for one in self.settings()}
+        known.pop("mode").check(mode, "consistency mode")
+        own = settings_of_mode(mode)
+        for name, value in settings.items():
+            if name not in known:
+                raise ConfigError(f"consistency has no setting {name!r}; it has {', '.join(known)}")
+            known[name].check(value, f"consistency {name}")
+            if name not in own and value != known[name].default:
+                raise _contradiction(name, value, mode)
+        taken = {name: value for name, value in settings.items() if name in own}
+        declared = type(find_mode(mode))(*values, **taken)
+        for name, one in known.items():
+            object.__setattr__(self, name, getattr(declared, name, one.default))
+        object.__setattr__(self, "declared", declared)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def mode(self) -> Mode:
+        """The name of the mode."""
+        return cast(Mode, self.declared.name)
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """The mode and the settings of all modes, those that several modes share at the end."""
+        found = {one.name: one for mode in MODES.values() for one in settings_of(type(mode))}
+        listed = sorted(found.values(), key=lambda one: len(_modes_with(one.name)) > 1)
+        mode = Setting("mode", one_of(*MODES), "sync", "When pushes take effect", flag="--mode")
+        return (
+            mode,
+            *(replace(one, help=f"{_and(_modes_with(one.name))}: {one.help}") for one in listed),
+        )
+
+
+def settings_of_mode(mode: str | None) -> tuple[str, ...]:
+    """The names of a mode's settings; none of a mode that is unknown or None."""
+    known = MODES.get(mode or "")
+    return () if known is None else tuple(one.name for one in fields(known))
+
+
+def _modes_with(setting: str) -> list[str]:
+    return [mode for mode in MODES if setting in settings_of_mode(mode)]
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _contradiction(name: str, value: Any, mode: str) -> ConfigError:
+    return ConfigError(
+        f"consistency {name} = {value} and mode = {mode!r} contradict each other: it is a setting of "
+        f"{', '.join(_modes_with(name))}; leave one out"
     )
-    max_merge: int = _count(8, "half-async: gradients that are summed to one push, at most")
-    queue_size: int = _count(16, "half-async: gradients that may wait before the worker does")
-    staleness_damping: float = _share(
-        0.0,
-        "async, ssp and half-async: p of the learning rate / (1 + staleness)^p at which a server applies "
-        "a push; staleness counts the others' pushes since the worker's last pull",
-    )
-    delay_compensation: float = _share(
-        0.0,
-        "async, ssp and half-async: c of g + c * g * g * (w - w0), by which a server corrects a gradient "
-        "g that was taken at the weights w0 and meets the weights w",
-    )
-
-    def __post_init__(self) -> None:
-        check(self, lambda one: f"consistency {one.name}")
-        for one in settings_of(type(self))[1:]:
-            value = getattr(self, one.name)
-            if value != one.default and one.name not in SETTINGS_OF.get(self.mode, ()):
-                raise ConfigError(
-                    f"consistency {one.name} = {value} and mode = {self.mode!r} contradict "
-                    f"each other: it is a setting of {_modes_of(one.name)}; leave one out"
-                )
-
-
-_OF_LATE_PUSHES = ("staleness_damping", "delay_compensation")
-SETTINGS_OF = {
-    "async": _OF_LATE_PUSHES,
-    "ssp": ("staleness", *_OF_LATE_PUSHES),
-    "geo": ("k_steps", "copied_rows"),
-    "half-async": ("max_merge", "queue_size", *_OF_LATE_PUSHES),
-}
-
-
-def _modes_of(setting: str) -> str:
-    """The modes that a setting belongs to."""
-    return ", ".join(mode for mode, settings in SETTINGS_OF.items() if setting in settings)

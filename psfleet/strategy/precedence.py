@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import ConfigError
-from psfleet.strategy.consistency import SETTINGS_OF
+from psfleet.strategy.consistency import settings_of_mode
 from psfleet.strategy.distributed_strategy import DistributedStrategy
 from psfleet.strategy.strategy_settings import Settings, check_parts
 
@@ -52,7 +52,7 @@ def overridden(
     before = parts.get("consistency", {}).get("mode")
     now = merged.get("consistency", {}).get("mode")
     if now != before:
-        for setting in SETTINGS_OF.get(before or "", ()):
+        for setting in settings_of_mode(before):
             if setting not in by.get("consistency", {}):
                 merged["consistency"].pop(setting, None)
     return merged

@@ -40,16 +40,7 @@ class Settings:
         for first, second, reason in _CONTRADICTIONS:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} contradict each other: {reason}")
-        if self.localsgd is not None and self.consistency.mode != "sync":
-            raise ConfigError(
-                f"localsgd and the consistency mode {self.consistency.mode!r} contradict each "
-                "other: workers that average wait for each other; use sync"
-            )
-        for part, reason in _NOT_WITH_GEO.items():
-            if self.consistency.mode == "geo" and getattr(self, part) is not None:
-                raise ConfigError(
-                    f"{part} and the consistency mode 'geo' contradict each other: {reason}"
-                )
+        self._check_mode()
         if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
             raise ConfigError(
                 "recompute and the pipeline schedule zero-bubble contradict each other: "
@@ -60,6 +51,15 @@ class Settings:
                 "amp with float16 and a pipeline of several stages contradict each other: a "
                 "stage would skip a step by its own gradients alone; use bfloat16"
             )
+
+    def _check_mode(self) -> None:
+        mode = self.consistency.declared
+        conflicts = {} if mode.has_rounds else {"localsgd": _AVERAGES}
+        for part, reason in {**conflicts, **mode.conflicts}.items():
+            if getattr(self, part) is not None:
+                raise ConfigError(
+                    f"{part} and the consistency mode {mode.name!r} contradict each other: {reason}"
+                )
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
@@ -72,12 +72,7 @@ class Settings:
         return cls(**{name: _build(name, said) for name, said in parts.items()})
 
 
-_NOT_WITH_GEO = {
-    "dgc": "one sends the largest gradients of each step, the other none",
-    "amp": "in geo mode gradients do not travel; leave amp out",
-    "wire": "what travels in geo mode is added to the weights as it is; leave wire out",
-    "pipeline": "stages have different parameters, and geo counts them as workers of one model",
-}
+_AVERAGES = "workers that average wait for each other; use sync"
 _ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
 _CONTRADICTIONS = (
     ("dgc", "lars", _ONE_OPTIMIZER),

@@ -42,8 +42,8 @@ def check_saved(settings: Settings, workers: int) -> None:
     Raises:
         UsageError: Each worker has state of its own.
     """
-    if settings.consistency.mode == "geo":
-        mode = "in geo mode"
+    if settings.consistency.declared.adds_deltas:
+        mode = f"in {settings.consistency.mode} mode"
     elif settings.localsgd is not None and workers > 1:
         mode = f"under localsgd with {workers} workers"
     else:

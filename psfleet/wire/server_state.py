@@ -20,7 +20,7 @@ from psfleet.wire import body
 from psfleet.wire.frame import Part
 from psfleet.wire.segments import VALUES, OutgoingSegment
 from psfleet.wire.table_messages import read_mode, write_mode
-from psfleet.wire.v1 import shard_pb2, state_pb2
+from psfleet.wire.v1 import state_pb2
 from psfleet.wire.v1.frame_pb2 import Header, Segment
 from psfleet.wire.worker_requests import read_push, write_push
 
@@ -84,11 +84,11 @@ def read_state(stored: memoryview) -> ServerState:
 
 
 def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[OutgoingSegment]]:
-    workers, mode = state.workers, state.consistency.mode
+    workers = state.workers
     rounds, clocks = state.consistency.rounds, state.consistency.clocks
     held = [write_push(push) for push in rounds.held.values()]
     message = state_pb2.ShardState(
-        mode=shard_pb2.MODE_UNSPECIFIED if mode is None else write_mode(mode),
+        mode=write_mode(state.consistency.mode),
         staleness=clocks.staleness,
         switches=state.consistency.switches,
         cut=state.cut,
@@ -144,7 +144,7 @@ def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
         server=0,
         rounds=rounds,
         clocks=WorkerClocks(message.staleness, _sorted(message.clocks), message.lead),
-        mode=None if message.mode == shard_pb2.MODE_UNSPECIFIED else read_mode(message.mode),
+        mode=read_mode(message.mode) if message.mode else None,
         switches=message.switches,
     )
     return ShardState(workers, consistency, message.cut, _sorted(message.makers))

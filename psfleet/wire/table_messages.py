@@ -1,7 +1,8 @@
 """Between the definitions of psfleet and their protobuf messages."""
 
-from typing import Any
+from typing import Any, cast
 
+from psfleet.consistency import MODES, find_mode
 from psfleet.errors import ConfigError, FrameError
 from psfleet.rules import make_rule, reference_of
 from psfleet.schema.entry import make_entry
@@ -13,32 +14,19 @@ __all__ = ["MAX_DENSE", "read_mode", "read_spec", "write_mode", "write_spec"]
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
-_MODES: dict[Mode, shard_pb2.Mode] = {
-    "sync": shard_pb2.MODE_SYNC,
-    "async": shard_pb2.MODE_ASYNC,
-    "ssp": shard_pb2.MODE_SSP,
-    "geo": shard_pb2.MODE_GEO,
-    "half-async": shard_pb2.MODE_HALF_ASYNC,
-}
+
+def write_mode(mode: Mode | None) -> shard_pb2.Mode:
+    """The number of a mode in messages; None: no worker has joined."""
+    return cast(shard_pb2.Mode, find_mode(mode).number)
 
 
-def write_mode(mode: Mode) -> shard_pb2.Mode:
-    """The message's word for a mode."""
-    if mode not in _MODES:
-        raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
-    return _MODES[mode]
-
-
-def read_mode(mode: int) -> Mode:
+def read_mode(number: int) -> Mode:
     """The mode that a message names."""
-    for name, number in _MODES.items():
-        if number == mode:
-            return name
-    raise FrameError(f"mode {mode} is unknown; this server knows {_spoken()}")
-
-
-def _spoken() -> str:
-    return ", ".join(f"{name} ({number})" for name, number in _MODES.items())
+    for mode in MODES.values():
+        if mode.number == number:
+            return cast(Mode, mode.name)
+    known = ", ".join(f"{name} ({mode.number})" for name, mode in MODES.items())
+    raise FrameError(f"mode {number} is unknown; this server knows {known}")
 
 
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:

@@ -174,7 +174,7 @@ class Server:
                 self._snapshots,
                 every,
                 shard.progress,
-                lambda: shard.mode == "sync",
+                lambda: shard.consistency.declared.has_rounds,
                 tell=self._tell,
             )
             self._schedule.start()

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.chaos.injection import FaultInjector, PushAudit
+from psfleet.consistency import find_mode
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet.progress import ScriptProgress
@@ -193,7 +194,7 @@ class ClusterRuntime:
         """Under `psfleet-launch --chaos`: what counts this push on every server."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
-        return audit.gradient(self._session.mode)
+        return audit.gradient(self._session.declared.adds_deltas)
 
     def flush(self, timeout: float | None = None) -> None:
         """See Runtime.flush."""
@@ -237,10 +238,10 @@ class ClusterRuntime:
         Raises:
             ConfigError: The workers want different things; nothing was changed.
         """
-        if mode == "geo" and self.wire != WireSettings():
+        conflict = find_mode(mode).conflicts.get("wire")
+        if conflict and self.wire != WireSettings():
             raise ConfigError(
-                "what travels in geo mode is added to the weights as it is; "
-                f"it does not go with {self.wire}"
+                f"{self.wire} and the consistency mode {mode!r} contradict each other: {conflict}"
             )
         self._transfers.run(self._collectives.set_mode(mode, staleness))
         self._transfers.forget()

@@ -42,8 +42,10 @@ def list_snapshots(path: str) -> int:
 
 
 def _line(folder: Path, manifest: Any) -> str:
+    from psfleet.consistency import find_mode
+
     cut = manifest.cut
-    where = f"round {cut.round}" if cut.mode == "sync" else f"{_pushes(cut)} pushes"
+    where = f"round {cut.round}" if find_mode(cut.mode).has_rounds else f"{_pushes(cut)} pushes"
     size = sum(file.bytes for file in manifest.files)
     based = f"  changes since {manifest.base.path}" if manifest.base else ""
     return (

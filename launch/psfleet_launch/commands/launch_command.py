@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from psfleet.consistency import MODES, NO_MODE
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import settings_of
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
@@ -154,7 +155,8 @@ def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> i
             one.folder.mkdir()
         run = _place(request, name, launch, trouble)
         plain = None
-        if {held["mode"] for held in run.held.values()} == {"sync"}:
+        modes = [MODES.get(held["mode"], NO_MODE) for held in run.held.values()]
+        if modes and all(mode.has_rounds for mode in modes):
             plain = _place(request, f"{name}-plain", launch, calm)
         found = findings(run, plain, request.servers)
         kept = show(found, trouble.said(), run.logs / "chaos.json", seed)

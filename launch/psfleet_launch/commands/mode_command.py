@@ -5,17 +5,24 @@ from pathlib import Path
 
 import click
 
+from psfleet.consistency import MODES
 from psfleet.errors import ConfigError, FrameError
 from psfleet.formats.mode_request import DONE, read_answer, read_request, write_request
+from psfleet.settings.kinds import one_of
 from psfleet_launch.job.job_folder import is_claimed
 
 __all__ = ["mode"]
 
 _LOOK = 0.1  # seconds between two looks whether the workers have been told
-_NUMBERS = {"ssp": "staleness", "geo": "k_steps", "half-async": "max_merge"}
+_NUMBERS = {name: mode.main_setting for name, mode in MODES.items() if mode.main_setting}
+_FORMS = [f"{name}[:{_NUMBERS[name].upper()}]" if name in _NUMBERS else name for name in MODES]
+_HELP = f"""Change the mode of the running JOB at the next barrier of its workers.
+
+MODE is {one_of(*_FORMS).wanted}. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
+"""
 
 
-@click.command()
+@click.command(help=_HELP)
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -33,11 +40,7 @@ _NUMBERS = {"ssp": "staleness", "geo": "k_steps", "half-async": "max_merge"}
 @click.argument("job")
 @click.argument("wanted", metavar="MODE[:NUMBER]")
 def mode(log_dir: Path, wait: float, job: str, wanted: str) -> int:
-    """Change the mode of the running JOB at the next barrier of its workers.
-
-    MODE is sync, async, ssp, geo or half-async; NUMBER the staleness of ssp, the k_steps of geo, the
-    max_merge of half-async. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
-    """
+    """See _HELP."""
     part, folder = _part(wanted), log_dir / job
     if not (folder / "serverlog.0").is_file():
         raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
@@ -62,10 +65,7 @@ def _part(wanted: str) -> dict[str, str | int]:
     part: dict[str, str | int] = {"mode": name}
     if colon:
         if name not in _NUMBERS or not number.isdigit():
-            raise ConfigError(
-                f"mode {wanted!r} is none; name sync, async, ssp:STALENESS, geo:K_STEPS or "
-                "half-async:MAX_MERGE"
-            )
+            raise ConfigError(f"mode {wanted!r} is none; name {one_of(*_FORMS).wanted}")
         part[_NUMBERS[name]] = int(number)
     Settings.from_parts({"consistency": part})
     return part

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from psfleet.consistency import find_mode
 from psfleet.data.assignment import Range, RoundPlan
 from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
@@ -363,7 +364,7 @@ class Coordinator:
         if self._change is not None and self._change.ended.get(worker) == incarnation:
             raise NotReady(f"incarnation {incarnation} of worker {worker} is about to end")
         switch = self.meetings.switch
-        if switch is not None and (switch.mode == "sync") != bool(order.round):
+        if switch is not None and find_mode(switch.mode).has_rounds != bool(order.round):
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
         begun = self.supply.begin(order, self._first_of() if order.round else None)
         if begun is not None:
@@ -515,7 +516,7 @@ class Coordinator:
             if life is not None:
                 at = (life.incarnation, life.first, number, switch.positions[seat])
                 reached[seat] = SeatPosition(*at)
-        self.supply.turn(switch.mode == "sync", reached)
+        self.supply.turn(find_mode(switch.mode).has_rounds, reached)
 
     def _admit(self, worker: int, incarnation: int) -> Seat:
         seat = self.members.seats.get(worker)

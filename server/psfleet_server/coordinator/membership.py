@@ -5,6 +5,7 @@ Section 6 of the protocol. Pure: the reports come in, the next roster comes out.
 
 from dataclasses import dataclass, field
 
+from psfleet.consistency import find_mode
 from psfleet.data.assignment import LOOKAHEAD
 from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
 
@@ -100,7 +101,7 @@ class Membership:
         reports = list(change.reports.values())
         self.view = change.view
         self.closed = max(report.closed for report in reports)
-        self.sync = any(report.mode == "sync" for report in reports)
+        self.sync = any(find_mode(report.mode).has_rounds for report in reports)
         for index, seat in self.seats.items():
             self._note(index, seat, reports)
         removed = {index for index, seat in self.seats.items() if seat.life is None}

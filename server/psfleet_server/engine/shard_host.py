@@ -196,11 +196,11 @@ class ShardHost:
         """Take a push, then the pull that came with it, whose reply may have to wait.
 
         Raises:
-            ProtocolError: In sync mode, where a pull has to wait until every server holds the push.
+            ProtocolError: The mode has rounds, where a pull has to wait until every server holds the push.
         """
-        if self.shard.mode == "sync":
+        if self.shard.consistency.declared.has_rounds:
             raise ProtocolError(
-                "the fleet runs in mode 'sync', in which a pull cannot travel with "
+                f"the fleet runs in mode {self.shard.mode!r}, in which a pull cannot travel with "
                 "the push before it; push first, then pull"
             )
         # All that could be wrong with the pull, before the push is applied.

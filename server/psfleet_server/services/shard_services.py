@@ -41,7 +41,6 @@ from psfleet_server.rpc.pull_response import ResponsePlaces
 
 __all__ = ["handlers"]
 
-_UNWAITING = ("async", "geo", "half-async")
 _PAGE = 256 << 20  # bytes of an answer to ReadState
 
 
@@ -108,7 +107,8 @@ class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # n
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """The handler of a call, if it is one of these."""
-        if self._host.shard.mode not in _UNWAITING:
+        consistency = self._host.shard.consistency
+        if consistency.mode is None or consistency.declared.pulls_wait:
             return None
         return self._methods.get(handler_call_details.method)
 
@@ -122,7 +122,7 @@ class _ShardService:
     def push(self, request: bytes) -> bytes:
         header, content, memory = self._open(request)
         gradients = segments.read_gradients(header, content, self._spec_of)
-        if memory is not None and self._host.shard.mode == "sync":
+        if memory is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places go back to the worker with the answer.
             gradients = tuple(_kept(gradient) for gradient in gradients)
         answer = self._host.ask(self._push(header, gradients))

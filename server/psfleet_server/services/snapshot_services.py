@@ -75,7 +75,7 @@ class _SnapshotService:
         self._host.parts.start(asked.number)
         shard = self._host.shard
         with self._host.lock:
-            mode = 0 if shard.mode is None else write_mode(shard.mode)
+            mode = write_mode(shard.mode)
             left = shard.rounds.left
             lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
             remembered = list(shard.moments)

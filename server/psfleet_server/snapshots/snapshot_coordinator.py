@@ -13,6 +13,7 @@ whatever clock the caller uses.
 from collections import deque
 from typing import Any
 
+from psfleet.consistency import find_mode
 from psfleet.errors import CheckpointError, DeadlineExceeded
 from psfleet.shard.events import SendError
 from psfleet_server.snapshots.snapshot_events import (
@@ -194,14 +195,15 @@ class SnapshotCoordinator:
         A worker that comes or goes does so at one server before the other.
         """
         now, first = self._now, standings[0]
-        is_sync = first.mode in ("", "sync")  # no worker has joined: nothing is under way
-        if not is_sync and any(other.lives != first.lives for other in standings):
+        # If no worker has joined, nothing is under way.
+        has_rounds = not first.mode or find_mode(first.mode).has_rounds
+        if not has_rounds and any(other.lives != first.lives for other in standings):
             self._enter(Stage.DISAGREEING, at + _RETRY)
             return self._overdue(at) if self.is_stopping else []
         warnings = self._choose_base(standings) if now.asked.request.delta else []
         cutting = self._now.cutting()
         now.members = dict(first.lives)
-        if is_sync:
+        if has_rounds:
             now.round = cutting.round = self._round_after(max(each.closed for each in standings))
         else:
             cutting.members = dict(first.lives)

@@ -38,7 +38,7 @@ class Collectives:
     def gather(
         self, mode: str = "", value: NDArray[Any] | None = None
     ) -> Program[CollectiveResult]:
-        """Meet all workers. Sync mode: rounds of the others go on without this one meanwhile.
+        """Meet all workers. Rounds of the others go on without this one meanwhile.
 
         Args:
             mode: How to combine `value`: sum, max or min.
@@ -75,5 +75,5 @@ class Collectives:
 
     def _come_back(self, passes: bool) -> Program[None]:
         """Be a member of rounds again, unless the meeting was over before this life began."""
-        if self._session.mode == "sync" and not passes:
+        if self._session.declared.has_rounds and not passes:
             yield from self._session.join()

@@ -1,7 +1,7 @@
 """The data that the fleet hands out, as one worker takes it step by step.
 
-In sync mode every worker works out its part of each round from the plan; in the others the first stage of a
-worker takes leases and tells its other stages. A change between both may fall within a dataset: what is
+In a mode with rounds every worker works out its part of each from the plan; in the others the first stage
+of a worker takes leases and tells its other stages. A change between both may fall within a dataset: what is
 not used of it is then dealt anew, and every worker goes on in the new way.
 
 Pure: the programs of a dataset yield its steps, and between them what is to be asked of the fleet.
@@ -84,18 +84,14 @@ class WorkerData:
         goes_on = True
         while goes_on:
             self.coming = ()
-            if self._is_sync:
+            if self._session.declared.has_rounds:
                 goes_on = yield from self._in_rounds(batch * merged, merged)
             elif self._process:
                 goes_on = yield from self._told()
             else:
                 goes_on = yield from self._leased(batch)
 
-    @property
-    def _is_sync(self) -> bool:
-        return self._session.mode == "sync"
-
-    # -- sync ----------------------------------------------------------------------------------
+    # -- rounds --------------------------------------------------------------------------------
 
     def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
         """All rounds of the dataset; whether the mode has changed and another way is to go on."""
@@ -166,7 +162,7 @@ class WorkerData:
     @property
     def _exact(self) -> bool:
         """Merged pushes leave later than their steps; then only what is flushed is said to be used."""
-        return self._session.mode != "half-async"
+        return not self._session.declared.merges_pushes
 
     def _leased(self, batch: int) -> Program[bool]:
         """All leases of the dataset; whether the mode has changed and another way is to go on."""
@@ -209,7 +205,7 @@ class WorkerData:
                 return dealt.what or None
             if self._used == self._leases:
                 yield Pause(_PAUSE)
-            if self._session.mode == "ssp":  # who has no data does not hold back the others
+            if self._session.declared.has_clocks:  # who has no data does not hold back the others
                 yield from self._tell(_SKIP)
                 yield SkipStep()
             yield from self._settle()

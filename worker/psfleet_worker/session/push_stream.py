@@ -1,7 +1,7 @@
 """One worker's stream of pushes, and the pulls between them: what gets which number and waits for what.
 
-Sync mode: a push is held by every server; the next pull or flush commits it and waits for the round to
-close. Every other mode: pushes leave in order, a few at a time; a pull comes after the pushes before it,
+In a mode with rounds every server holds a push; the next pull or flush commits it and waits for the round to
+close. In other modes pushes leave in order, a few at a time; a pull comes after the pushes before it,
 and takes the last one with it. Snapshots cut the stream between two pushes.
 
 Pure: its programs say what is to be done; the arrays are with whoever runs them
@@ -26,7 +26,7 @@ from psfleet_worker.session.worker_session import Session
 __all__ = ["WINDOW", "Stream"]
 
 WINDOW = 4
-"""Pushes under way at most, in other modes than sync, beside the one that last waited for company."""
+"""Pushes under way at most, in modes without rounds, beside the one that last waited for company."""
 
 _ARRIVE, _LAND = AwaitReads(joined=True), AwaitReads()
 _SETTLE, _FLUSH = AwaitPushes(), AwaitPushes(leaves=True)
@@ -40,7 +40,7 @@ class Stream:
         session: The life.
 
     Attributes:
-        open: Sync mode: the round that is pushed and not committed; 0: none.
+        open: The round that is pushed and not committed; 0: none.
         cut: The last snapshot that is marked, and the last push in it.
     """
 
@@ -55,12 +55,12 @@ class Stream:
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
-        assert not self.open or self._session.mode == "sync"
+        assert not self.open or self._session.declared.has_rounds
         assert self.cut[1] <= max(self._begun, self._session.sequence)
 
     def begin(self) -> None:
-        """The life has begun: in sync mode the round before its first is the one to wait for."""
-        if self._session.mode == "sync":
+        """The life has begun: the round before its first is the one to wait for, if there are rounds."""
+        if self._session.declared.has_rounds:
             self.open = self._session.sequence
 
     # -- pulls -------------------------------------------------------------------------------------
@@ -68,12 +68,12 @@ class Stream:
     @property
     def reads_ahead(self) -> bool:
         """Whether a pull may overtake a push: not where pulls wait for other workers."""
-        return self._session.mode == "async"
+        return self._session.declared.reads_ahead
 
     def pull(self) -> Program[Any]:
-        """Read; in sync mode what is there when the open round has closed."""
+        """Read; what is there when the open round has closed, if there is one."""
         yield from self._arrive()
-        if self._session.mode == "sync":  # a pull commits what every server holds
+        if self._session.declared.has_rounds:  # a pull commits what every server holds
             yield _SETTLE
         return (yield from self._read())
 
@@ -112,14 +112,15 @@ class Stream:
         if self._overtaken:
             yield from self._arrive()
         yield _WINDOW_FREE
-        sequence, clock, sync = session.sequence + 1, session.clock + 1, session.mode == "sync"
+        sequence, clock = session.sequence + 1, session.clock + 1
+        is_held = session.declared.has_rounds
         yield LayOutPush(sequence, clock)
         self._begun = sequence
-        ticket = yield SendPush(sequence, self.cut, not sync, self._ahead)
+        ticket = yield SendPush(sequence, self.cut, not is_held, self._ahead)
         self._overtaken = self._ahead
         session.sequence, session.clock = sequence, clock
         session.progress.made()
-        self.open = sequence if sync else 0
+        self.open = sequence if is_held else 0
         return ticket
 
     def flush(self) -> Program[None]:

@@ -3,6 +3,9 @@
 Pure: its programs yield what is to be asked of the fleet and change the session by the answers.
 """
 
+from typing import cast
+
+from psfleet.consistency import find_mode
 from psfleet.errors import DeadlineExceeded, ProtocolError
 from psfleet.fleet.progress import ScriptProgress
 from psfleet.settings.mode import Mode
@@ -28,15 +31,16 @@ class Session:
     Args:
         worker: Its seat.
         mode: In which the script begins.
-        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        staleness: Of a mode with clocks: how many pushes a worker may be ahead of the slowest.
         patience: Seconds that servers may be in different modes.
 
     Attributes:
+        declared: What is done in the present mode.
         incarnation: Number of the life; 0: it has not begun.
         sequence: Last push or round of this life that all servers know.
-        clock: Ssp mode: pushes since all workers last met.
+        clock: Pushes since all workers last met.
         view: The last view of the members that any server has told of.
-        first: Sync mode: the round from which on this life counts.
+        first: In a mode with rounds the one from which on this life counts.
         progress: How far the script is, over all lives in this seat.
         meetings: How many meetings this life has come to.
         changes: How many changes of the mode are among them.
@@ -45,8 +49,7 @@ class Session:
 
     def __init__(self, worker: int, mode: Mode, staleness: int = 0, patience: float = 60.0) -> None:
         self.worker = worker
-        self.mode: Mode = mode
-        self.staleness = staleness
+        self._be_in(mode, staleness)
         self.incarnation = self.sequence = self.clock = self.view = 0
         self.first = 1
         self.progress = ScriptProgress()
@@ -62,9 +65,17 @@ class Session:
         assert not self.incarnation or self.first >= 1
 
     @property
+    def mode(self) -> Mode:
+        """The name of the present mode."""
+        return cast(Mode, self.declared.name)
+
+    def _be_in(self, mode: Mode, staleness: int) -> None:
+        self.declared, self.staleness = find_mode(mode), staleness
+
+    @property
     def rests(self) -> bool:
         """Whether the others would wait for this worker while it waits for them at a meeting."""
-        return self.mode in ("sync", "ssp")
+        return self.declared.pulls_wait
 
     @property
     def passes(self) -> bool:
@@ -84,7 +95,7 @@ class Session:
         self.first = max(seat.first, 1)
         self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
-        if self.mode == "sync":  # the servers may have come further, in another mode
+        if self.declared.has_rounds:  # the servers may have come further, in another mode
             self.sequence = max(self.first - 1, self.sequence)
 
     def _adopt(self, seat: SeatGranted) -> Program[None]:
@@ -93,7 +104,7 @@ class Session:
         All workers may have met to change it, and none may have told the servers yet.
         """
         if seat.switches:
-            self.mode, self.staleness = seat.mode, seat.staleness
+            self._be_in(seat.mode, seat.staleness)
         waited = 0.0
         while len({*map(_mode_of, (yield from self._join(seat.switches, seat.last)))}) > 1:
             if waited > self._patience:
@@ -127,7 +138,7 @@ class Session:
         )
         one = joined[0]
         self.sequence, self._switches = one.sequence, one.switches
-        self.mode, self.staleness = one.mode, one.staleness
+        self._be_in(one.mode, one.staleness)
         self.clock = min(each.clock for each in joined)
         return joined
 
@@ -139,8 +150,9 @@ class Session:
         """
         self.changes += 1
         if self.changes > self._switches:
-            self.turns += (mode == "sync") != (self.mode == "sync")
-            self.mode, self.staleness = mode, staleness
+            had_rounds = self.declared.has_rounds
+            self._be_in(mode, staleness)
+            self.turns += self.declared.has_rounds != had_rounds
             yield from self.join(self.changes, last)
 
     # -- meetings ----------------------------------------------------------------------------------
@@ -148,7 +160,7 @@ class Session:
     def meet(
         self, mode: str = "", value: object = None, reached: tuple[int, int] = (0, 0)
     ) -> Program[CollectiveResult]:
-        """Come to the next meeting; in sync and ssp mode nobody waits for this worker meanwhile.
+        """Come to the next meeting; nobody waits for this worker meanwhile.
 
         Every push of this life must be applied.
 

@@ -71,7 +71,7 @@ class Transfers:
 
     def begin(self) -> None:
         """The connection's life has begun, or goes on in another mode."""
-        self._packer.feeds = self._session.mode != "sync"
+        self._packer.feeds = not self._session.declared.has_rounds
 
     # -- what a script asks for ------------------------------------------------------------------
 
@@ -256,9 +256,9 @@ class Transfers:
         return parcels
 
     def _said_with_push(self) -> str:
-        """How far the script is; sync mode says it with the commit. Merged pushes are no steps."""
-        progress, mode = self._session.progress, self._session.mode
-        return "" if mode == "sync" else progress.text(1, repeats=mode != "half-async")
+        """How far the script is; a round's commit says it for a held push. Merged pushes are no steps."""
+        progress, mode = self._session.progress, self._session.declared
+        return "" if mode.has_rounds else progress.text(1, repeats=not mode.merges_pushes)
 
     def _send(self, send: SendPush) -> FleetPush:
         parcels, self._parcels = self._parcels, []

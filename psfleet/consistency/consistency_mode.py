@@ -1,0 +1,96 @@
+"""What a consistency mode is: a name, a number, settings, and what servers and workers do in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from psfleet.settings.declaration import check, setting
+
+__all__ = ["ConsistencyMode", "ModeGuide", "at_least_0", "at_least_1"]
+
+_number = partial(setting, most=2**31 - 1)
+at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
+"""A field that is a setting and a number from 0 on; arguments as for `setting`."""
+at_least_1: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
+"""Likewise, from 1 on."""
+
+
+@dataclass(frozen=True)
+class ModeGuide:
+    """A row of the table of modes in docs/strategies.md.
+
+    Attributes:
+        push: What happens to a push.
+        pull: What a pull waits for.
+        promise: What the mode guarantees.
+        price: What it does not guarantee.
+    """
+
+    push: str
+    pull: str
+    promise: str
+    price: str
+
+
+@dataclass(frozen=True)
+class ConsistencyMode:
+    """When pushes take effect, what pulls wait for, and what a worker does of its own.
+
+    A mode is a subclass in a file of its own: a frozen dataclass under `@register`. Its fields are its
+    settings, each with a default; its class attributes are the properties below. Servers, workers and
+    tools ask for these, and none of them compares names. The first line of its docstring describes it in
+    protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
+
+    This class itself is the mode of a fleet that no worker has joined.
+
+    Attributes:
+        name: In strategies, flags and messages: lower-case letters, digits and hyphens.
+        number: On the wire and in files. Those from 1000 on are for modes outside psfleet.
+        has_rounds: Servers hold a push until those of all workers are there, then apply their mean; a pull
+            waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
+            a push takes effect when it arrives, and workers lease their data.
+        has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
+            has that setting.
+        adds_deltas: A push brings what is to be added to the weights, and each worker has its own optimizer
+            state. Otherwise a push brings gradients for the table's rule.
+        merges_pushes: A push leaves the worker later than its steps, with the gradients of several.
+        runtime: `module:class` of what a worker puts before its cluster: the class takes a Runtime and the
+            ConsistencySettings, and has a method `release`. Empty: nothing.
+        conflicts: Part of a strategy -> why it cannot be on in this mode.
+        main_setting: What the number in `psfleet mode JOB ssp:4` sets; empty: it takes none.
+        a_sync: Name in the reference's `a_sync_configs` -> setting. The first name asks for the mode.
+        a_sync_off: Value of that name which does not.
+        guide: For docs/strategies.md.
+    """
+
+    name: ClassVar[str] = ""
+    number: ClassVar[int] = 0
+    has_rounds: ClassVar[bool] = False
+    has_clocks: ClassVar[bool] = False
+    adds_deltas: ClassVar[bool] = False
+    merges_pushes: ClassVar[bool] = False
+    runtime: ClassVar[str] = ""
+    conflicts: ClassVar[Mapping[str, str]] = {}
+    main_setting: ClassVar[str] = ""
+    a_sync: ClassVar[Mapping[str, str]] = {}
+    a_sync_off: ClassVar[int | None] = None
+    guide: ClassVar[ModeGuide | None] = None
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"consistency {one.name}")
+
+    @cached_property
+    def pulls_wait(self) -> bool:
+        """Whether a pull may wait for other workers. Then a worker at a collective rests."""
+        return self.has_rounds or self.has_clocks
+
+    @cached_property
+    def corrects_late(self) -> bool:
+        """Whether servers correct stale gradients, see psfleet.shard.stale_gradients."""
+        return not self.has_rounds and not self.adds_deltas
+
+    @cached_property
+    def reads_ahead(self) -> bool:
+        """Whether a worker's pull may overtake its push."""
+        return not self.pulls_wait and not self.runtime
