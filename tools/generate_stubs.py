@@ -1,4 +1,4 @@
-"""Generate psfleet/wire/v1 from protos/ and the optimizers' stub, or prove with --check that they are fresh.
+"""Generate psfleet/wire/v1, the optimizers' stub and lists of modes, or prove with --check them fresh.
 
 The generator is pinned to grpcio-tools 1.62.3, run in a throwaway environment. Measured: what it
 generates loads without a warning under protobuf 5.27, 6.30 and 7.36. Later generators add a version
@@ -15,6 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+import mode_texts
 import optimizer_stubs
 
 GENERATOR = "grpcio-tools==1.62.3"
@@ -44,6 +45,8 @@ def stamp(source: Path) -> str:
 
 def generate() -> None:
     """Write the stubs anew."""
+    for path, text in mode_texts.texts().items():
+        path.write_text(text)
     optimizer_stubs.PATH.write_text(optimizer_stubs.text())
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -86,6 +89,11 @@ def stale() -> list[str]:
         for source in sources()
         for path in generated(source, OUT)
         if not path.exists() or not path.read_text().startswith(stamp(source))
+    ]
+    found += [
+        f"{path.relative_to(ROOT)} is not from today's consistency modes"
+        for path, text in mode_texts.texts().items()
+        if path.read_text() != text
     ]
     if optimizer_stubs.PATH.read_text() != optimizer_stubs.text():
         found.append(f"{optimizer_stubs.PATH.name} is not from today's rules")

@@ -27,10 +27,10 @@ class ModeGuide:
         price: What it does not guarantee.
     """
 
-    push: str
-    pull: str
-    promise: str
-    price: str
+    push: str = ""
+    pull: str = ""
+    promise: str = ""
+    price: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ConsistencyMode:
         conflicts: Part of a strategy -> why it cannot be on in this mode.
         main_setting: What the number in `psfleet mode JOB ssp:4` sets; empty: it takes none.
         a_sync: Name in the reference's `a_sync_configs` -> setting. The first name asks for the mode.
-        a_sync_off: Value of that name which does not.
+        a_sync_off: Values of that name which do not; the first is its default.
         guide: For docs/strategies.md.
     """
 
@@ -74,8 +74,8 @@ class ConsistencyMode:
     conflicts: ClassVar[Mapping[str, str]] = {}
     main_setting: ClassVar[str] = ""
     a_sync: ClassVar[Mapping[str, str]] = {}
-    a_sync_off: ClassVar[int | None] = None
-    guide: ClassVar[ModeGuide | None] = None
+    a_sync_off: ClassVar[tuple[int, ...]] = ()
+    guide: ClassVar[ModeGuide] = ModeGuide()
 
     def __post_init__(self) -> None:
         check(self, lambda one: f"consistency {one.name}")

@@ -30,7 +30,7 @@ class GeoMode(ConsistencyMode):
     }
     main_setting = "k_steps"
     a_sync: ClassVar = {"k_steps": "k_steps"}
-    a_sync_off = 0
+    a_sync_off = (0, -1)
     guide = ModeGuide(
         "updates the worker's local copies; every `k_steps`-th sends the changes",
         "mostly read from the copies",

@@ -23,7 +23,7 @@ class HalfAsyncMode(LatePushMode):
     runtime = "psfleet.modes.half_async:HalfAsyncRuntime"
     main_setting = "max_merge"
     a_sync: ClassVar = {"max_merge_var_num": "max_merge", "send_queue_size": "queue_size"}
-    a_sync_off = 1
+    a_sync_off = (1,)
     guide = ModeGuide(
         "waits in a queue; up to `max_merge` are summed into one",
         "is answered at once, without queued pushes",

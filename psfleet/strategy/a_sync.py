@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from psfleet.consistency import MODES, ConsistencyMode, LatePushMode
 from psfleet.errors import ConfigError
+from psfleet.settings.declaration import settings_of
 
 __all__ = ["consistency_of"]
 
-_KNOWN = ("k_steps", "max_merge_var_num", "send_queue_size", "staleness")
-_LATE = ("staleness_damping", "delay_compensation")
 _OF_THREADS = "psfleet sends without the reference's thread pools; leave it out"
 _ELSEWHERE = {
     "independent_recv_thread": "a pull is answered when it is asked for; leave it out",
@@ -27,55 +27,60 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
     """
-    late = {name: value for name, value in configs.items() if name in _LATE}
-    return {**_mode_of(a_sync, configs), **late}
+    late = [one.name for one in settings_of(LatePushMode)]
+    _check(configs, late)
+    shared = {name: value for name, value in configs.items() if name in late}
+    mode = _asked(configs)
+    if not a_sync or configs.get("k_steps") == -1:
+        if mode is not None:
+            name = next(iter(mode.a_sync))
+            raise ConfigError(
+                f"a_sync_configs {name} = {configs[name]} asks for a mode that is not sync, "
+                "but a_sync is False or k_steps -1; set a_sync or leave it out"
+            )
+        return {"mode": "sync", **shared}
+    if mode is None:
+        return {"mode": "async", **shared}
+    own = {mode.a_sync[name]: value for name, value in configs.items() if name in mode.a_sync}
+    return {"mode": mode.name, **own, **shared}
 
 
-def _mode_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
-    """The mode and its own settings."""
+def _check(configs: Mapping[str, Any], late: list[str]) -> None:
+    """Refuse names and types that no mode takes."""
+    known = sorted(name for mode in MODES.values() for name in mode.a_sync) + late
     for name, value in configs.items():
         if name in _ELSEWHERE:
             raise ConfigError(f"a_sync_configs {name} has no meaning here: {_ELSEWHERE[name]}")
-        if name not in (*_KNOWN, *_LATE):
-            known = ", ".join((*_KNOWN, *_LATE))
-            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {known}")
-        if name in _LATE:
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a number")
-        elif not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a whole number")
-    steps, merge = configs.get("k_steps", 0), configs.get("max_merge_var_num", 1)
-    if steps < -1:
+        if name not in known:
+            raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float) if name in late else int):
+            wanted = "number" if name in late else "whole number"
+            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a {wanted}")
+    if configs.get("k_steps", 0) < -1:
         raise ConfigError(
-            f"a_sync_configs k_steps is {steps}; it must be 0 (async), above 0 (geo) or -1 (sync)"
+            f"a_sync_configs k_steps is {configs['k_steps']}; it must be 0 (async), above 0 (geo) or -1 "
+            "(sync)"
         )
-    asked = [
-        *(["k_steps"] if steps > 0 else []),
-        *(["max_merge_var_num"] if merge != 1 else []),
-        *(["staleness"] if "staleness" in configs else []),
-    ]
-    if len(asked) > 1:
+
+
+def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
+    """The one mode that the configuration asks for; None: none."""
+    found: dict[str, ConsistencyMode] = {}
+    for mode in MODES.values():
+        first, *others = mode.a_sync or [""]
+        if first in configs and configs[first] not in mode.a_sync_off:
+            found[first] = mode
+            continue
+        usual = next(iter(mode.a_sync_off), "not given")
+        for name in filter(configs.__contains__, others):
+            raise ConfigError(
+                f"a_sync_configs {name} is {configs[name]} and {first} is {usual}: it is a "
+                f"setting of {mode.name}, which {first} asks for; leave it out or set {first} too"
+            )
+    if len(found) > 1:
+        names = [name for name in configs if name in found]
         raise ConfigError(
-            f"a_sync_configs {asked[0]} and {asked[1]} contradict each other: each asks for a "
+            f"a_sync_configs {names[0]} and {names[1]} contradict each other: each asks for a "
             "mode of its own; leave one out"
         )
-    if "send_queue_size" in configs and asked != ["max_merge_var_num"]:
-        raise ConfigError(
-            f"a_sync_configs send_queue_size is {configs['send_queue_size']} and max_merge_var_num "
-            "is 1: the queue is of gradients to merge; leave it out or merge more than 1"
-        )
-    if not a_sync or steps == -1:
-        if asked:
-            raise ConfigError(
-                f"a_sync_configs {asked[0]} = {configs[asked[0]]} asks for a mode that is not sync, "
-                "but a_sync is False or k_steps -1; set a_sync or leave it out"
-            )
-        return {"mode": "sync"}
-    if not asked:
-        return {"mode": "async"}
-    if asked == ["k_steps"]:
-        return {"mode": "geo", "k_steps": steps}
-    if asked == ["staleness"]:
-        return {"mode": "ssp", "staleness": configs["staleness"]}
-    queue = {"queue_size": configs["send_queue_size"]} if "send_queue_size" in configs else {}
-    return {"mode": "half-async", "max_merge": merge, **queue}
+    return next(iter(found.values()), None)
