@@ -139,8 +139,8 @@ class JobSettings:
     )
     rules: tuple[str, ...] = setting(
         (),
-        "Modules with update rules of your own, which servers and workers import; they are on the Python "
-        "path or beside the script",
+        "Modules with update rules or consistency modes of your own, which servers and workers import; they "
+        "are on the Python path or beside the script",
         names="--rules PSFLEET_RULES job.rules",
         metavar="MODULE,...",
     )

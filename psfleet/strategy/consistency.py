@@ -42,7 +42,6 @@ class ConsistencySettings:
         for name, value in settings.items():
             if name not in known:
                 raise ConfigError(f"consistency has no setting {name!r}; it has {', '.join(known)}")
-            known[name].check(value, f"consistency {name}")
             if name not in own and value != known[name].default:
                 raise _contradiction(name, value, mode)
         taken = {name: value for name, value in settings.items() if name in own}
@@ -63,7 +62,10 @@ class ConsistencySettings:
     @staticmethod
     def settings() -> tuple[Setting, ...]:
         """The mode and the settings of all modes, those that several modes share at the end."""
-        found = {one.name: one for mode in MODES.values() for one in settings_of(type(mode))}
+        found: dict[str, Setting] = {}
+        for known in MODES.values():
+            for one in settings_of(type(known)):
+                found.setdefault(one.name, one)
         listed = sorted(found.values(), key=lambda one: len(_modes_with(one.name)) > 1)
         mode = Setting("mode", one_of(*MODES), "sync", "When pushes take effect", flag="--mode")
         return (
