@@ -276,7 +276,7 @@ class Fleet:
         where all modes are one, it does nothing.
 
         Args:
-            mode: sync, async, ssp, geo or half-async.
+            mode: Its name, such as async; docs/strategies.md describes the modes.
             settings: Of that mode, as in a strategy file's [consistency].
 
         Raises:

@@ -60,7 +60,7 @@ class Join:
     """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
 
     Attributes:
-        staleness: Ssp mode: how many pushes a worker may be ahead of the slowest.
+        staleness: In a mode with clocks, how many pushes a worker may be ahead of the slowest.
         switch: 0, or n: all workers have arrived with nothing in flight, and from now on the fleet
             runs in this mode, its n-th mode switch.
         last: With a switch, the highest round or push of any worker before it.
@@ -103,13 +103,13 @@ class Push:
 
     Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
     named on every server, with no rows where none fall, so that all servers count the same steps.
-    In geo mode it brings what is to be added to the weights.
+    In a mode that adds deltas it brings what is to be added to the weights.
 
     Attributes:
         clock: Ssp mode: the worker's pushes since the last collective.
         cut: The last snapshot that the worker has marked, and its last push in it.
         position: Every mode but sync: the worker's position in its leases after this push.
-        correction: Async, ssp and half-async mode: how a stale push is corrected; None: not at all.
+        correction: How a stale push is corrected; None: not at all.
         progress: Every mode but sync: the loop position of its script; empty: unknown.
     """
 

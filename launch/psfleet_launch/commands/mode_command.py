@@ -14,11 +14,18 @@ from psfleet_launch.job.job_folder import is_claimed
 __all__ = ["mode"]
 
 _LOOK = 0.1  # seconds between two looks whether the workers have been told
-_NUMBERS = {name: mode.main_setting for name, mode in MODES.items() if mode.main_setting}
-_FORMS = [f"{name}[:{_NUMBERS[name].upper()}]" if name in _NUMBERS else name for name in MODES]
+
+
+def _forms() -> str:
+    """What may be wanted: `async`, `ssp[:STALENESS]`."""
+    numbers = {name: known.main_setting.upper() for name, known in MODES.items()}
+    forms = (f"{name}[:{number}]" if number else name for name, number in numbers.items())
+    return one_of(*forms).wanted
+
+
 _HELP = f"""Change the mode of the running JOB at the next barrier of its workers.
 
-MODE is {one_of(*_FORMS).wanted}. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
+MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.shard loops.
 """
 
 
@@ -64,9 +71,10 @@ def _part(wanted: str) -> dict[str, str | int]:
     name, colon, number = wanted.partition(":")
     part: dict[str, str | int] = {"mode": name}
     if colon:
-        if name not in _NUMBERS or not number.isdigit():
-            raise ConfigError(f"mode {wanted!r} is none; name {one_of(*_FORMS).wanted}")
-        part[_NUMBERS[name]] = int(number)
+        setting = MODES[name].main_setting if name in MODES else ""
+        if not setting or not number.isdigit():
+            raise ConfigError(f"mode {wanted!r} is none; name {_forms()}")
+        part[setting] = int(number)
     Settings.from_parts({"consistency": part})
     return part
 
