@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.settings.declaration import settings_of
 from psfleet.strategy import Settings
 
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
@@ -94,8 +95,5 @@ def test_the_page_names_every_setting() -> None:
             for kind in (hints[part.name], *typing.get_args(hints[part.name]))
             if dataclasses.is_dataclass(kind)
         ]
-        for name in (
-            part.name,
-            *(field.name for kind in kinds for field in dataclasses.fields(kind)),
-        ):
+        for name in (part.name, *(one.name for kind in kinds for one in settings_of(kind))):
             assert f"`{name}`" in page, f"{part.name} {name}"

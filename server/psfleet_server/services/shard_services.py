@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
+from psfleet.consistency import NO_MODE
 from psfleet.data.assignment import RoundPlan
 from psfleet.errors import (
     CheckpointError,
@@ -107,8 +108,8 @@ class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # n
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """The handler of a call, if it is one of these."""
-        consistency = self._host.shard.consistency
-        if consistency.mode is None or consistency.declared.pulls_wait:
+        mode = self._host.shard.consistency.declared
+        if mode.pulls_wait or mode.name == NO_MODE.name:
             return None
         return self._methods.get(handler_call_details.method)
 
