@@ -57,6 +57,7 @@ check: $(VENV)/.has-dev
 	$(VENV)/bin/mypy $(without-torch)
 	$(VENV)/bin/python tools/generate_stubs.py --check
 	$(VENV)/bin/python tools/generate_settings.py --check
+	$(VENV)/bin/python tools/generate_panels.py --check
 	$(VENV)/bin/python tools/draw_diagrams.py --check
 	$(VENV)/bin/python tools/check_docs.py
 
@@ -111,6 +112,7 @@ test-engines: $(VENV)/.has-test
 docs: $(VENV)/.has-test
 	$(VENV)/bin/python tools/draw_diagrams.py
 	$(VENV)/bin/python tools/generate_settings.py
+	$(VENV)/bin/python tools/generate_panels.py
 	$(VENV)/bin/python tools/check_docs.py
 
 clean:

@@ -21,7 +21,7 @@ LAYERS = {
     "psfleet": [
         "errors",
         "settings",
-        "consistency faults metrics stages validation",
+        "consistency faults metrics observability stages validation",
         "platform rules",
         "schema",
         "formats kernels runtime",
@@ -41,12 +41,13 @@ LAYERS = {
         "durability",
         "engine",
         "replication snapshots",
+        "observability",
         "services",
         "process",
         "__main__",
     ],
     "psfleet_worker": [
-        "session stages",
+        "observability session stages",
         "connection",
         "data_client sharding snapshot_request",
         "stream",
@@ -55,7 +56,7 @@ LAYERS = {
     "psfleet_launch": [
         "job",
         "supervision",
-        "console",
+        "console observability",
         "chaos",
         "engines",
         "job_runner",

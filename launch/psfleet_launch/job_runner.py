@@ -13,6 +13,7 @@ from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.observability.job_counters import JobCounters
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -48,6 +49,8 @@ class JobRunner:
 
     Attributes:
         ended_at: When the last process of a member ended.
+        counters: Of what happens to the job's processes.
+        endpoints: Of the servers, in order of rank, as far as they are known.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class JobRunner:
         self._supervisor = supervisor
         self._screen = screen
         self._trouble = trouble
-        self._endpoints = engine.endpoints()
+        self.counters = JobCounters()
+        self.endpoints = engine.endpoints()
         self._codes: dict[Member, int] = {}
         self._answering: set[Member] = set()
         self._asked: list[int] = []
@@ -134,13 +138,14 @@ class JobRunner:
         asked = [StopRequested(self._asked.pop(0)) for _ in range(len(self._asked))]
         events = self._engine.events()
         for event in events:
+            self.counters.take(event, time.monotonic())
             match event:
                 case ProcessExited(member, code):
                     self.ended_at[member] = datetime.now()
                     self._codes[member] = code
                     self._answering.discard(member)
                 case ServerReady(member, endpoint):
-                    self._endpoints[member.rank] = endpoint
+                    self.endpoints[member.rank] = endpoint
                     self._answering.add(member)
         return [*asked, *self._show(events)]
 
@@ -173,6 +178,7 @@ class JobRunner:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
+            self.counters.take(action, time.monotonic())
             match action:
                 case StartProcesses(members):
                     self._start(members)
@@ -216,12 +222,12 @@ class JobRunner:
             self.ended_at.pop(member, None)
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
-            self._screen.servers_ready(self._endpoints)
+            self._screen.servers_ready(self.endpoints)
 
     def _told(self, member: Member) -> Told:
         standbys = self._supervisor.standbys
         return Told(
-            self._endpoints,
+            self.endpoints,
             self._resume,
             follows=standbys is not None and standbys.follows(member),
             takes_orders=standbys is not None and member.role == "server",

@@ -15,7 +15,7 @@ from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageErro
 from psfleet.kernels.dedup import dedup
 from psfleet.kernels.float16 import rounded
 from psfleet.platform.interrupts import deferred
-from psfleet.runtime.finiteness import NonFiniteCheck
+from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import (
     ClosedRuntime,
     CompletedPull,
@@ -118,7 +118,11 @@ class EmbeddedRuntime:
     ) -> CompletedPush:
         """See Runtime.push."""
         merged = self._merged(gradients)
-        self._watch.look(self._pushes + 1, loss, ((spec.name, g.values) for spec, g in merged))
+        looked = ((spec.name, g.values, g.ids) for spec, g in merged)
+        try:
+            self._watch.look(self._pushes + 1, loss, looked)
+        except SkippedGradients:
+            samples, loss, merged = 0, None, self._merged(list(map(without_values, gradients)))
         parts = tuple(self._packer.sent(self._pushes + 1, merged))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
@@ -147,7 +148,7 @@ class DataLoops:
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
-                for batch in found:
+                for batch in self._timed(found):
                     self._look()
                     yield batch
                     self._mark(loop, latest=True)
@@ -203,6 +204,19 @@ class DataLoops:
             self._said.add(about)
             say(text)
 
+    def _timed(self, found: Iterable[R]) -> Iterator[R]:
+        """The same; the time until each is there counts as waiting for data."""
+        times, own = self._of_runtime("times", None), iter(found)
+        while True:
+            began = time.perf_counter_ns()
+            try:
+                item = next(own)
+            except StopIteration:
+                return
+            if times is not None:
+                times.data += time.perf_counter_ns() - began
+            yield item
+
     def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
         """This worker's batches with their numbers."""
         return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
@@ -213,7 +227,7 @@ class DataLoops:
             passed, stop = (0, None) if self._there else self._aim.behind(loop)
             if not repeatable:  # nothing that was read comes again
                 own, passed = () if passed == sys.maxsize or stop is not None else own, 0
-            for number, batch in own:
+            for number, batch in self._timed(own):
                 if stop is not None and number >= stop:
                     break
                 if number < passed:

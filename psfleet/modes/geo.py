@@ -113,7 +113,7 @@ class GeoRuntime(ForwardingRuntime):
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """See Runtime.push. Updates the copies; every k-th exchanges."""
-        self._local.push([gradient.untravelled() for gradient in gradients])
+        self._local.push([gradient.untravelled() for gradient in gradients], loss=loss)
         for gradient in gradients:
             if gradient.ids is not None:
                 self._copies[gradient.table].touch(np.asarray(gradient.ids).reshape(-1))

@@ -1,5 +1,6 @@
 """A loss or a gradient that is no finite number: noticed before it is pushed, and said once."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -8,66 +9,108 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.platform.notices import say
+from psfleet.runtime.interface import Gradient
 from psfleet.settings.environment import on_nan
 
-__all__ = ["NonFiniteCheck"]
+__all__ = ["NonFiniteCheck", "SkippedGradients", "without_values"]
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Looked = tuple[str, Floats, Ids | None]
+"""Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
+
+
+class SkippedGradients(Exception):
+    """The step is to be pushed without its gradients; whoever lays out the push does so."""
 
 
 class NonFiniteCheck:
-    """Looks at what one worker pushes, as PSFLEET_ON_NAN says: say, stop or ignore.
+    """Looks at what one worker pushes, as PSFLEET_ON_NAN says: say, stop, skip or ignore.
 
-    After the first word it looks no more: NaN goes from the weights into everything.
+    With `say` it looks no more after the first word: NaN goes from the weights into everything.
 
     Args:
         worker: Its index.
+
+    Attributes:
+        found: Steps in which something was not finite; with `say` at most 1.
+        squares: By table the squared norm of its gradient in the last step that was looked at whole.
     """
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._policy = on_nan()
         self._looks = self._policy != "ignore"
+        self.found = 0
+        self.squares: dict[str, float] = {}
+        self._step = 0
+        self._growing: dict[str, float] = {}  # as `squares`, of the present step
 
-    def look(self, step: int, loss: float | None, gradients: Iterable[tuple[str, Floats]]) -> None:
-        """Look at one push.
+    def look(self, step: int, loss: float | None, gradients: Iterable[Looked]) -> None:
+        """Look at one push, or a part of it.
 
         Args:
             step: Its number, from 1.
             loss: Of the step, if it is known.
-            gradients: Names of tables, and contiguous values.
+            gradients: What is pushed.
 
         Raises:
             UsageError: Something is not finite, and the policy is stop; the push must not be made.
+            SkippedGradients: Likewise, and the policy is skip.
         """
         if not self._looks:
-            return
-        found = _first(loss, gradients)
-        if not found:
-            return
-        sentence = f"worker {self._worker}, step {step}: {found}"
+            return None
+        if step != self._step:
+            self._step, self.squares, self._growing = step, self._growing, {}
+        if loss is not None and not math.isfinite(loss):
+            return self._tell(step, f"the loss is {loss}")
+        for name, values, ids in gradients:
+            if not self._is_finite(name, values):
+                return self._tell(step, f"the gradient for table {name!r} {_first(values, ids)}")
+        return None
+
+    def _is_finite(self, name: str, values: Floats) -> bool:
+        """One pass, without memory of its own; squares that overflow are looked at again."""
+        flat = values.reshape(-1)
+        with np.errstate(all="ignore"):
+            square = float(np.dot(flat, flat))
+        self._growing[name] = self._growing.get(name, 0.0) + square
+        return math.isfinite(square) or bool(np.isfinite(flat).all())
+
+    def _tell(self, step: int, what: str) -> None:
+        self.found += 1
+        sentence = f"worker {self._worker}, step {step}: {what}"
         if self._policy == "stop":
             raise UsageError(f"{sentence}; it was not pushed (PSFLEET_ON_NAN is stop)")
+        if self._policy == "skip":
+            if self.found == 1:
+                say(
+                    f"psfleet: {sentence}; the gradients of this step are left out, and so are those of "
+                    "later ones like it (PSFLEET_ON_NAN is skip)"
+                )
+            raise SkippedGradients
         self._looks = False
         say(
             f"psfleet: {sentence}, and is pushed as it is; look at the data and the learning rate, or "
-            "clip (PSFLEET_ON_NAN=stop ends the script there, ignore leaves this line out)"
+            "clip (PSFLEET_ON_NAN=stop ends the script there, skip leaves such steps out, ignore leaves "
+            "this line out)"
         )
 
 
-def _first(loss: float | None, gradients: Iterable[tuple[str, Floats]]) -> str:
-    """What is not finite; empty: nothing."""
-    if loss is not None and not math.isfinite(loss):
-        return f"the loss is {loss}"
-    for name, values in gradients:
-        if not _is_finite(values):
-            bad = values[~np.isfinite(values)]
-            return f"the gradient for table {name!r} has {bad[0]}"
-    return ""
+def _first(values: Floats, ids: Ids | None) -> str:
+    """`has nan for id 17`, of rows; of a dense gradient `has nan at element 17`."""
+    rows = values.reshape(len(values), -1)
+    row, column = np.argwhere(~np.isfinite(rows))[0]
+    if ids is not None and values.ndim > 1:
+        return f"has {rows[row, column]} for id {ids[row]}"
+    element = ids[row] if ids is not None else row * rows.shape[1] + column
+    return f"has {rows[row, column]} at element {element}"
 
 
-def _is_finite(values: Floats) -> bool:
-    """One pass, without memory of its own; squares that overflow are looked at again."""
-    flat = values.reshape(-1)
-    with np.errstate(all="ignore"):
-        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+def without_values(gradient: Gradient) -> Gradient:
+    """The gradient of the same table that changes nothing by itself: no rows, or no elements."""
+    is_dense = gradient.ids is None or gradient.values.ndim == 1
+    shape = (0,) if is_dense else (0, gradient.values.shape[1])
+    return dataclasses.replace(
+        gradient, values=np.zeros(shape, np.float32), ids=np.zeros(0, np.int64)
+    )

@@ -172,12 +172,12 @@ def plan_file() -> str:
 
 
 def on_nan() -> str:
-    """What is done about a loss or a gradient that is no finite number: say, stop or ignore.
+    """What is done about a loss or a gradient that is no finite number: say, stop, skip or ignore.
 
     Raises:
         ConfigError: PSFLEET_ON_NAN is something else.
     """
-    return str(from_variable(UserSettings, "on_nan", os.environ))
+    return str(from_variable(UserSettings, "on_nan", os.environ) or "say")
 
 
 def threads() -> int:

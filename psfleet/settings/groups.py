@@ -11,6 +11,7 @@ __all__ = [
     "FaultSettings",
     "FleetSettings",
     "JobSettings",
+    "NumberSettings",
     "ProcessSettings",
     "StageSettings",
     "UserSettings",
@@ -189,7 +190,19 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True)
-class UserSettings:
+class NumberSettings:
+    """What is done about numbers that are none."""
+
+    on_nan: Literal["say", "stop", "skip", "ignore"] | None = setting(
+        None,
+        "What to do about a loss or gradient that is NaN or infinite: say so once (the default), stop, skip "
+        "the gradients of such steps, or ignore it",
+        names="--on-nan PSFLEET_ON_NAN job.on_nan",
+    )
+
+
+@dataclass(frozen=True)
+class UserSettings(NumberSettings):
     """What users say by variables alone; a launcher passes these on from its own environment."""
 
     strategy: str = setting(
@@ -206,12 +219,6 @@ class UserSettings:
         "What a server takes at most, such as `tables=20000,message=67108864`",
         _LIMITS,
         names="PSFLEET_LIMITS",
-    )
-    on_nan: str = setting(
-        "say",
-        "What to do about a loss or gradient that is NaN or infinite: report it once, stop, or ignore it",
-        one_of("say", "stop", "ignore"),
-        names="PSFLEET_ON_NAN",
     )
     plan: str = setting(
         "",

@@ -18,11 +18,15 @@ class RowScan:
     Args:
         index: Of the table.
         rests: Every update changes every row.
+
+    Attributes:
+        dropped: Rows that went so far, for displays.
     """
 
     def __init__(self, index: RowIndex, rests: bool) -> None:
         self._index = index
         self._rests = rests
+        self.dropped = 0
         self._history = ChangeHistory()
         self._entries: tuple[Ids, Ids] | None = None
 
@@ -32,7 +36,9 @@ class RowScan:
             return 0
         self._entries = None
         self._history.add(removed=ids)
-        return self._index.remove(ids)
+        gone = self._index.remove(ids)
+        self.dropped += gone
+        return gone
 
     def wrote(self, ids: Ids) -> None:
         """Rows were set otherwise than by an update."""

@@ -104,6 +104,16 @@ class SparseTable:
         return self._index.bytes + (0 if self._waiting is None else self._waiting.index.bytes)
 
     @property
+    def dropped(self) -> int:
+        """Rows that were evicted, shrunk or removed so far, for displays."""
+        return self._census.dropped
+
+    @property
+    def waiting(self) -> int:
+        """Ids that have been pushed too seldom for a row, for displays."""
+        return 0 if self._waiting is None else len(self._waiting.index)
+
+    @property
     def evicts(self) -> bool:
         """Whether rows go when others need their places."""
         return self._room.evicts

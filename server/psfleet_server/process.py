@@ -33,6 +33,7 @@ from psfleet_server.engine.server_heartbeat import ServerHeartbeat
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.liveness import LivenessPipe
+from psfleet_server.observability.server_metrics import ServerMetrics
 from psfleet_server.replication.standby import Standby
 from psfleet_server.replication.takeover_commands import TakeoverCommands
 from psfleet_server.rpc import endpoint
@@ -40,6 +41,7 @@ from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
+from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.shard_services import handlers
 from psfleet_server.services.snapshot_services import snapshot_handlers
@@ -147,6 +149,8 @@ class Server:
         try:
             server.add_generic_rpc_handlers(handlers(self.host))
             server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
+            metrics = ServerMetrics(self.host, self._snapshots, self._door)
+            server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
             if self.environment.replicas:
                 server.add_generic_rpc_handlers([replica_handler(self.host)])
             if self._snapshots is not None:

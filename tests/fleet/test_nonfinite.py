@@ -1,5 +1,7 @@
 """A loss or a gradient that is not finite is noticed before it is pushed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from psfleet.modes.switch import connect
 from psfleet.optimizer import SGD
 from psfleet.runtime.finiteness import NonFiniteCheck
 from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.strategy import ConsistencySettings
+from psfleet.strategy import ConsistencySettings, WireSettings
 from psfleet.testing.local_fleet import LocalFleet
 
 IDS, BAD = np.arange(3), np.array([[1, 2], [3, np.inf], [5, 6]], np.float32)
@@ -41,7 +43,9 @@ def test_it_is_said_once(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
             assert np.isinf(Client(runtime).sparse_table("rows", 2, SGD(0.5)).pull([1])).any()
             runtime.close()
     assert len(said) == 1
-    assert "worker 0, step 2: the gradient for table 'rows' has inf, and is pushed" in said[0]
+    assert (
+        "worker 0, step 2: the gradient for table 'rows' has inf for id 1, and is pushed" in said[0]
+    )
 
 
 @pytest.mark.parametrize("mode", ["embedded", "sync", "async"])
@@ -53,7 +57,7 @@ def test_it_can_stop_the_script(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
         before = table.pull(IDS)
         with pytest.raises(
-            UsageError, match=r"worker 0, step 1: .*'rows' has inf; it was not pushed"
+            UsageError, match=r"worker 0, step 1: .*'rows' has inf for id 1; it was not pushed"
         ):
             table.push(IDS, BAD)
         with pytest.raises(UsageError, match="step 1: the loss is nan"):
@@ -72,7 +76,7 @@ def test_it_can_be_ignored(
     assert push_twice(EmbeddedRuntime(), capfd) == []
     monkeypatch.setenv("PSFLEET_ON_NAN", "halt")
     with pytest.raises(
-        ConfigError, match="PSFLEET_ON_NAN is 'halt'; it must be say, stop or ignore"
+        ConfigError, match="PSFLEET_ON_NAN is 'halt'; it must be say, stop, skip or ignore"
     ):
         NonFiniteCheck(0)
 
@@ -89,8 +93,65 @@ def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixt
 
 def test_large_values_are_finite(capfd: pytest.CaptureFixture[str]) -> None:
     """Numbers whose squares overflow are no infinities."""
-    NonFiniteCheck(0).look(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32))])
+    NonFiniteCheck(0).look(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32), np.arange(4))])
     runtime = EmbeddedRuntime()
     table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
     runtime.push([Gradient(table.spec.key, np.full((3, 2), 3e38, np.float32), IDS, 0.1)])
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+@pytest.mark.parametrize("mode", ["embedded", "sync", "async", "geo"])
+def test_it_can_be_skipped(
+    mode: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With PSFLEET_ON_NAN=skip a bad step changes nothing under SGD, and the others count."""
+    if mode == "geo" and wire != "fp32":
+        pytest.skip("geo mode has no wire compression")
+    monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
+    form = WireSettings(wire)
+    with LocalFleet(2, 1) as fleet:
+        runtime: Runtime = EmbeddedRuntime(wire=form)
+        if mode != "embedded":
+            runtime = connect(fleet.environment(0), ConsistencySettings(mode), form)
+        client = Client(runtime)
+        rows = client.sparse_table("rows", 2, SGD(0.5))
+        bias = client.dense_table("bias", np.zeros(2), SGD(0.5))
+        before = rows.pull(IDS)
+        good, fine = np.ones((3, 2), np.float32), np.ones(2, np.float32)
+        steps: list[tuple[float, Any, Any]] = [
+            (0.5, good, fine),
+            (0.5, BAD, fine),
+            (0.5, good, np.array([1, np.nan], np.float32)),
+            (float("inf"), good, fine),
+            (0.5, good, fine),
+        ]
+        for loss, gradient, step in steps:
+            runtime.push(
+                [
+                    Gradient(rows.spec.key, gradient, IDS, 0.5),
+                    Gradient(bias.spec.key, step, None, 0.5),
+                ],
+                samples=4,
+                loss=loss,
+            )
+        client.flush()
+        np.testing.assert_allclose(rows.pull(IDS), before - 1, rtol=1e-6)
+        np.testing.assert_allclose(bias.pull(), [-1, -1], rtol=1e-6)
+        runtime.close()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("psfleet:")]
+    assert len(said) == 1
+    assert "worker 0, step 2: the gradient for table 'rows' has inf for id 1; the gr" in said[0]
+
+
+def test_the_element_of_a_dense_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its position in the flattened array, also where only some elements are pushed."""
+    monkeypatch.setenv("PSFLEET_ON_NAN", "stop")
+    values = np.array([0, 0, np.nan, 0, 0, 0], np.float32)
+    for shaped, ids, element in [
+        (values, None, 2),
+        (values.reshape(2, 3), None, 2),
+        (values, np.arange(10, 16), 12),
+    ]:
+        with pytest.raises(UsageError, match=f"has nan at element {element};"):
+            NonFiniteCheck(0).look(1, None, [("w", shaped, ids)])

@@ -34,6 +34,7 @@ from psfleet_worker.connection.server_client import Send, wait_all
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.connection.worker_heartbeat import Listener
 from psfleet_worker.data_client import DataClient, Pusher
+from psfleet_worker.observability.step_times import StepTimes
 from psfleet_worker.session.collectives import Collectives
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
@@ -116,6 +117,11 @@ class ClusterRuntime:
     def watch(self) -> NonFiniteCheck:
         """Who looks for values that are not finite."""
         return self._transfers.watch
+
+    @property
+    def times(self) -> StepTimes:
+        """How long this worker's steps take."""
+        return self._fleet.times
 
     @property
     def worker_index(self) -> int:

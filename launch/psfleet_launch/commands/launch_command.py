@@ -1,12 +1,13 @@
 """psfleet-launch: the command line."""
 
+import contextlib
 import importlib.metadata
 import os
 import secrets
 import selectors
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name
 from psfleet_launch.job.job_request import JobRequest, Launch
+from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.job_runner import JobRunner
+from psfleet_launch.observability.fleet_reader import FleetReader
+from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.hang_detection import HangDetector
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
@@ -135,7 +139,7 @@ def _place(
         timeouts = replace(engine.timeouts, start=launch.start_timeout)
         try:
             engine.open()
-            code = _run(job, engine, timeouts, Screen(launch.progress), trouble)
+            code = _run(job, engine, timeouts, Screen(launch.progress), trouble, launch.watch)
         finally:
             engine.close()
     notes = logs if trouble is None else trouble.folder
@@ -169,6 +173,7 @@ def _run(
     timeouts: Timeouts,
     screen: Screen,
     trouble: ChaosSchedule | None = None,
+    watch: str = "",
 ) -> int:
     often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
@@ -187,7 +192,8 @@ def _run(
     )
     runner = JobRunner(job, engine, supervisor, screen, trouble)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
-    code = runner.run()
+    with _watched(watch, job, runner, screen):
+        code = runner.run()
     if code == 0 and not engine.has_joined():
         screen.end(1)
         screen.say(_NEVER_JOINED.format(script=job.request.script))
@@ -196,6 +202,23 @@ def _run(
     if code:
         screen.say(report(job, supervisor, runner.ended_at, engine.host))
     return code
+
+
+@contextlib.contextmanager
+def _watched(address: str, job: Job, runner: JobRunner, screen: Screen) -> Iterator[None]:
+    """Within, the job can be watched at this address; empty: nowhere."""
+    if not address:
+        yield
+        return
+    children_without_grpc()
+    reader = FleetReader(job.name, runner.endpoints, job.reader, runner.counters)
+    port = WatchPort(address, job, reader)
+    port.open()
+    screen.say(f"watch     {port.url}")
+    try:
+        yield
+    finally:
+        port.close()
 
 
 def _let_go_of_lost_streams() -> None:

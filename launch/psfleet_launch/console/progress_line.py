@@ -1,7 +1,6 @@
 """How far the fleet is: each server's Status, added up, and the rates between two looks."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from psfleet.settings.environment import Environment
 from psfleet.shard.staleness import quantile
+from psfleet_launch.job.spawn import children_without_grpc
 
 if TYPE_CHECKING:
     from psfleet.wire.v1.shard_pb2 import StatusReply
 
 __all__ = ["FleetProgress", "ProgressPoller", "add_up", "line"]
-
-_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 @dataclass(frozen=True)
@@ -119,11 +117,7 @@ class ProgressPoller:
 
     def start(self) -> None:
         """Begin to ask. Call from the main thread, before gRPC is imported."""
-        if _FORKS not in os.environ:
-            # gRPC starts its threads again in a fork, also between `fork` and `exec`, where their files are
-            # closed already: now and then the new process aborts (grpc/grpc#43055). The launcher's children
-            # get `os.environ`, which `putenv` leaves alone.
-            os.putenv(_FORKS, "0")
+        children_without_grpc()
         self._thread.start()
 
     def stop(self) -> None:

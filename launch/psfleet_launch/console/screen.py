@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet.settings.environment import Environment
 from psfleet_launch.console.progress_line import ProgressPoller, line
 from psfleet_launch.console.tracebacks import Tracebacks
 from psfleet_launch.job.job_plan import Job
@@ -76,10 +75,8 @@ class Screen:
         self.say(f"servers   ready in {taken:.1f} s   (logs: {self._job.logs}/)")
         if not self._progress:
             return
-        own = Environment(
-            tls=str(self._job.credentials.get("worker", "")), insecure=self._job.request.insecure
-        )
-        self._poller = ProgressPoller(endpoints, sum(self._job.request.copies), environment=own)
+        copies = sum(self._job.request.copies)
+        self._poller = ProgressPoller(endpoints, copies, environment=self._job.reader)
         self._poller.start()
         if self._console.is_terminal:
             self._live = Live(

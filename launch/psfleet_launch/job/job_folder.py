@@ -88,6 +88,7 @@ def _clear(folder: Path) -> None:
         *folder.glob("workerlog.*"),
         *folder.glob("server.*.log"),
         *folder.glob("standby.*/server.*.log"),
+        *folder.glob("watch-ca.pem"),
         *folder.glob(WISH),
         *folder.glob(DONE),
     ):

@@ -15,7 +15,13 @@ from typing import Literal
 
 from psfleet.settings.declaration import settings_of, to_variables
 from psfleet.settings.environment import Environment
-from psfleet.settings.groups import FleetSettings, JobSettings, ProcessSettings, StageSettings
+from psfleet.settings.groups import (
+    FleetSettings,
+    JobSettings,
+    NumberSettings,
+    ProcessSettings,
+    StageSettings,
+)
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest
 
@@ -114,6 +120,12 @@ class Job:
         """Whose output is shown: worker 0's, or its first stage's."""
         return self.workers[0]
 
+    @property
+    def reader(self) -> Environment:
+        """With what the launcher proves itself to the servers, as a worker does."""
+        tls = str(self.credentials.get("worker", ""))
+        return Environment(tls=tls, insecure=self.request.insecure)
+
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
         return self.logs / f"{member.role}log.{_seat(member)}"
@@ -190,6 +202,7 @@ def child_environment(
         follows: It is a standby.
     """
     told = to_variables(_environment(job, member, endpoints, resume, follows), *_TOLD)
+    told |= to_variables(job.request, NumberSettings)
     if job.request.strategy:
         told["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     inherited = {name: value for name, value in base.items() if name not in _OWN}

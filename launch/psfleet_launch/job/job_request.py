@@ -11,7 +11,7 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import check, setting
-from psfleet.settings.groups import JobSettings
+from psfleet.settings.groups import JobSettings, NumberSettings
 from psfleet.settings.kinds import SECONDS
 
 __all__ = ["JobRequest", "Launch"]
@@ -36,7 +36,7 @@ class _Size:
 
 
 @dataclass(frozen=True)
-class JobRequest(JobSettings, _Size):
+class JobRequest(NumberSettings, JobSettings, _Size):
     """The job that the user asks for.
 
     Attributes:
@@ -165,6 +165,13 @@ class Launch:
         True,
         "Show steps, loss, rows and bytes; `--no-progress` does not",
         names="--no-progress job.progress",
+    )
+    watch: str = setting(
+        "",
+        "Serve a dashboard and metrics for Prometheus at this port of the loopback address, 0: any; at "
+        "`HOST:PORT` with a token and TLS",
+        names="--watch job.watch",
+        metavar="[HOST:]PORT",
     )
     chaos: int | None = setting(
         None,

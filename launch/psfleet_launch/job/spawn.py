@@ -10,8 +10,9 @@ from typing import IO
 
 from psfleet.errors import ConfigError
 
-__all__ = ["open_log", "send", "spawn"]
+__all__ = ["children_without_grpc", "open_log", "send", "spawn"]
 
+_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -77,3 +78,14 @@ def send(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to the process and to all of its group, unless it has ended."""
     if process.returncode is None:  # not reaped, so the id is still this group's
         os.killpg(process.pid, number)
+
+
+def children_without_grpc() -> None:
+    """Keep gRPC out of forks of this process; call from the main thread, before gRPC is imported.
+
+    It starts its threads again in a fork, also between `fork` and `exec`, where their files are closed
+    already: now and then the new process aborts (grpc/grpc#43055). The launcher's children get
+    `os.environ`, which `putenv` leaves alone.
+    """
+    if _FORKS not in os.environ:
+        os.putenv(_FORKS, "0")

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 80d91621082fbf3517a31626eafc442399114b540707ce6fb166617b0ee8c501
+# From protos/psfleet/v1/membership.proto, SHA-256 50502ff6aba0eb097c8ca6411e5ec064e72dd616799311140f9ebc18d7162985
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,26 +7,30 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeatRequest(_message.Message):
-    __slots__ = ("index", "server", "incarnation", "boot", "step")
+    __slots__ = ("index", "server", "incarnation", "boot", "step", "metrics")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     index: int
     server: bool
     incarnation: int
     boot: int
     step: int
-    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    metrics: bytes
+    def __init__(self, index: _Optional[int] = ..., server: bool = ..., incarnation: _Optional[int] = ..., boot: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[bytes] = ...) -> None: ...
 
 class BeatReply(_message.Message):
-    __slots__ = ("view", "snapshot")
+    __slots__ = ("view", "snapshot", "wants_metrics")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    WANTS_METRICS_FIELD_NUMBER: _ClassVar[int]
     view: int
     snapshot: SnapshotRequest
-    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ...) -> None: ...
+    wants_metrics: bool
+    def __init__(self, view: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., wants_metrics: bool = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("number", "view")

@@ -31,6 +31,7 @@ import numpy as np
 from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
 from psfleet.faults.crash_points import CrashFaults
+from psfleet.observability.latency import LatencyHistogram
 from psfleet.platform.atomic_files import reason, regular, replace
 from psfleet.platform.notices import say
 from psfleet.wire.body import flat, parse
@@ -68,6 +69,7 @@ class ServerLog:
         waits: On a full disk wait for room rather than refuse, as a server does that is only starting.
         first: The first file, even if that is gone.
         path: The file that is written.
+        syncs: How long the disk took to keep what was written.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class ServerLog:
         self._before = 0  # bytes of files that are closed
         self._end, self._chain = 0, 0
         self._file = os.open(self.path, os.O_RDWR)
+        self.syncs = LatencyHistogram()
         self._syncing = threading.Lock()
         self._synced = 0
         self._trail = PageCacheEvictor()
@@ -142,6 +145,11 @@ class ServerLog:
     def end(self) -> int:
         """Bytes that this process has seen of the log."""
         return self._before + self._end
+
+    @property
+    def unsynced(self) -> int:
+        """Bytes that only the operating system has; 0 where nobody waits for the disk."""
+        return self.end - self._synced if self._fsync else 0
 
     def turn(self, number: int) -> None:
         """Go on in a new file, which begins with snapshot `number`.
@@ -237,7 +245,7 @@ class ServerLog:
         with self._syncing:
             if self._synced >= end:
                 return
-            reached = self.end
+            reached, began = self.end, time.perf_counter_ns()
             try:
                 os.fdatasync(self._file)
             except OSError as error:
@@ -245,6 +253,9 @@ class ServerLog:
                 say(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
                 os._exit(1)
             self._synced = reached
+            spent = time.perf_counter_ns() - began
+            self.syncs.counts[spent.bit_length()] += 1
+            self.syncs.total += spent
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
         """Die here if a test wants that, after doing `before`."""

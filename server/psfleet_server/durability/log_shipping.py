@@ -67,6 +67,11 @@ class LogShipping:
         """Whether records are collected for a standby."""
         return self._attach != 0
 
+    @property
+    def lag(self) -> int:
+        """Records that the standby has not taken yet; 0: there is none."""
+        return max(self.end - self._taken, 0) if self._attach else 0
+
     def attach(self, number: int) -> int:
         """A standby begins to follow; call with nothing changing. The number of the copy's last record.
 

@@ -42,6 +42,7 @@ from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
+from psfleet_server.engine.measurements import CallLatencies, WorkerReports
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
@@ -61,6 +62,8 @@ class ShardHost:
         keeper: Keeps what changes in the log; None: nothing is kept.
         feed: Brings what changes to the standby, if there is one.
         parts: Of snapshots.
+        latencies: Of the calls of the training.
+        worker_reports: On server 0, what workers have sent of theirs.
         boot: Number of this process's start.
         wishes: For another mode, from outside the job's scripts.
         poke: Called when the coordinator may have something for the servers.
@@ -87,6 +90,8 @@ class ShardHost:
         self.keeper: Journal | None = None
         self.feed = LogShipping(CrashFaults.wanted())
         self.parts = SnapshotWriter(CrashFaults.wanted())
+        self.latencies = CallLatencies()
+        self.worker_reports = WorkerReports()
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
         self.wishes = ModeRequestFile(None)
         self.poke: Callable[[], None] = lambda: None
@@ -290,6 +295,11 @@ class ShardHost:
                 f"{waiting} calls wait at server {self.shard.index}, its limit is "
                 f"{self.limits.parked}; raise parked in PSFLEET_LIMITS"
             )
+
+    @property
+    def parked(self) -> int:
+        """How many calls wait."""
+        return len(self._deadlines)
 
     def status(self) -> shard_pb2.StatusReply:
         """Counts for displays."""

@@ -57,6 +57,11 @@ class ConnectionLimit:
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "door")
 
+    @property
+    def open(self) -> int:
+        """Connections that are open, as of the last look."""
+        return sum(one is not None for one in [*self._connections.values()])
+
     def proved(self, peer: str) -> None:
         """A call of a member has come over the connection of this peer (ServicerContext.peer)."""
         self._proved.add(peer)

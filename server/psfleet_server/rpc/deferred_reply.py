@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import PsfleetError
+from psfleet.observability.latency import LatencyHistogram
 from psfleet.platform.service_thread import ServiceThread, ends_process
 from psfleet.wire import error_status
 from psfleet.wire.channel import GRACE
@@ -42,9 +43,16 @@ class DeferredReply:
         header: The header of the answer.
     """
 
-    def __init__(self, context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
+    def __init__(
+        self,
+        context: grpc.ServicerContext,
+        send: Callable[[bytes | None], None],
+        latency: LatencyHistogram,
+    ) -> None:
         self._context = context
         self._send = send
+        self._latency = latency
+        self._began = time.perf_counter_ns()
         self._lock = threading.Lock()
         self._parked: Deadlines | None = None
         self.done = False
@@ -82,6 +90,10 @@ class DeferredReply:
     def _finish(self) -> bool:
         with self._lock:
             first, self.done = not self.done, True
+        if first:
+            spent = time.perf_counter_ns() - self._began
+            self._latency.counts[spent.bit_length()] += 1
+            self._latency.total += spent
         if first and self._parked is not None:
             self._parked.forget(self)
         return first
@@ -157,15 +169,21 @@ class Deadlines:
             return None
 
 
-def parkable(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler whose behavior answers its Reply now or later, from any thread."""
+def parkable(
+    behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler whose behavior answers its Reply now or later, from any thread.
+
+    `latency`: Gets the time from each call to its answer.
+    """
+    measured = latency or LatencyHistogram()
 
     def handle(
         request: bytes,
         context: grpc.ServicerContext,
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
-        reply = DeferredReply(context, send_response_callback)
+        reply = DeferredReply(context, send_response_callback, measured)
         try:
             behavior(request, reply)
         except Exception as error:
@@ -175,16 +193,19 @@ def parkable(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMetho
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-def prompt(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMethodHandler[Any, Any]":
+def prompt(
+    behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
+) -> "grpc.RpcMethodHandler[Any, Any]":
     """Like `parkable`, for calls that never wait: one that would wait is refused at once.
 
     A streaming reply leaves in two batches, the message and the end of the call, and the thread
     waits for the first to be sent; this one is sent whole. It saves a tenth of a millisecond of CPU.
     """
+    measured = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         sent: list[bytes | None] = []
-        reply = _ImmediateReply(context, sent.append)
+        reply = _ImmediateReply(context, sent.append, measured)
         try:
             behavior(request, reply)
         except Exception as error:
@@ -194,15 +215,23 @@ def prompt(behavior: Callable[[bytes, DeferredReply], None]) -> "grpc.RpcMethodH
     return grpc.unary_unary_rpc_method_handler(handle)
 
 
-def immediate(behavior: Callable[[bytes], bytes]) -> "grpc.RpcMethodHandler[Any, Any]":
+def immediate(
+    behavior: Callable[[bytes], bytes], latency: LatencyHistogram | None = None
+) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler whose behavior returns its answer."""
+    measured = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+        began = time.perf_counter_ns()
         try:
             return behavior(request)
         except Exception as error:
             error_status.failure(context, as_psfleet_error(error))
             return b""
+        finally:
+            spent = time.perf_counter_ns() - began
+            measured.counts[spent.bit_length()] += 1
+            measured.total += spent
 
     return grpc.unary_unary_rpc_method_handler(handle)
 

@@ -53,9 +53,9 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
         grpc.method_handlers_generic_handler(
             "psfleet.v1.Shard",
             {
-                "Push": immediate(shard.push),
-                "Pull": parkable(shard.pull),
-                "Exchange": parkable(shard.exchange),
+                "Push": immediate(shard.push, host.latencies.push),
+                "Pull": parkable(shard.pull, host.latencies.pull),
+                "Exchange": parkable(shard.exchange, host.latencies.exchange),
                 "Attach": immediate(shard.attach),
                 "Join": immediate(shard.join),
                 "Leave": immediate(shard.leave),
@@ -100,8 +100,8 @@ class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # n
     def __init__(self, host: ShardHost, shard: "_ShardService") -> None:
         self._host = host
         self._methods = {
-            "/psfleet.v1.Shard/Pull": prompt(shard.pull),
-            "/psfleet.v1.Shard/Exchange": prompt(shard.exchange),
+            "/psfleet.v1.Shard/Pull": prompt(shard.pull, host.latencies.pull),
+            "/psfleet.v1.Shard/Exchange": prompt(shard.exchange, host.latencies.exchange),
         }
 
     def service(
@@ -431,6 +431,8 @@ class _CoordinatorService:
         with self._host.lock:
             orders = coordinator.beat(beat, time.monotonic())
             reply = membership_pb2.BeatReply(view=coordinator.view)
+            if not asked.server:
+                reply.wants_metrics = self._host.worker_reports.take(asked.index, asked.metrics)
             if orders.snapshot is not None:
                 reply.snapshot.number, reply.snapshot.view = orders.snapshot
             news = asked.server and coordinator.is_busy

@@ -89,6 +89,8 @@ class SnapshotRunner:
     Attributes:
         endpoints: Where the servers listen, in order.
         restored: What workers go on with that ask for it.
+        latest: When the last snapshot was complete, in seconds of the epoch, and its bytes; None: there
+            was none since this process started.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class SnapshotRunner:
     ) -> None:
         self.endpoints: Sequence[str] = ()
         self.restored = RestoredStates()
+        self.latest: tuple[float, int] | None = None
         self._host = host
         self._access = access
         self._folder = folder
@@ -262,6 +265,7 @@ class SnapshotRunner:
         draft.finish(Manifest(specs, files, wanted.cut, link, dict(wanted.states)), check_restart)
         if self._crashes is not None:
             self._crashes.reach("complete")
+        self.latest = time.time(), sum(file.bytes for file in files)
         return SnapshotPublished()
 
     def _prune(self) -> None:

@@ -27,10 +27,12 @@ from psfleet.wire.shared_memory import MemoryHandle
 from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.v1.membership_pb2 import BeatRequest
+from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
 from psfleet_worker.connection.server_client import Call, Send, ServerClient, wait_all
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
 from psfleet_worker.connection.worker_heartbeat import WorkerHeartbeat
+from psfleet_worker.observability.step_times import StepTimes
+from psfleet_worker.observability.worker_metrics import WorkerMetrics
 from psfleet_worker.session.instructions import (
     CollectiveResult,
     Instruction,
@@ -61,6 +63,8 @@ class FleetConnection:
         access: How this process meets others over TCP.
         correction: How servers correct pushes that arrive late.
         beats: Signs of life, from `start` to `close`.
+        times: Of this worker's steps.
+        metrics: Of this worker, which its beats bring to server 0 while somebody looks.
     """
 
     def __init__(
@@ -96,6 +100,9 @@ class FleetConnection:
             self._beat,
             environment.beat,
         )
+        self.times = StepTimes()
+        self.metrics = WorkerMetrics(self.times, lambda: sum(c.retries for c in self.clients))
+        self.beats.listeners.append(self._listen)
         self._boot = 0
         self._lock = threading.Lock()  # of the machines
 
@@ -117,7 +124,11 @@ class FleetConnection:
             incarnation=session.incarnation,
             boot=self._boot,
             step=session.sequence,
+            metrics=self.metrics.text(),
         )
+
+    def _listen(self, reply: BeatReply) -> None:
+        self.metrics.wanted = reply.wants_metrics
 
     # -- instructions --------------------------------------------------------------------------
 

@@ -143,6 +143,7 @@ class ServerClient:
 
     Attributes:
         endpoint: Where it listens.
+        retries: Attempts beyond the first of each call, for displays.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class ServerClient:
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
+        self.retries = 0
         self._open = 0  # calls that have not ended
         self._closing = threading.Event()
         self._thread = ServiceThread(self._run, f"server {index}")
@@ -260,6 +262,7 @@ class ServerClient:
             retries = Retries(call.seconds, call.outage, self.patience, began)
             again = self._after(call, retries, error)
         while True:
+            self.retries += 1
             self._prepare(call, again)
             try:
                 return self._send(call.method, call.request, retries.deadline - time.monotonic())

@@ -59,7 +59,7 @@ def add_gradients(
     checked: Sequence[Checked],
     plans: RoutingPlans,
     packer: GradientCompressor,
-    look: Callable[[Iterable[tuple[str, Floats]]], None],
+    look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
 ) -> None:
     """Add the gradients' parts for every server, empty ones too: all servers count the same steps.
 
@@ -68,8 +68,8 @@ def add_gradients(
         checked: The gradients.
         plans: How ids are dealt.
         packer: Knows the form in which gradients travel.
-        look: Gets names of tables and values, to see whether they are finite; rows are looked at when they
-            are summed, for there are fewer then.
+        look: Gets names of tables, values and ids, to see whether they are finite; rows are looked at when
+            they are summed, for there are fewer then.
 
     Raises:
         UsageError: One cannot travel in that form; the packer is as before.
@@ -78,14 +78,14 @@ def add_gradients(
         _GradientPart(spec, gradient, values, ids, packer.form_of(spec, gradient))
         for spec, gradient, values, ids in checked
     ]
-    look((part.spec.name, part.values) for part in parts if not part.is_summed_in_place)
+    look((p.spec.name, p.values, p.ids) for p in parts if not p.is_summed_in_place)
     for part in parts:
         if part.form == "int8":
             packer.check(part.spec, part.values)
     # Rows first: their sums can still be refused, and dense gradients leave something in the packer.
     for part in sorted(parts, key=lambda part: part.ids is None):
         if part.is_summed_in_place:
-            look((part.spec.name, rows) for rows in _sum(parcels, part, plans))
+            look((part.spec.name, rows, ids) for rows, ids in _sum(parcels, part, plans))
         elif part.form == "float32":
             _add(parcels, part, plans)
         elif part.ids is None:
@@ -129,8 +129,8 @@ def _pack_rows(
 
 def _sum(
     parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans
-) -> list[Floats]:
-    """Sum the rows of each id where they leave; for each server the sums."""
+) -> list[tuple[Floats, Ids]]:
+    """Sum the rows of each id where they leave; for each server the sums and their ids."""
     assert part.ids is not None
     plan = plans.of(part.spec.key, part.ids)
     sums = [
@@ -138,7 +138,7 @@ def _sum(
         for parcel, mine in zip(parcels, plan.unique, strict=True)
     ]
     plan.merge_into(part.values, sums)
-    return sums
+    return list(zip(sums, plan.unique, strict=True))
 
 
 def _add(parcels: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:

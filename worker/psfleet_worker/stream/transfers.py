@@ -1,6 +1,7 @@
 """The arrays of one worker's pushes and pulls: lays them out and sends them as its stream decides."""
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import PsfleetError
 from psfleet.platform.interrupts import deferred
-from psfleet.runtime.finiteness import NonFiniteCheck
+from psfleet.runtime.finiteness import NonFiniteCheck, SkippedGradients, without_values
 from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
@@ -61,7 +62,7 @@ class Transfers:
         self._session = fleet.session
         self._spec_of = spec_of
         self._wire = wire
-        self.watch = NonFiniteCheck(fleet.worker)
+        self.watch = fleet.metrics.watch = NonFiniteCheck(fleet.worker)
         self._plans = RoutingPlans(len(fleet.clients))
         self._packer = GradientCompressor(fleet.worker, wire.gradients)
         self._pushes = PushQueue(fleet.clients)
@@ -111,6 +112,7 @@ class Transfers:
         }
         lay = functools.partial(self._laden, gradients, said)
         ticket: FleetPush = self.run(self._stream.push(), lay=lay)
+        self._fleet.times.pushed(samples, loss)
         return ticket
 
     @deferred()
@@ -145,7 +147,23 @@ class Transfers:
             timeout: Of each wait for other workers, in seconds.
         """
 
+        times = self._fleet.times
+
         def perform(wanted: Instruction, timeout: float | None) -> Any:
+            began = time.perf_counter_ns()
+            try:
+                return act(wanted, timeout)
+            finally:
+                spent = time.perf_counter_ns() - began
+                match wanted:
+                    case SendPull() | AwaitReads():
+                        times.pull += spent
+                    case LayOutPush() | SendPush():
+                        times.push += spent
+                    case _:
+                        times.wait += spent
+
+        def act(wanted: Instruction, timeout: float | None) -> Any:
             match wanted:
                 case AwaitPushes(under_way, leaves):
                     if leaves:
@@ -242,14 +260,25 @@ class Transfers:
         self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
     ) -> list[ServerRequest]:
         """A parcel for each server with its part of the gradients."""
+        try:
+            return self._laid_out(gradients, said, load)
+        except SkippedGradients:
+            nothing = {**said, "samples": 0, "loss": None}
+            return self._laid_out(list(map(without_values, gradients)), nothing, load)
+
+    def _laid_out(
+        self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
+    ) -> list[ServerRequest]:
         checked = check_gradients(self._spec_of, gradients)
-        look = functools.partial(self.watch.look, load.sequence, said["loss"])
+        # A push of deltas sums several steps, whose losses were looked at when they were made.
+        loss = None if self._session.declared.adds_deltas else said["loss"]
+        look = functools.partial(self.watch.look, load.sequence, loss)
         parcels = self._empty(
             sequence=load.sequence, clock=load.clock, progress=self._said_with_push(), **said
         )
         try:
             add_gradients(parcels, checked, self._plans, self._packer, look)
-        except PsfleetError:
+        except (PsfleetError, SkippedGradients):
             for parcel in parcels:
                 parcel.close()
             raise

@@ -1,0 +1,110 @@
+"""Metrics as processes give them, as a launcher collects them, and as Prometheus reads them.
+
+A process gives its metrics without the labels job, role and rank; whoever collects them adds those.
+prometheus_client is imported when somebody asks for metrics, so that a job that nobody watches does
+without it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from psfleet.observability.latency import LatencyHistogram
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["PREFIX", "counter", "decode", "encode", "gauge", "histogram", "latency", "merge"]
+
+PREFIX = "psfleet_"
+
+Values = float | Mapping[str, float]
+"""One value, or one for each value of the label."""
+
+
+def counter(name: str, help: str, values: Values, label: str = "table") -> "Metric":
+    """A count that only grows; its name ends with `_total` when it is shown."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return _filled(CounterMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
+
+
+def gauge(name: str, help: str, values: Values, label: str = "table") -> "Metric":
+    """A value that goes up and down."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return _filled(GaugeMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
+
+
+def latency(name: str, help: str, measured: LatencyHistogram) -> "Metric":
+    """A histogram of durations in seconds."""
+    return histogram(name, help, measured.buckets(), measured.total / 1e9)
+
+
+def histogram(
+    name: str, help: str, buckets: Iterable[tuple[str, float]], total: float, **labels: str
+) -> "Metric":
+    """A histogram.
+
+    Args:
+        buckets: Upper bounds, the last `+Inf`, and how many values do not exceed each.
+        total: Sum of all values.
+    """
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(PREFIX + name, help, labels=list(labels))
+    family.add_metric(list(labels.values()), list(buckets), total)
+    return family
+
+
+def _labels(values: Values, label: str) -> list[str]:
+    return [label] if isinstance(values, Mapping) else []
+
+
+def _filled(family: "Metric", values: Values) -> "Metric":
+    each = values.items() if isinstance(values, Mapping) else [(None, values)]
+    for name, value in each:
+        family.add_metric([] if name is None else [name], value)  # type: ignore[attr-defined]
+    return family
+
+
+class _Given:
+    """A collector of families that are there already."""
+
+    def __init__(self, families: Iterable["Metric"]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable["Metric"]:
+        return self._families
+
+
+def encode(families: Iterable["Metric"]) -> bytes:
+    """The families in Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(list(families)))
+    return generate_latest(registry)
+
+
+def decode(text: bytes, **labels: str) -> Iterator["Metric"]:
+    """The families of a text, each sample with these labels too.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text.decode()):
+        family.samples = [one._replace(labels={**labels, **one.labels}) for one in family.samples]
+        yield family
+
+
+def merge(families: Iterable["Metric"]) -> list["Metric"]:
+    """Families of the same name become one, as the text format requires."""
+    found: dict[str, Metric] = {}
+    for family in families:
+        if family.name in found:
+            found[family.name].samples.extend(family.samples)
+        else:
+            found[family.name] = family
+    return list(found.values())

@@ -1,0 +1,234 @@
+"""Questions to metrics, each written twice: in PromQL, and as Python over two looks at a job.
+
+The page of a job and Prometheus therefore show the same figures; a test asks both.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Age", "Expression", "Level", "Look", "Mean", "Quantile", "Rate", "Ratio", "Skew"]
+
+WINDOW = "1m"
+"""Over which PromQL takes rates; the page takes those between two looks."""
+
+Series = dict[tuple[str, ...], float]
+"""Values by those of the labels that a question keeps, in its order."""
+
+AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max}
+
+
+@dataclass
+class Look:
+    """The samples of a job at one moment.
+
+    Attributes:
+        at: Seconds since the epoch.
+        samples: By name of the metric the labels and the value of each.
+    """
+
+    at: float
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
+
+    def select(
+        self, metric: str, where: Mapping[str, str]
+    ) -> list[tuple[Mapping[str, str], float]]:
+        """The samples of a metric with these labels."""
+        return [
+            (labels, value)
+            for labels, value in self.samples.get(metric, [])
+            if where.items() <= labels.items()
+        ]
+
+
+class Expression(abc.ABC):
+    """A question. Frozen dataclasses, built by the table of panels.
+
+    Attributes:
+        by: Labels that its answer keeps.
+    """
+
+    by: tuple[str, ...]
+
+    @abc.abstractmethod
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        """The question to Prometheus.
+
+        Args:
+            where: Further matchers of labels, as in `job="flights"`.
+            per_job: Answer for each job by itself.
+        """
+
+    @abc.abstractmethod
+    def answer(self, now: Look, before: Look) -> Series:
+        """The answer of two looks; what cannot be said yet is left out."""
+
+    @property
+    @abc.abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that it asks about."""
+
+
+@dataclass(frozen=True)
+class _Single(Expression):
+    """About one metric, whose series are added up (or the greatest is taken) by labels."""
+
+    metric: str
+    by: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    aggregate: str = "sum"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def _promql(self, where: str, per_job: bool, wrap: str = "{}") -> str:
+        said = [f'{name}="{value}"' for name, value in self.where.items()]
+        matchers = ",".join([where, *said] if where else said)
+        selector = self.metric + (f"{{{matchers}}}" if matchers else "")
+        kept = ", ".join(("job", *self.by) if per_job else self.by)
+        by = f" by ({kept})" if kept else ""
+        return f"{self.aggregate}{by} ({wrap.format(selector)})"
+
+    def _aggregated(self, look: Look) -> Series:
+        grouped: dict[tuple[str, ...], list[float]] = {}
+        for labels, value in look.select(self.metric, self.where):
+            grouped.setdefault(tuple(labels.get(name, "") for name in self.by), []).append(value)
+        return {key: AGGREGATES[self.aggregate](values) for key, values in grouped.items()}
+
+
+@dataclass(frozen=True)
+class Level(_Single):
+    """What a metric is now."""
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return self._promql(where, per_job)
+
+    def answer(self, now: Look, before: Look) -> Series:
+        return self._aggregated(now)
+
+
+@dataclass(frozen=True)
+class Rate(_Single):
+    """By how much a count grows in a second. A count that was set back, by a restart, began at 0."""
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
+
+    def answer(self, now: Look, before: Look) -> Series:
+        grown, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
+        return {key: value / span for key, value in grown.items()} if span > 0 else {}
+
+
+@dataclass(frozen=True)
+class Age(_Single):
+    """Seconds since the time that a metric tells."""
+
+    aggregate: str = "max"
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return f"time() - {self._promql(where, per_job)}"
+
+    def answer(self, now: Look, before: Look) -> Series:
+        return {key: now.at - value for key, value in self._aggregated(now).items()}
+
+
+@dataclass(frozen=True)
+class Ratio(Expression):
+    """One answer divided by another, series by series."""
+
+    above: Expression
+    below: Expression
+
+    @property
+    def by(self) -> tuple[str, ...]:  # type: ignore[override]  # read only
+        return self.above.by
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*self.above.metrics, *self.below.metrics)
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return f"{self.above.promql(where, per_job)} / {self.below.promql(where, per_job)}"
+
+    def answer(self, now: Look, before: Look) -> Series:
+        above, below = self.above.answer(now, before), self.below.answer(now, before)
+        return {key: value / below[key] for key, value in above.items() if below.get(key)}
+
+
+def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
+    """The mean of what a histogram has counted lately."""
+    return Ratio(Rate(f"{histogram}_sum", by), Rate(f"{histogram}_count", by))
+
+
+@dataclass(frozen=True)
+class Skew(Expression):
+    """How much more the busiest series has than the mean: 1 is even."""
+
+    of: Expression
+    by: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.of.metrics
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        of, by = self.of.promql(where, per_job), " by (job)" if per_job else ""
+        return f"max{by} ({of}) / avg{by} ({of})"
+
+    def answer(self, now: Look, before: Look) -> Series:
+        values = list(self.of.answer(now, before).values())
+        mean = sum(values) / len(values) if values else 0.0
+        return {(): max(values) / mean} if mean else {}
+
+
+@dataclass(frozen=True)
+class Quantile(Expression):
+    """The value that a share of what a histogram has counted lately did not exceed.
+
+    Within a bucket values count as spread evenly, as Prometheus' histogram_quantile has it.
+    """
+
+    share: float
+    histogram: str
+    by: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (f"{self.histogram}_bucket",)
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by))
+        return f"histogram_quantile({self.share:g}, {buckets.promql(where, per_job)})"
+
+    def answer(self, now: Look, before: Look) -> Series:
+        counted = Rate(f"{self.histogram}_bucket", ("le", *self.by)).answer(now, before)
+        grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+        for (bound, *rest), value in counted.items():
+            grouped.setdefault(tuple(rest), []).append((float(bound), value))
+        found = {key: _quantile(self.share, sorted(each)) for key, each in grouped.items()}
+        return {key: value for key, value in found.items() if not math.isnan(value)}
+
+
+def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
+    """Of cumulative counts by upper bound, the last of which is infinity."""
+    wanted = share * buckets[-1][1]
+    if not wanted:
+        return math.nan
+    low, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= wanted:
+            break
+        low, below = bound, count
+    if math.isinf(bound) or bound <= 0:
+        return low if math.isinf(bound) else bound
+    return low + (bound - low) * (wanted - below) / (count - below)
+
+
+def _grown(now: Series, before: Series) -> Series:
+    return {
+        key: value - before[key] if value >= before[key] else value
+        for key, value in now.items()
+        if key in before
+    }

@@ -1,0 +1,43 @@
+"""What a server measures and collects for displays; no part of its state."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from psfleet.observability.latency import LatencyHistogram
+
+__all__ = ["CallLatencies", "WorkerReports"]
+
+_WATCHED = 60.0  # seconds after a look during which workers send their metrics
+_LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
+
+
+@dataclass
+class CallLatencies:
+    """Time from the arrival of a call to its answer; of a pull it includes waiting for other workers."""
+
+    push: LatencyHistogram = field(default_factory=LatencyHistogram)
+    pull: LatencyHistogram = field(default_factory=LatencyHistogram)
+    exchange: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
+class WorkerReports:
+    """The last metrics of each worker, which come with its beats while somebody looks. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._texts: dict[int, bytes] = {}
+
+    def look(self) -> dict[int, bytes]:
+        """By seat what there is; for a minute workers are asked for more."""
+        with self._lock:
+            self._until = time.monotonic() + _WATCHED
+            return dict(self._texts)
+
+    def take(self, worker: int, text: bytes) -> bool:
+        """A worker has sent this, or nothing; whether it is to send its metrics next time."""
+        with self._lock:
+            if text and len(text) <= _LONGEST:
+                self._texts[worker] = text
+            return time.monotonic() < self._until

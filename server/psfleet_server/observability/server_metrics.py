@@ -1,0 +1,140 @@
+"""The metrics of one server, read from its counters when somebody asks."""
+
+import resource
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from psfleet.observability.exposition import counter, gauge, histogram, latency
+from psfleet.shard.shard import Shard
+from psfleet.tables.sparse import SparseTable
+from psfleet_server.engine.memory_budget import resident
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.connection_limit import ConnectionLimit
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["ServerMetrics"]
+
+_LARGEST_AGE = 12  # staleness buckets: 0, 1, 2, 4, ..., 2**12
+
+
+class ServerMetrics:
+    """Collects the metrics of a server.
+
+    Args:
+        host: Of its shard.
+        snapshots: On server 0, who takes snapshots.
+        door: Of a server that listens on TCP.
+    """
+
+    def __init__(
+        self, host: ShardHost, snapshots: SnapshotRunner | None, door: ConnectionLimit | None
+    ) -> None:
+        self._host = host
+        self._snapshots = snapshots
+        self._door = door
+
+    def collect(self) -> "list[Metric]":
+        """All families; they fit together, for no event is handled meanwhile."""
+        with self._host.lock:
+            shard = list(_shard(self._host.shard))
+        return [*shard, *self._calls(), *self._process(), *self._durability(), *self._fleet()]
+
+    def _calls(self) -> "Iterator[Metric]":
+        host = self._host
+        yield latency("push_seconds", "Time to answer a push", host.latencies.push)
+        yield latency("pull_seconds", "Time to answer a pull, with waiting", host.latencies.pull)
+        yield latency(
+            "exchange_seconds",
+            "Time to answer a push with the pull behind it",
+            host.latencies.exchange,
+        )
+        yield gauge("waiting_calls", "Calls that wait for other workers", host.parked)
+        yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.parked)
+        yield counter("received_bytes", "Bytes of calls of the training that came", host.bytes_in)
+        yield counter("sent_bytes", "Bytes of values that were sent", host.bytes_out)
+        if self._door is not None:
+            yield gauge("connections", "Open TCP connections", self._door.open)
+            yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
+
+    def _process(self) -> "Iterator[Metric]":
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        yield counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime)
+        yield gauge("resident_bytes", "Memory of the process", resident())
+
+    def _durability(self) -> "Iterator[Metric]":
+        log = None if self._host.keeper is None else self._host.keeper.log
+        if log is not None:
+            yield counter("log_bytes", "Bytes written to the log", log.end)
+            yield gauge("log_unsynced_bytes", "Bytes of the log not on the disk yet", log.unsynced)
+            yield latency("log_sync_seconds", "Time for the disk to keep the log", log.syncs)
+        if self._host.feed.enabled:
+            feed = self._host.feed
+            yield gauge("standby_attached", "Whether a standby follows", float(feed.attached))
+            yield gauge("standby_lag_records", "Records the standby lacks", feed.lag)
+
+    def _fleet(self) -> "Iterator[Metric]":
+        coordinator = self._host.coordinator
+        if coordinator is None:
+            return
+        torn = len(coordinator.supply.torn)
+        yield counter("torn_steps", "Steps that only some of the servers have", torn)
+        if self._snapshots is not None and self._snapshots.latest is not None:
+            at, size = self._snapshots.latest
+            yield gauge("snapshot_timestamp_seconds", "When the last snapshot was complete", at)
+            yield gauge("snapshot_bytes", "Size of the last snapshot", size)
+
+
+def _shard(shard: Shard) -> "Iterator[Metric]":
+    counters, mode = shard.counters, shard.mode or "none"
+    yield gauge("mode_info", "1 for the consistency mode of the fleet", {mode: 1}, "mode")
+    yield gauge(
+        "progress_steps", "Closed rounds, or pushes of the fastest worker", shard.progress()
+    )
+    yield counter("pushes", "Pushes that were applied or held", counters.pushes)
+    yield counter("duplicate_pushes", "Pushes that came again and were ignored", counters.repeats)
+    yield counter("samples", "Samples behind the pushes", sum(counters.samples.values()))
+    yield _staleness(shard.staleness.counts, mode)
+    lead = shard.consistency.clocks.lead
+    yield gauge("ssp_lead_steps", "How far a worker was ahead of the slowest at most", lead)
+    yield from _tables(shard)
+
+
+def _tables(shard: Shard) -> "Iterator[Metric]":
+    tables = {table.spec.name: table for table in shard.tables.values()}
+    sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
+    used = sum(table.bytes for table in tables.values()) + shard.tables.budget.held
+    yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
+    yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
+    yield counter("table_updates", "Updates of a table", {n: t.step for n, t in tables.items()})
+    yield counter(
+        "dropped_rows",
+        "Rows that were evicted, shrunk or removed",
+        {n: t.dropped for n, t in sparse.items()},
+    )
+    yield gauge(
+        "candidate_ids",
+        "Ids pushed too seldom for a row so far",
+        {n: t.waiting for n, t in sparse.items()},
+    )
+    yield gauge("memory_used_bytes", "Memory of tables and of pushes that are held", used)
+    yield gauge(
+        "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held
+    )
+    if shard.tables.budget.limit is not None:
+        yield gauge("memory_limit_bytes", "Memory that tables may take", shard.tables.budget.limit)
+
+
+def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
+    """Counts by staleness as a histogram; above 256 a count is that of a power of two."""
+    edges = [0, *(1 << power for power in range(_LARGEST_AGE + 1))]
+    buckets = [
+        (str(edge), float(sum(count for age, count in counts.items() if age <= edge)))
+        for edge in edges
+    ]
+    buckets.append(("+Inf", float(sum(counts.values()))))
+    total = float(sum(age * count for age, count in counts.items()))
+    help = "Pushes of others applied since the weights behind a push were read"
+    return histogram("staleness_pushes", help, buckets, total, mode=mode)

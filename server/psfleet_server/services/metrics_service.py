@@ -1,0 +1,30 @@
+"""The service that gives the metrics of a server, and on server 0 those of the workers."""
+
+from typing import Any
+
+import grpc
+
+from psfleet.observability.exposition import encode
+from psfleet.wire.body import parse
+from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.observability.server_metrics import ServerMetrics
+from psfleet_server.rpc.deferred_reply import immediate
+
+__all__ = ["metrics_handler"]
+
+
+def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpcHandler[Any, Any]":
+    """What a server answers to whoever watches the job."""
+
+    def collect(request: bytes) -> bytes:
+        parse(CollectRequest, request)
+        own = ProcessMetrics(role="server", rank=host.shard.index, text=encode(metrics.collect()))
+        workers = [] if host.coordinator is None else sorted(host.worker_reports.look().items())
+        others = [ProcessMetrics(role="worker", rank=rank, text=text) for rank, text in workers]
+        encoded: bytes = CollectReply(processes=[own, *others]).SerializeToString()
+        return encoded
+
+    return grpc.method_handlers_generic_handler(
+        "psfleet.v1.Metrics", {"Collect": immediate(collect)}
+    )

@@ -1,0 +1,135 @@
+"""Each process gives metrics that equal its own counters, and a worker only while somebody looks."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from psfleet.client import Client
+from psfleet.observability.exposition import decode, encode, histogram, merge
+from psfleet.observability.latency import LatencyHistogram
+from psfleet.optimizer import SGD
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.access import Access
+from psfleet.wire.channel import open_channel
+from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
+from tests.waiting import until
+
+Samples = dict[tuple[str, str], dict[str, float]]
+
+STEPS = 20
+IDS = np.arange(50)
+
+
+def collect(fleet: LocalFleet) -> Samples:
+    """Of each process (role, rank) its samples; labels follow a name in braces."""
+    found: Samples = {}
+    access = Access.of(fleet.environment(0))
+    for endpoint in fleet.endpoints:
+        with open_channel(endpoint, access) as channel:
+            call = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)
+            answer = call(
+                CollectRequest().SerializeToString(), timeout=60, metadata=access.metadata
+            )
+        for process in CollectReply.FromString(answer).processes:
+            found[process.role, str(process.rank)] = {
+                one.name + "".join(f"{{{value}}}" for value in one.labels.values()): one.value
+                for family in decode(process.text)
+                for one in family.samples
+            }
+    return found
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[LocalFleet]:
+    """Two servers with logs, that keep no snapshot."""
+    with LocalFleet(2, 1, request.param, durability="log+fsync") as fleet:
+        yield fleet
+
+
+def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
+    """What server and worker give equals what they count, over unix sockets and TCP with TLS."""
+    runtime = fleet.connect(0, "ssp", staleness=2)
+    table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+    for step in range(STEPS):
+        table.push(IDS, np.full((50, 4), float(step), np.float32))
+        table.pull(IDS)
+    runtime.flush()
+    until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
+    found, counted = collect(fleet), runtime.stats()
+    for server, stats in enumerate(counted):
+        own = found["server", str(server)]
+        assert own["psfleet_pushes_total"] == stats["pushes"] == STEPS
+        assert own["psfleet_samples_total"] == stats["samples"]
+        [rows] = stats["tables"]
+        assert own["psfleet_table_rows{rows}"] == rows["count"]
+        assert own["psfleet_table_bytes{rows}"] == rows["bytes"]
+        assert own["psfleet_table_updates_total{rows}"] == STEPS
+        assert own["psfleet_received_bytes_total"] == stats["bytes_in"]
+        assert own["psfleet_sent_bytes_total"] == stats["bytes_out"]
+        assert own["psfleet_staleness_pushes_count{ssp}"] == STEPS
+        calls = ("push", "exchange")
+        assert sum(own[f"psfleet_{call}_seconds_count"] for call in calls) == STEPS
+        assert own["psfleet_log_sync_seconds_count"] >= 1
+        assert own["psfleet_log_bytes_total"] > STEPS * 16
+    worker = found["worker", "0"]
+    assert worker["psfleet_step_seconds_count"] == STEPS - 1
+    assert worker["psfleet_retries_total"] == 0
+    assert worker["psfleet_nonfinite_pushes_total"] == 0
+    times = ("pull", "push", "wait")
+    assert all(worker[f"psfleet_worker_{what}_seconds_total"] > 0 for what in times)
+    norm = (STEPS - 2) * np.sqrt(IDS.size * 4)  # of the last step that is complete
+    assert worker["psfleet_gradient_norm{rows}"] == pytest.approx(norm)
+    runtime.close()
+
+
+def test_a_worker_that_nobody_watches_sends_nothing(fleet: LocalFleet) -> None:
+    """Before the first look server 0 has no metrics of the worker, however many beats have come."""
+    runtime = fleet.connect(0, "async")
+    Client(runtime).sparse_table("rows", 4, SGD(0.5)).push(IDS, np.ones((50, 4), np.float32))
+    runtime.flush()
+    time.sleep(3 * fleet.environment(0).beat)  # not a start-up: beats that bring nothing
+    assert ("worker", "0") not in collect(fleet)
+    until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
+    runtime.close()
+
+
+def test_strangers_get_no_metrics(tmp_path: Path) -> None:
+    """Over TCP the call needs the job's token, as every other."""
+    with LocalFleet(1, 1, "tcp") as fleet:
+        access = Access.of(fleet.environment(0))
+        with open_channel(fleet.endpoints[0], access) as channel:
+            call = channel.unary_unary("/psfleet.v1.Metrics/Collect", None, None)
+            with pytest.raises(grpc.RpcError, match="carries no token"):
+                call(b"", timeout=60)
+
+
+def test_a_latency_is_counted_in_its_power_of_two() -> None:
+    """A bucket's bound is a power of two of nanoseconds; counts are cumulative, the sum is exact."""
+    measured = LatencyHistogram()
+    for spent in (1, 2**14 - 1, 2**14, 2**20, 2**40):
+        measured.counts[spent.bit_length()] += 1
+        measured.total += spent
+    buckets = dict(measured.buckets())
+    assert buckets["1.6384e-05"] == 2
+    assert buckets["3.2768e-05"] == 3
+    assert buckets["68.7195"] == 4
+    assert buckets["+Inf"] == 5
+
+
+def test_merged_families_are_those_of_each_process() -> None:
+    """Texts of several processes become one, in which each sample keeps its labels."""
+    family = histogram("step_seconds", "Help", [("1", 2.0), ("+Inf", 3.0)], 4.5)
+    text = encode([family])
+    both = merge(
+        one for rank in ("0", "1") for one in decode(text, job="j", role="worker", rank=rank)
+    )
+    assert len(both) == 1
+    again = merge(decode(encode(both)))
+    assert [(s.name, s.labels, s.value) for s in again[0].samples] == [
+        (s.name, s.labels, s.value) for s in both[0].samples
+    ]
+    assert {s.labels["rank"] for s in both[0].samples} == {"0", "1"}

@@ -1,0 +1,309 @@
+"""A real job of 2 servers and 2 workers, watched by a real Prometheus."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet.observability.exposition import decode
+from psfleet.observability.expressions import Level, Look
+from psfleet.observability.panels import PANELS, Panel
+from psfleet_launch.observability.fleet_reader import look_at
+from psfleet_launch.observability.recorder import answers
+from tests.launch.conftest import ROOT, Launcher, _environment
+from tests.observability.trainer import ID, STEP, WORKER
+from tests.waiting import until
+
+_OPTIONS = (
+    *("--servers", "2", "--workers", "2", "--tcp", "--replicas", "1"),
+    *("--durability", "log+fsync", "--snapshot-every", "2s", "--server-memory", "2G"),
+    *("--on-nan", "skip", "--watch", "0", "--job", "watched", "--no-progress"),
+)
+_MOVES = ("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "ssp_")
+"""In names of metrics that do not rest while the training does, or of modes that this job has not."""
+
+
+@dataclass
+class Watched:
+    """A running job and where it is watched."""
+
+    launcher: Launcher
+    url: str
+
+    def get(self, path: str) -> bytes:
+        """What the launcher answers."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            found: bytes = answer.read()
+            return found
+
+    def look(self) -> Look:
+        """The job's metrics now."""
+        return look_at(list(decode(self.get("metrics"))))
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of these samples."""
+        return sum(value for _, value in self.look().select(name, labels))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the job runs."""
+    return tmp_path_factory.mktemp("watched")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Iterator[Watched]:
+    """The job, in training; every worker has made the step with the NaN."""
+    mark, said = uuid.uuid4().hex, folder / "screen"
+    with open(said, "w") as screen:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "psfleet_launch",
+                *_OPTIONS,
+                ROOT / "tests/observability/trainer.py",
+            ],
+            cwd=folder,
+            text=True,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            env=_environment() | {"PSFLEET_TEST": mark},
+        )
+    launcher = Launcher(process, folder, mark)
+
+    def url() -> str:
+        assert process.poll() is None, said.read_text()
+        found = re.search(r"watch +(http\S+)", said.read_text())
+        return found[1] if found else ""
+
+    try:
+        until(url, "address on the screen")
+        watched = Watched(launcher, url())
+        until(
+            lambda: (
+                watched.value("psfleet_pushes_total", rank="0") > 4 * STEP
+                and watched.value("psfleet_nonfinite_pushes_total") == 1
+            ),
+            lambda: f"training: {said.read_text()} {launcher.log('*')}",
+        )
+        yield watched
+        (folder / "hold").unlink(missing_ok=True)
+        (folder / "stop").touch()
+        assert process.wait(120) == 0, said.read_text()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+        assert not launcher.family()
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus that scrapes the job once a second."""
+
+    url: str
+
+    def ask(self, promql: str) -> dict[frozenset[tuple[str, str]], float]:
+        """The answer to a query now, by labels."""
+        question = urllib.parse.urlencode({"query": promql})
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=60) as answer:
+            result = json.loads(answer.read())["data"]["result"]
+        return {
+            frozenset(
+                (k, v) for k, v in one["metric"].items() if k not in ("__name__", "instance")
+            ): float(one["value"][1])
+            for one in result
+        }
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed (apt-get install prometheus)")
+    return path
+
+
+@pytest.fixture(scope="module")
+def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Finds the job by its /sd."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(ROOT / "docs/alerts.yml")],
+        "scrape_configs": [
+            {
+                "job_name": "psfleet",
+                "honor_labels": True,
+                "http_sd_configs": [{"url": f"{job.url}sd", "refresh_interval": "1s"}],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(configuration))
+    said = folder / "said"
+    with open(said, "w") as log:
+        process = subprocess.Popen(
+            [
+                _program("prometheus"),
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        address = re.compile(r'msg="Listening on" address=(\S+)')
+
+        def found() -> re.Match[str] | None:
+            if process.poll() is not None:
+                pytest.skip(f"Prometheus does not start: {said.read_text()[-500:]}")
+            return address.search(said.read_text())
+
+        until(found, "Prometheus")
+        match = found()
+        assert match is not None
+        yield Prometheus(f"http://{match[1]}")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_every_panel_has_an_answer(job: Watched, prometheus: Prometheus) -> None:
+    """Each query of a panel returns series from a job in training, also those of Grafana and alerts."""
+    missing = list(PANELS)
+
+    def all_answer() -> bool:
+        missing[:] = [panel for panel in missing if not prometheus.ask(panel.query.promql())]
+        return not missing
+
+    until(all_answer, lambda: f"answers to {[panel.title for panel in missing]}")
+    for panel in PANELS:
+        assert prometheus.ask(panel.query.promql('job="watched"')), panel.title
+        [labels, *_] = prometheus.ask(panel.query.promql(per_job=True))
+        assert dict(labels)["job"] == "watched", panel.title
+        assert not prometheus.ask(panel.query.promql('job="another"')), panel.title
+
+
+def test_the_page_and_prometheus_agree(job: Watched, prometheus: Prometheus, folder: Path) -> None:
+    """While the training rests, Prometheus has every counter as /metrics and the page show it."""
+    (folder / "hold").touch()
+    rests = {name for panel in PANELS for name in panel.query.metrics}
+    rests = {name for name in rests if not any(part in name for part in _MOVES)}
+    different: list[Any] = []
+
+    def same() -> bool:
+        look = job.look()
+        different[:] = [
+            (name, shown, scraped)
+            for name in rests
+            if (shown := {frozenset(lb.items()): v for lb, v in look.select(name, {})})
+            != (scraped := prometheus.ask(name))
+        ]
+        return not different
+
+    until(same, lambda: f"agreement: {different}")
+    look = job.look()
+    frame = answers(look, look)
+    for panel, shown in zip(PANELS, frame["panels"], strict=True):
+        if isinstance(panel.query, Level) and set(panel.query.metrics) <= rests:
+            assert shown == _by_series(panel, prometheus.ask(panel.query.promql())), panel.title
+    (folder / "hold").unlink()
+
+
+def _by_series(panel: Panel, found: dict[frozenset[tuple[str, str]], float]) -> dict[str, float]:
+    return {
+        " ".join(dict(labels).get(name, "") for name in panel.query.by): value
+        for labels, value in found.items()
+    }
+
+
+def test_an_alert_fires(job: Watched, prometheus: Prometheus) -> None:
+    """The planted NaN is an alert, which names the worker and the job."""
+    until(
+        lambda: prometheus.ask('ALERTS{alertname="PsfleetNonFinite",alertstate="firing"}'),
+        "alert PsfleetNonFinite",
+    )
+    [labels, *_] = prometheus.ask('ALERTS{alertname="PsfleetNonFinite",alertstate="firing"}')
+    assert dict(labels) | {"job": "watched", "rank": str(WORKER)} == dict(labels)
+
+
+def test_the_rules_and_the_metrics_are_valid(job: Watched) -> None:
+    """promtool accepts the alert rules, and what /metrics gives."""
+    promtool = _program("promtool")
+    rules = [promtool, "check", "rules", str(ROOT / "docs/alerts.yml")]
+    assert subprocess.run(rules, capture_output=True, check=False).returncode == 0
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=job.get("metrics"), capture_output=True, check=False
+    )
+    assert checked.returncode in (0, 3), checked.stderr  # 3: it would name some otherwise
+
+
+def test_the_first_nan_is_named(job: Watched) -> None:
+    """The log of the worker names the planted NaN with worker, step, table and id; the fleet counts one."""
+    sentence = f"worker {WORKER}, step {STEP}: the gradient for table 'users' has nan for id {ID};"
+    assert sentence in job.launcher.log(f"workerlog.{WORKER}")
+    assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank=str(WORKER)) == 1
+    assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank="0") == 0
+
+
+def test_events_bring_the_panels_and_their_figures(job: Watched) -> None:
+    """/events begins with what the panels are; then come figures, which are those of a look."""
+    with urllib.request.urlopen(job.url + "events", timeout=60) as stream:
+        name, heading = _event(stream)
+        assert (name, heading["job"]) == ("panels", "watched")
+        assert [one["title"] for one in heading["panels"]] == [panel.title for panel in PANELS]
+        frames: list[Any] = []
+        while not frames:
+            name, frames = _event(stream)
+            assert name == "frames"
+    up = next(n for n, panel in enumerate(PANELS) if panel.title == "Processes")
+    assert frames[-1]["panels"][up] == {"server": 2, "worker": 2, "standby": 2}
+
+
+def _event(stream: Any) -> tuple[str, Any]:
+    name = stream.readline().decode().removeprefix("event: ").strip()
+    data = json.loads(stream.readline().decode().removeprefix("data: "))
+    assert stream.readline() == b"\n"
+    return name, data
+
+
+def test_only_loopback_may_look(job: Watched) -> None:
+    """A request under another name is refused; an unknown path is told which there are."""
+    stranger = urllib.request.Request(job.url + "metrics", headers={"Host": "evil.example:80"})
+    for request, code in ((stranger, 403), (job.url + "secrets", 404)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code == code
+        refused.value.close()
+    assert json.loads(job.get("sd"))[0]["targets"] == [job.url.split("/")[2]]
+
+
+def test_panels_have_names_of_their_own() -> None:
+    """No two panels or alerts have the same name, and each unit is one that the page can show."""
+    titles = [panel.title for panel in PANELS]
+    alerts = [panel.alert.name for panel in PANELS if panel.alert]
+    assert len(set(titles)) == len(titles)
+    assert len(set(alerts)) == len(alerts)
+    page = (ROOT / "launch/psfleet_launch/observability/dashboard.html").read_text()
+    assert all(f"  {panel.unit}:" in page for panel in PANELS)
+    assert not re.search(r"(src|href)=\"https?:", page)
+
+
+def test_the_generated_files_are_fresh() -> None:
+    """docs/watch.md, the dashboard of Grafana and the rules are those of the table."""
+    tool = [sys.executable, str(ROOT / "tools/generate_panels.py"), "--check"]
+    check = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stderr

@@ -1,0 +1,64 @@
+"""The metrics of one worker, as its beats bring them to server 0 while somebody looks."""
+
+import math
+import resource
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from psfleet.observability.exposition import counter, encode, gauge, latency
+from psfleet_worker.observability.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from psfleet.runtime.finiteness import NonFiniteCheck
+
+__all__ = ["WorkerMetrics"]
+
+
+class WorkerMetrics:
+    """Collects the metrics of a worker.
+
+    Args:
+        times: Of its steps.
+        retries: How many attempts were made beyond the first of each call.
+
+    Attributes:
+        watch: Looks for values that are not finite; None: nothing has been looked at.
+        wanted: Somebody looks.
+    """
+
+    def __init__(self, times: StepTimes, retries: Callable[[], int]) -> None:
+        self.watch: NonFiniteCheck | None = None
+        self.wanted = False
+        self._times = times
+        self._retries = retries
+
+    def text(self) -> bytes:
+        """All families in Prometheus' text format; empty while nobody looks."""
+        return encode(self.collect()) if self.wanted else b""
+
+    def collect(self) -> "list[Metric]":
+        """All families."""
+        times, usage = self._times, resource.getrusage(resource.RUSAGE_SELF)
+        found = [
+            latency("step_seconds", "Time from a worker's push to its next", times.steps),
+            counter("worker_pull_seconds", "Time in pulls, with waiting", times.pull / 1e9),
+            counter("worker_push_seconds", "Time in pushes", times.push / 1e9),
+            counter("worker_wait_seconds", "Time until pushes and others came", times.wait / 1e9),
+            counter("worker_data_seconds", "Time until batches came", times.data / 1e9),
+            counter("worker_samples", "Samples behind the worker's pushes", times.samples),
+            counter("retries", "Attempts beyond the first of a call", self._retries()),
+            counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime),
+        ]
+        if times.loss is not None:
+            found.append(gauge("loss", "Loss of the worker's last step that told one", times.loss))
+        return found if self.watch is None else [*found, *_numbers(self.watch)]
+
+
+def _numbers(watch: "NonFiniteCheck") -> "list[Metric]":
+    norms = {name: math.sqrt(square) for name, square in [*watch.squares.items()]}
+    return [
+        counter("nonfinite_pushes", "Steps with a NaN or infinite loss or gradient", watch.found),
+        gauge("gradient_norm", "Norm of a table's gradient in the last step", norms),
+    ]
