@@ -1,5 +1,6 @@
 """A real job of 2 servers and 2 workers, watched by a real Prometheus."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -129,10 +130,10 @@ class Prometheus:
         }
 
 
-def _program(name: str) -> str:
+def _program(name: str, package: str) -> str:
     path = shutil.which(name)
     if path is None:
-        pytest.skip(f"{name} is not installed (apt-get install prometheus)")
+        pytest.skip(f"{name} is not installed (apt-get install {package})")
     return path
 
 
@@ -156,7 +157,7 @@ def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with open(said, "w") as log:
         process = subprocess.Popen(
             [
-                _program("prometheus"),
+                _program("prometheus", "prometheus"),
                 f"--config.file={folder}/prometheus.yml",
                 f"--storage.tsdb.path={folder}/data",
                 "--web.listen-address=127.0.0.1:0",
@@ -175,7 +176,15 @@ def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         until(found, "Prometheus")
         match = found()
         assert match is not None
-        yield Prometheus(f"http://{match[1]}")
+        url = f"http://{match[1]}"
+
+        def is_ready() -> bool:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=60):
+                return True
+            return False
+
+        until(is_ready, "Prometheus that is ready")
+        yield Prometheus(url)
     finally:
         process.terminate()
         process.wait(60)
@@ -242,7 +251,7 @@ def test_an_alert_fires(job: Watched, prometheus: Prometheus) -> None:
 
 def test_the_rules_and_the_metrics_are_valid(job: Watched) -> None:
     """promtool accepts the alert rules, and what /metrics gives."""
-    promtool = _program("promtool")
+    promtool = _program("promtool", "prometheus")
     rules = [promtool, "check", "rules", str(ROOT / "docs/alerts.yml")]
     assert subprocess.run(rules, capture_output=True, check=False).returncode == 0
     checked = subprocess.run(
@@ -278,6 +287,57 @@ def _event(stream: Any) -> tuple[str, Any]:
     data = json.loads(stream.readline().decode().removeprefix("data: "))
     assert stream.readline() == b"\n"
     return name, data
+
+
+def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
+    """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
+    (folder / "hold").touch()
+    asked: list[str] = []
+    complaints: list[str] = []
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(
+            executable_path=_program("chromium", "chromium"), args=["--no-sandbox"]
+        )
+        phone = {"width": 390, "height": 844}
+        page = browser.new_page(viewport=phone, color_scheme="dark")
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(job.url, wait_until="domcontentloaded")
+        page.wait_for_function("document.body.dataset.at", timeout=60_000)
+        until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert back == "rgb(17, 20, 24)"
+        browser.close()
+    (folder / "hold").unlink()
+    assert not complaints
+    assert all(url.startswith((job.url, "data:")) for url in asked)
+
+
+def _shown(page: Any) -> dict[str, dict[str, float]]:
+    """Figures in the DOM of panels that only tell a level, by title and series."""
+    said = page.evaluate(
+        """[...document.querySelectorAll(".panel")].map(panel => [panel.dataset.title,
+           [...panel.querySelectorAll("li")].map(one => [one.dataset.name, +one.dataset.value])])"""
+    )
+    return {title: dict(values) for title, values in said if title in _STILL}
+
+
+def _expected(job: Watched) -> dict[str, dict[str, float]]:
+    look = job.look()
+    shown = zip(PANELS, answers(look, look)["panels"], strict=True)
+    return {panel.title: values for panel, values in shown if panel.title in _STILL}
+
+
+_STILL = {
+    panel.title
+    for panel in PANELS
+    if isinstance(panel.query, Level) and not any(part in panel.query.metric for part in _MOVES)
+}
 
 
 def test_only_loopback_may_look(job: Watched) -> None:

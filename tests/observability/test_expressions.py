@@ -1,0 +1,75 @@
+"""Questions to metrics as the page answers them; tests/observability/test_watched_job.py asks Prometheus."""
+
+import pytest
+
+from psfleet.observability.expressions import (
+    Age,
+    Expression,
+    Level,
+    Look,
+    Mean,
+    Quantile,
+    Rate,
+    Ratio,
+    Series,
+    Skew,
+)
+
+
+def look(at: float, **counts: list[tuple[str, str, float]]) -> Look:
+    """Samples with the labels rank and le."""
+    return Look(
+        at,
+        {
+            name: [({"rank": rank, "le": le}, value) for rank, le, value in samples]
+            for name, samples in counts.items()
+        },
+    )
+
+
+BEFORE = look(
+    100,
+    a_total=[("0", "", 10), ("1", "", 50), ("2", "", 7)],
+    h_bucket=[("0", "1", 0), ("0", "2", 0), ("0", "4", 0), ("0", "+Inf", 0)],
+    h_sum=[("0", "", 0)],
+    h_count=[("0", "", 0)],
+)
+NOW = look(
+    110,
+    a_total=[("0", "", 30), ("1", "", 20), ("3", "", 99)],
+    b=[("0", "", 0), ("1", "", 4)],
+    h_bucket=[("0", "1", 50), ("0", "2", 90), ("0", "4", 98), ("0", "+Inf", 100)],
+    h_sum=[("0", "", 150)],
+    h_count=[("0", "", 100)],
+    t=[("0", "", 90), ("1", "", 95)],
+)
+RANK = ("rank",)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (Level("a_total"), {(): 149}),
+        (Level("a_total", RANK, {"rank": "1"}), {("1",): 20}),
+        (Level("a_total", aggregate="max"), {(): 99}),
+        (Level("nothing"), {}),
+        # Rank 1 was set back to 0 between the looks, rank 2 is gone, rank 3 has no past.
+        (Rate("a_total", RANK), {("0",): 2, ("1",): 2}),
+        (Ratio(Level("a_total", RANK), Level("b", RANK)), {("1",): 5}),
+        (Mean("h", RANK), {("0",): 1.5}),
+        (Age("t"), {(): 15}),
+        (Skew(Rate("a_total", RANK)), {(): 1}),
+        (Quantile(0.5, "h", RANK), {("0",): 1}),
+        (Quantile(0.7, "h", RANK), {("0",): 1.5}),
+        (Quantile(0.99, "h", RANK), {("0",): 4}),  # beyond the last bound: that bound
+    ],
+)
+def test_answers(question: Expression, answer: Series) -> None:
+    """Each question is answered as Prometheus answers it."""
+    assert question.answer(NOW, BEFORE) == pytest.approx(answer)
+
+
+def test_two_looks_at_one_moment_tell_no_rate() -> None:
+    """Neither infinity nor an error."""
+    assert Rate("a_total").answer(NOW, NOW) == {}
+    assert Quantile(0.5, "h").answer(NOW, NOW) == {}
