@@ -25,6 +25,8 @@ TLS and wants the token that is printed with the address, also as `Authorization
 certificate is for the name `psfleet-server` and signed by `watch-ca.pem` in the folder of the job's logs.
 With `--insecure` there is no TLS.
 
+![The page of a job of two servers and two workers](diagrams/dashboard.png)
+
 | path | what it gives |
 |---|---|
 | `/` | the page |
