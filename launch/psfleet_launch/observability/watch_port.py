@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,6 +24,7 @@ from psfleet_launch.observability.recorder import Recorder, panel_texts
 __all__ = ["WatchPort"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PATIENCE = 2.0  # seconds for a browser to take what is left
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -85,6 +86,8 @@ class WatchPort:
         self._server.shutdown()
         self._thread.join()
         self.recorder.stop()
+        for stream in [*self._server.streams]:
+            stream.join(_PATIENCE)  # so that its reader hears of the end
         self._server.server_close()
         self.reader.close()
 
@@ -100,12 +103,17 @@ class WatchPort:
 
 
 class _Server(ThreadingHTTPServer):
-    """Handlers end with the recorder, so `server_close` may wait for them."""
+    """Each connection has a thread. Browsers open some that say nothing; the end waits for none of those.
 
-    daemon_threads = False
+    Attributes:
+        streams: Threads that follow the job; they end with the recorder.
+    """
+
+    daemon_threads = True
 
     def __init__(self, address: tuple[str, int], port: WatchPort) -> None:
         self.port = port
+        self.streams: set[Thread] = set()
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -151,12 +159,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self) -> None:
         """Server-sent events: what the panels are, then frames as they come."""
         self._head(200, "text/event-stream")
+        self.server.streams.add(current_thread())
         heading = {"job": self.server.port.job.name, "panels": panel_texts()}
         with contextlib.suppress(OSError):  # it has hung up
             self._event("panels", heading)
             for frames in self.server.port.recorder.follow():
                 self._event("frames", frames)
             self._event("end", {})
+        self.server.streams.discard(current_thread())
 
     def _event(self, name: str, content: Any) -> None:
         self.wfile.write(f"event: {name}\ndata: {json.dumps(content)}\n\n".encode())
