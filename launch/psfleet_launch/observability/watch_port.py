@@ -26,7 +26,10 @@ __all__ = ["WatchPort"]
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PATIENCE = 2.0  # seconds for a browser to take what is left
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:"
+)
 
 
 @dataclass
