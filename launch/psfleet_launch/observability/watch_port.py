@@ -61,7 +61,7 @@ class WatchPort:
         is_open = host not in _LOOPBACK
         self.token = secrets.token_urlsafe(24) if is_open else ""
         try:
-            self._server = _Server((host, int(port)), self)
+            self._server = _HttpServer((host, int(port)), self)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"--watch is {self.address!r}, which cannot be listened on ({error}); name a free port, "
@@ -103,7 +103,7 @@ class WatchPort:
         return context
 
 
-class _Server(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     """Each connection has a thread. Browsers open some that say nothing; the end waits for none of those.
 
     Attributes:
@@ -124,7 +124,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One look."""
 
-    server: _Server
+    server: _HttpServer
     timeout = 10  # seconds that whoever looks may take for a request
 
     def do_GET(self) -> None:  # the name that http.server calls
