@@ -22,8 +22,8 @@ if _forks:
 
 _HERE = Path(__file__).parent
 _QUICK = {
-    *("checkpoint", "datasets", "fluid", "kernels", "optimizer", "pipeline", "program", "rules"),
-    *("shard", "tables", "wire"),
+    *("checkpoint", "datasets", "fluid", "kernels", "metrics", "optimizer", "pipeline", "program"),
+    *("rules", "shard", "tables", "wire"),
     *("test_annotations.py", "test_dependencies.py", "test_errors.py", "test_public_names.py"),
 }
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""

@@ -30,7 +30,7 @@ LAYERS = {
         "wire",
         "checkpoint layers pipeline",
         "chaos embedded",
-        "execution modes",
+        "evaluation execution modes",
         "optimizer testing",
         "client fleet",
         "fluid torch",

@@ -10,7 +10,7 @@ with psfleet.connect() as ps:
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.errors import ConfigError, ShapeError
+from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.execution.model_files import folder_of, load, save
 from psfleet.modes.switch import change, check_mode, check_wire
 from psfleet.modes.switch import connect as connect_cluster
@@ -121,6 +122,17 @@ class Client:
     def _opened(self, table: Table) -> Table:
         self._tables.add(table)
         return table
+
+    def metrics(
+        self,
+        metrics: Tasks,
+        name: str = "metrics",
+        slices: Sequence[str] = (),
+        window: int = 0,
+        decay: float = 0.0,
+    ) -> FleetMetrics:
+        """Metrics over the samples of all workers, counted exactly once; see `fleet.metrics`."""
+        return FleetMetrics(self.runtime, metrics, name, slices, window, decay)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.

@@ -21,8 +21,10 @@ from psfleet.runtime.interface import (
     CompletedPull,
     CompletedPush,
     Gradient,
+    PushCounter,
     Read,
     TableState,
+    with_counts,
 )
 from psfleet.runtime.validation import check_gradients, check_ids, check_spec_value
 from psfleet.schema.table import TableSpec
@@ -53,6 +55,7 @@ class EmbeddedRuntime:
 
     Attributes:
         wire: As passed.
+        counters: Count what pushes take along.
     """
 
     worker_index = 0
@@ -68,6 +71,7 @@ class EmbeddedRuntime:
     ) -> None:
         self._shard = Shard()
         self.wire = wire or WireSettings()
+        self.counters: list[PushCounter] = []
         self._packer = GradientCompressor(self.worker_index, self.wire.gradients)
         self._watch = watch or NonFiniteCheck(self.worker_index)
         self._clock = clock
@@ -117,18 +121,25 @@ class EmbeddedRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """See Runtime.push."""
-        merged = self._merged(gradients)
+        merged = self._merged(with_counts(gradients, self.counters))
         looked = ((spec.name, g.values, g.ids) for spec, g in merged)
         try:
             self._watch.look(self._pushes + 1, loss, looked)
         except SkippedGradients:
-            samples, loss, merged = 0, None, self._merged(list(map(without_values, gradients)))
+            kept = with_counts(list(map(without_values, gradients)), self.counters)
+            samples, loss, merged = 0, None, self._merged(kept)
         parts = tuple(self._packer.sent(self._pushes + 1, merged))
         self._tick()
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
+        for counter in self.counters:
+            counter.arrived()
         return CompletedPush()
+
+    def push_counts(self) -> None:
+        """Push what counters hold, by itself."""
+        self.push([])
 
     def _tick(self) -> None:
         every, now = self._shard.tables.tick_every, self._clock()

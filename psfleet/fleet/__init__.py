@@ -32,6 +32,7 @@ __all__ = [
     "is_server",
     "is_worker",
     "load_model",
+    "metrics",
     "print_table_stat",
     "remember",
     "run_server",
@@ -79,6 +80,7 @@ distributed_optimizer = _fleet.distributed_optimizer
 set_mode = _fleet.set_mode
 dataset = _fleet.dataset
 shard = _fleet.shard
+metrics = _fleet.metrics
 remember = _fleet.remember
 step_done = _fleet.step_done
 snapshot = _fleet.snapshot

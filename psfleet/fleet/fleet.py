@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from psfleet.data.dispatch import batches
 from psfleet.data.peekable import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
+from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.execution.inference import save_inference
 from psfleet.execution.model_files import load, save
 from psfleet.fleet import stats
@@ -350,6 +351,30 @@ class Fleet:
                 that cannot seek is known for one.
         """
         return self._own_loops().shard(batches, repeatable)
+
+    def metrics(
+        self,
+        metrics: Tasks,
+        name: str = "metrics",
+        slices: Sequence[str] = (),
+        window: int = 0,
+        decay: float = 0.0,
+    ) -> FleetMetrics:
+        """Metrics over the samples of all workers, counted exactly once, while they train.
+
+            scores = fleet.metrics([metrics.Auc(), metrics.LogLoss()])  # psfleet.metrics
+            for batch in fleet.shard(batches()):
+                scores.update(predictions, labels)  # in each step, best before its push
+            print(scores.read().run["auc"])
+
+        Call it on every worker, after `distributed_optimizer` and before the first step. What a step has
+        counted and not pushed is remembered, see `remember`.
+
+        Args:
+            metrics, name, slices, window, decay: See `psfleet.evaluation.FleetMetrics`.
+        """
+        found = FleetMetrics(runtimes.active(), metrics, name, slices, window, decay)
+        return self.remember(f"psfleet.metrics.{name}", found)
 
     # -- snapshots -----------------------------------------------------------------------------
 

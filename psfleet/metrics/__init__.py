@@ -1,5 +1,23 @@
 """How good predictions are."""
 
-from psfleet.metrics.classification import Accuracy, Auc, accuracy, auc, log_loss
+from psfleet.metrics.area import Auc
+from psfleet.metrics.classification import Accuracy, accuracy, auc, log_loss
+from psfleet.metrics.metric import Metric
+from psfleet.metrics.probabilities import RMSE, Calibration, LogLoss, NormalizedEntropy
+from psfleet.metrics.ranking import NDCG, GroupAuc, Recall
 
-__all__ = ["Accuracy", "Auc", "accuracy", "auc", "log_loss"]
+__all__ = [
+    "NDCG",
+    "RMSE",
+    "Accuracy",
+    "Auc",
+    "Calibration",
+    "GroupAuc",
+    "LogLoss",
+    "Metric",
+    "NormalizedEntropy",
+    "Recall",
+    "accuracy",
+    "auc",
+    "log_loss",
+]

@@ -1,4 +1,4 @@
-"""How good predictions are: exact measures, and streaming ones for results that come in batches."""
+"""How good predictions are: exact measures of one array, and the mean of accuracies."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, ShapeError
+from psfleet.metrics.probabilities import cross_entropy
 
-__all__ = ["Accuracy", "Auc", "accuracy", "auc", "log_loss"]
+__all__ = ["Accuracy", "accuracy", "auc", "log_loss"]
 
 
 def accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
@@ -51,8 +52,7 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
 def log_loss(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """The mean of -log(probability of what happened), probabilities kept 1e-7 from 0 and 1."""
     truth, values = _flat_pair(labels, probabilities)
-    p = np.clip(values.astype(np.float64), 1e-7, 1 - 1e-7)
-    return float(-np.mean(np.where(truth, np.log(p), np.log1p(-p))))
+    return float(np.mean(cross_entropy(truth.astype(np.float64), values.astype(np.float64))))
 
 
 def _flat_pair(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[Any]]:
@@ -83,49 +83,3 @@ class Accuracy:
         if self.weight == 0:
             raise ConfigError("the accuracy has had no batch; call update first")
         return self.value / self.weight
-
-
-class Auc:
-    """The area under the ROC curve over many batches, from a histogram of the scores.
-
-    Exact up to scores that share one of `num_thresholds` + 1 bins on [0, 1].
-    """
-
-    def __init__(
-        self, name: str | None = None, curve: str = "ROC", num_thresholds: int = 4095
-    ) -> None:
-        if curve != "ROC":
-            raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")
-        self.num_thresholds = num_thresholds
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again."""
-        self.positives = np.zeros(self.num_thresholds + 1, np.int64)
-        self.negatives = np.zeros(self.num_thresholds + 1, np.int64)
-
-    def update(self, preds: ArrayLike, labels: ArrayLike) -> None:
-        """Take in a batch.
-
-        Args:
-            preds: Scores in [0, 1]: [n], [n, 1], or [n, 2] of which the second column counts.
-            labels: 0 or 1, [n] or [n, 1].
-        """
-        scores = np.asarray(preds)
-        truth, values = _flat_pair(labels, scores[:, 1] if scores.shape[1:] == (2,) else scores)
-        if not (values.min() >= 0 and values.max() <= 1):
-            raise ShapeError(
-                f"auc needs scores in [0, 1]; they are {values.min()} to {values.max()}"
-            )
-        bins = (values * self.num_thresholds).astype(np.int64)
-        width = self.num_thresholds + 1
-        self.positives += np.bincount(bins[truth], minlength=width)
-        self.negatives += np.bincount(bins[~truth], minlength=width)
-
-    def eval(self) -> float:
-        """The area so far; 0.5 while only one class has been seen."""
-        pairs = int(self.positives.sum()) * int(self.negatives.sum())
-        if pairs == 0:
-            return 0.5
-        below = np.cumsum(self.negatives) - self.negatives
-        return float((self.positives * (below + self.negatives / 2)).sum() / pairs)

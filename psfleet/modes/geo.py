@@ -75,6 +75,8 @@ class GeoRuntime(ForwardingRuntime):
 
     def _copy(self, spec: TableSpec) -> None:
         """Begin with what the servers hold, of rows without their optimizer state."""
+        if spec.rule.counts:  # what is counted goes straight to the servers
+            return
         mine = dataclasses.replace(spec, entry=None)
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)

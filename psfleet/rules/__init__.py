@@ -10,6 +10,7 @@ from psfleet.rules.amsgrad import AMSGrad as AMSGrad
 from psfleet.rules.asgd import ASGD as ASGD
 from psfleet.rules.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from psfleet.rules.dgc_momentum import DGCMomentum as DGCMomentum
+from psfleet.rules.exact_sum import ExactSum as ExactSum
 from psfleet.rules.ftrl import Ftrl as Ftrl
 from psfleet.rules.lamb import Lamb as Lamb
 from psfleet.rules.lars_momentum import LarsMomentum as LarsMomentum

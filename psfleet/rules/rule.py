@@ -68,6 +68,8 @@ class Rule:
         torch: The optimizers of torch that compute the same.
         version: States that two definitions of the rule with equal versions compute the same. Empty:
             a digest of the source text takes its place, see psfleet.rules.definition.
+        counts: What pushes bring is counted: servers apply each push in full. They neither average the
+            pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
     """
 
     name: ClassVar[str]
@@ -75,6 +77,7 @@ class Rule:
     optimizer: ClassVar[OptimizerSpec | None] = None
     torch: ClassVar[tuple[TorchSpec, ...]] = ()
     version: ClassVar[str] = ""
+    counts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):

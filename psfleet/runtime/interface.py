@@ -29,6 +29,7 @@ __all__ = [
     "PendingPull",
     "PendingPush",
     "Precision",
+    "PushCounter",
     "Read",
     "Runtime",
     "TableState",
@@ -42,6 +43,7 @@ __all__ = [
     "passes",
     "provide",
     "use",
+    "with_counts",
 ]
 
 Floats = NDArray[np.float32]
@@ -126,6 +128,27 @@ class PendingPush(Protocol):
         Raises:
             DeadlineExceeded: Not acknowledged within `timeout` seconds (None: the runtime's own).
         """
+
+
+class PushCounter(Protocol):
+    """Counts something of a worker's steps; each push takes along what has been counted since the last."""
+
+    def leave(self) -> Gradient | None:
+        """What leaves with the next push, in a table whose rule counts; None: nothing.
+
+        What left before without `arrived` is in it again: that push was not made.
+        """
+
+    def arrived(self) -> None:
+        """What left last counts."""
+
+
+def with_counts(
+    gradients: Sequence[Gradient], counters: Sequence[PushCounter]
+) -> Sequence[Gradient]:
+    """The gradients of a push, and what leaves with it."""
+    counts = [counted for counter in counters if (counted := counter.leave()) is not None]
+    return [*gradients, *counts] if counts else gradients
 
 
 class CompletedPush:

@@ -173,7 +173,7 @@ class ShardTables(dict[int, Table]):
         return sum(
             table.shrink(event.threshold, event.unseen)
             for key, table in self.sparse()
-            if event.table in (0, key)
+            if event.table in (0, key) and not table.spec.rule.counts
         )
 
     def evict(self, key: int, ids: NDArray[np.int64]) -> None:

@@ -20,7 +20,10 @@ Ids = NDArray[np.int64]
 
 
 def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
-    """One update of every table by its rule: the mean over the pushes that name it, in their order."""
+    """One update of every table by its rule: the mean over the pushes that name it, in their order.
+
+    A table that counts gets one update for each push.
+    """
     by_table: dict[int, list[Gradient]] = {}
     for push in pushes:
         for gradient in push.gradients:
@@ -29,6 +32,9 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
         table, rate = tables[key], gradients[0].learning_rate
         if isinstance(table, DenseTable):
             table.push(_mean(_whole(gradient, table.count) for gradient in gradients), rate)
+        elif table.spec.rule.counts:
+            for gradient in gradients:
+                table.push(*_rows(table.spec, [gradient]), rate)
         else:
             table.push(*_rows(table.spec, gradients), rate)
 
@@ -41,7 +47,10 @@ def add(tables: Mapping[int, Table], push: Push) -> None:
             add_values(table, _whole(delta, table.count))
         else:
             assert delta.ids is not None
-            add_rows(table, delta.ids, delta.values)
+            if table.spec.rule.counts:
+                table.push(delta.ids, delta.values, delta.learning_rate)
+            else:
+                add_rows(table, delta.ids, delta.values)
 
 
 def _rows(spec: TableSpec, gradients: Sequence[Gradient]) -> tuple[Ids, Floats]:

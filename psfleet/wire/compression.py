@@ -96,8 +96,9 @@ def value_format(spec: TableSpec, wanted: Format) -> Format:
 
 
 def _gradient_format(spec: TableSpec, wanted: Format) -> Format:
-    """How gradients of the table travel where `wanted` is asked for; shows and clicks are exact."""
-    return "float32" if spec.kind == "sparse" and spec.scores else value_format(spec, wanted)
+    """How gradients of the table travel where `wanted` is asked for; what is counted is exact."""
+    counted = spec.rule.counts or (spec.kind == "sparse" and spec.scores)
+    return "float32" if counted else value_format(spec, wanted)
 
 
 def pack(values: Floats, packed: CompressedValues) -> None:

@@ -19,8 +19,10 @@ from psfleet.runtime.interface import (
     Gradient,
     PendingPull,
     PendingPush,
+    PushCounter,
     Read,
     TableState,
+    with_counts,
 )
 from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
@@ -66,6 +68,7 @@ class ClusterRuntime:
 
     Attributes:
         wire: As passed.
+        counters: Count what this worker's pushes take along.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class ClusterRuntime:
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
         self.wire = wire or WireSettings()
+        self.counters: list[PushCounter] = []
         self._session = self._fleet.session
         self._marks = SnapshotMarks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
@@ -190,8 +194,17 @@ class ClusterRuntime:
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
         """See Runtime.push. A push of an earlier life that counts is passed over."""
-        if self.progress.passes():
-            return CompletedPush()
+        gradients = with_counts(gradients, self.counters)
+        pushed = CompletedPush() if self.progress.passes() else self._push(gradients, samples, loss)
+        for counter in self.counters:  # what left with a push that counts already counts with it
+            counter.arrived()
+        return pushed
+
+    def push_counts(self) -> None:
+        """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
+        self.push([])
+
+    def _push(self, gradients: Sequence[Gradient], samples: int, loss: float | None) -> PendingPush:
         if self._audit is not None:
             gradients = [*gradients, self._audited(self._audit)]
         return self._transfers.push(gradients, samples, loss, self._shares.position or (0, 0))

@@ -1,0 +1,193 @@
+"""Metrics over the samples of all workers, while they train.
+
+Each worker counts its own batches. What it has counted leaves with its next push, into a table of sums
+that any worker may read at any time, see docs/metrics.md.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.errors import ConfigError, TableConflict
+from psfleet.evaluation.metric_readings import MetricReading, Readings
+from psfleet.evaluation.sum_table import SumTable
+from psfleet.metrics.metric import Batch, Metric
+from psfleet.runtime.interface import Runtime
+from psfleet.schema.table import OWN
+
+__all__ = ["FleetMetrics", "Tasks"]
+
+Floats = NDArray[np.float64]
+Tasks = Mapping[str, Sequence[Metric]] | Sequence[Metric]
+
+
+class FleetMetrics:
+    """Metrics of one or more tasks over the samples of all workers.
+
+    Made by `fleet.metrics` or `Client.metrics`. Updates are for one thread at a time; a push may be made
+    by another one.
+
+    Args:
+        runtime: Whose pushes take along what is counted.
+        metrics: Of each task its metrics; or the metrics of a single task without a name.
+        name: Unique in the fleet; all workers give the same metrics under a name.
+        slices: Names of the slices; every metric is also computed within each.
+        window: Readings of the window; 0: no window.
+        decay: Weight of the interval between two readings relative to the next one; 0: no decay.
+
+    Raises:
+        ConfigError: Two metrics have one name, or the name stands for other metrics already.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: Tasks,
+        name: str = "metrics",
+        slices: Sequence[str] = (),
+        window: int = 0,
+        decay: float = 0.0,
+    ) -> None:
+        self._runtime: Any = runtime
+        self._slices = list(slices)
+        self._tasks = _named(metrics, max(len(slices), 1))
+        self._windows = window, decay
+        self._readings = Readings(window, decay)
+        layout = "\n".join(f"{key}: {metric.layout()}" for key, metric in self._metrics())
+        size = sum(metric.sums.size for _, metric in self._metrics())
+        digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
+        self._sums = SumTable(
+            f"{OWN}metrics/{name}", size, int.from_bytes(digest, "little") >> 1, runtime.server_num
+        )
+        self._join(name)
+        for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):
+            metric.sums = sums  # a view: what a metric counts is pending
+
+    def _join(self, name: str) -> None:
+        counters = self._runtime.counters
+        if any(getattr(counter, "spec", None) == self._sums.spec for counter in counters):
+            raise ConfigError(f"this process counts metrics {name!r} already; use another name")
+        try:
+            self._runtime.create(self._sums.spec)
+        except TableConflict:
+            raise ConfigError(
+                f"metrics {name!r} exist in this fleet with other tasks, parameters or slices; give all "
+                "workers the same, or the new ones another name"
+            ) from None
+        counters.append(self._sums)
+
+    # -- counting ------------------------------------------------------------------------------
+
+    def update(
+        self,
+        preds: ArrayLike,
+        labels: ArrayLike,
+        weights: ArrayLike | None = None,
+        slices: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        task: str = "",
+    ) -> None:
+        """Count a batch; it is in readings once this worker's next push is.
+
+        Args:
+            preds, labels, weights, groups: As for `psfleet.metrics.Metric.update`.
+            slices: The number of each sample's slice in the list of slices; None: 0.
+            task: Whose metrics.
+
+        Raises:
+            ConfigError: There is no such task.
+            ShapeError: The arrays cannot be meant; no metric has counted them.
+        """
+        if task not in self._tasks:
+            raise ConfigError(f"task is {task!r}; it must be one of {sorted(self._tasks)}")
+        batch = Batch.of(preds, labels, weights, slices, groups)
+        metrics = self._tasks[task].values()
+        for metric in metrics:
+            metric.check(batch)
+        counted = [metric.sums_of(batch) for metric in metrics]
+        with self._sums.lock:
+            for metric, sums in zip(metrics, counted, strict=True):
+                metric.sums += sums
+
+    def publish(self) -> None:
+        """Push what is counted now, after a step without a push, such as one of an evaluation.
+
+        In sync mode it is this worker's part of a round: every worker must call it.
+        """
+        self._runtime.flush()
+        self._runtime.push_counts()
+        self._runtime.flush()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self) -> MetricReading:
+        """The metrics over what the pushes of all workers have brought so far. Nobody else waits.
+
+        This worker's own pushes are flushed first. Windows and decay go by the calls of this method in
+        this process; each worker that reads has its own.
+        """
+        totals = self._sums.totals(self._runtime.read_table(self._sums.spec.key))
+        window, decay = self._windows
+        return MetricReading(
+            self._scores(totals),
+            self._scores(self._readings.window(totals)) if window else {},
+            self._scores(self._readings.decayed(totals)) if decay else {},
+        )
+
+    def _scores(self, totals: Floats) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for (key, metric), sums in zip(self._metrics(), self._parts(totals), strict=True):
+            prefix = key.removesuffix(metric.name)
+            values = {"": metric.scores(sums.sum(axis=0))}
+            values |= {
+                f"[{name}]": metric.scores(part)
+                for name, part in zip(self._slices, sums, strict=False)
+            }
+            for place, scores in values.items():
+                found |= {f"{prefix}{label}{place}": value for label, value in scores.items()}
+        return found
+
+    # -- its parts -----------------------------------------------------------------------------
+
+    def _metrics(self) -> list[tuple[str, Metric]]:
+        """Every metric with its name in readings."""
+        return [
+            (f"{task}/{label}" if task else label, metric)
+            for task, metrics in self._tasks.items()
+            for label, metric in metrics.items()
+        ]
+
+    def _parts(self, flat: Floats) -> list[Floats]:
+        """Each metric's part [slices, size] of all sums."""
+        shapes = [metric.sums.shape for _, metric in self._metrics()]
+        ends = np.cumsum([rows * size for rows, size in shapes])
+        parts = np.split(flat, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    # -- fleet.remember ------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What no push has taken along yet, and whose it is."""
+        return {"worker": self._runtime.worker_index, **self._sums.state_dict()}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that; with nothing, if it is another worker's, who goes on with it."""
+        if state["worker"] == self._runtime.worker_index:
+            self._sums.set_state_dict(state)
+
+
+def _named(metrics: Tasks, slices: int) -> dict[str, dict[str, Metric]]:
+    """Metrics of our own by task and name."""
+    tasks = metrics if isinstance(metrics, Mapping) else {"": metrics}
+    found: dict[str, dict[str, Metric]] = {}
+    for task, given in tasks.items():
+        named = found[task] = {metric.name: metric.sliced(slices) for metric in given}
+        if len(named) < len(given):
+            names = [metric.name for metric in given]
+            raise ConfigError(f"the metrics of task {task!r} are {names}; give each its own name=")
+    if not any(found.values()):
+        raise ConfigError(f"there are no metrics in {metrics!r}; give at least one")
+    return found

@@ -1,0 +1,234 @@
+"""What a streaming metric is: a fixed number of sums over samples, from which its value follows."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.errors import ConfigError, ShapeError
+
+__all__ = ["Batch", "Metric", "sums_by_slice"]
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Checked samples: predictions, labels and weights are finite, weights at least 0.
+
+    Attributes:
+        predictions, labels: float64 [n].
+        weights: float64 [n]; None: all are 1.
+        slices: int64 [n]; None: all are in slice 0.
+        groups: [n], of any type that can be sorted; None: unknown.
+    """
+
+    predictions: Floats
+    labels: Floats
+    weights: Floats | None = None
+    slices: Ids | None = None
+    groups: NDArray[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        preds: ArrayLike,
+        labels: ArrayLike,
+        weights: ArrayLike | None = None,
+        slices: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> "Batch":
+        """Check and flatten the arguments of `Metric.update`.
+
+        Raises:
+            ShapeError: They differ in length, or a number is not finite or has no meaning.
+        """
+        scores = np.asarray(preds)
+        if scores.ndim == 2 and scores.shape[1] == 2:
+            scores = scores[:, 1]
+        predictions = _finite(scores, "prediction")
+        n = len(predictions)
+        weighted = None if weights is None else _as_many(_finite(weights, "weight"), n, "weights")
+        if weighted is not None and n and weighted.min() < 0:
+            raise ShapeError(f"weight {weighted.min()} is negative; give weights of at least 0")
+        return cls(
+            predictions,
+            _as_many(_finite(labels, "label"), n, "labels"),
+            weighted,
+            None if slices is None else _as_many(_whole(slices), n, "slices"),
+            None if groups is None else _as_many(np.asarray(groups).reshape(-1), n, "groups"),
+        )
+
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def weighted(self, values: Floats) -> Floats:
+        """Values times weights."""
+        return values if self.weights is None else values * self.weights
+
+    def check_probabilities(self, what: str) -> None:
+        """Refuse predictions outside [0, 1].
+
+        Raises:
+            ShapeError: There is one.
+        """
+        low, high = (self.predictions.min(), self.predictions.max()) if len(self) else (0, 0)
+        if low < 0 or high > 1:
+            raise ShapeError(f"{what} needs scores in [0, 1]; they are {low} to {high}")
+
+
+def _finite(given: ArrayLike, what: str) -> Floats:
+    values = np.asarray(given, np.float64).reshape(-1)
+    if not np.isfinite(values).all():
+        place = int(np.argmin(np.isfinite(values)))
+        raise ShapeError(f"{what} {place} is {values[place]}; metrics need finite numbers")
+    return values
+
+
+def _whole(given: ArrayLike) -> Ids:
+    values = np.asarray(given).reshape(-1)
+    if len(values) and values.dtype.kind not in "iu":
+        raise ShapeError(f"slices have dtype {values.dtype}; give whole numbers from 0")
+    return values.astype(np.int64)
+
+
+def _as_many(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
+    if len(values) != n:
+        raise ShapeError(f"there are {len(values)} {what} for {n} scores; give one for each")
+    return values
+
+
+class Metric(ABC):
+    """A metric over many batches. Its sums add up, whoever has seen which batch, in any order.
+
+    Attributes:
+        name: How results are labelled.
+        sums: float64 [slices, size]: of each slice the sums from which the value follows.
+    """
+
+    default_name = "metric"
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or self.default_name
+        self.sums = np.zeros((1, self.size))
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many sums one slice has."""
+
+    @abstractmethod
+    def sums_of(self, batch: Batch) -> Floats:
+        """What a batch adds: float64 [slices, size]."""
+
+    @abstractmethod
+    def score(self, sums: Floats) -> float:
+        """The value that follows from sums, float64 [size]; nan: no sample says anything."""
+
+    def layout(self) -> str:
+        """What two metrics must have in common so that their sums can be added."""
+        return f"{type(self).__name__} {self.sums.shape}"
+
+    def sliced(self, slices: int) -> Self:
+        """The same metric without samples, for this many slices."""
+        found = copy.copy(self)
+        found.sums = np.zeros((slices, self.size))
+        return found
+
+    def update(
+        self,
+        preds: ArrayLike,
+        labels: ArrayLike,
+        weights: ArrayLike | None = None,
+        slices: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> None:
+        """Take in a batch.
+
+        Args:
+            preds: [n], [n, 1], or [n, 2] of which the second column counts.
+            labels: As many.
+            weights: One for each sample, at least 0; None: 1.
+            slices: The slice of each sample, whole numbers from 0; None: 0.
+            groups: The user or query of each sample, for metrics that rank within one.
+
+        Raises:
+            ShapeError: They cannot be meant; nothing was counted.
+        """
+        self.add(Batch.of(preds, labels, weights, slices, groups))
+
+    def add(self, batch: Batch) -> None:
+        """Take in a checked batch.
+
+        Raises:
+            ShapeError: It has no samples of this metric, or a slice that the metric has not.
+        """
+        self.check(batch)
+        self.sums += self.sums_of(batch)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch that this metric cannot count.
+
+        Raises:
+            ShapeError: It is one.
+        """
+        slices = batch.slices
+        if (
+            slices is not None
+            and len(slices)
+            and not 0 <= slices.min() <= slices.max() < len(self.sums)
+        ):
+            raise ShapeError(
+                f"slices are {slices.min()} to {slices.max()}; metric {self.name!r} has the slices "
+                f"0 to {len(self.sums) - 1}"
+            )
+
+    def result(self, slice: int | None = None) -> float:
+        """The value of one slice, or of all samples."""
+        return self.score(self.sums.sum(axis=0) if slice is None else self.sums[slice])
+
+    def scores(self, sums: Floats) -> dict[str, float]:
+        """What a reading says of sums [size]: the value under the metric's name."""
+        return {self.name: self.score(sums)}
+
+    def merge(self, other: Self) -> None:
+        """Count what another metric with the same parameters has counted."""
+        if other.layout() != self.layout():
+            raise ConfigError(
+                f"metric {self.name!r} is {self.layout()}, and the other is {other.layout()}; "
+                "merge metrics with the same parameters"
+            )
+        self.sums += other.sums
+
+    def state(self) -> Floats:
+        """A copy of the sums: float64 [slices, size]."""
+        return self.sums.copy()
+
+    def load(self, state: ArrayLike) -> None:
+        """Set the sums to those of `state`."""
+        values = np.asarray(state, np.float64)
+        if values.shape != self.sums.shape:
+            raise ShapeError(
+                f"the state of metric {self.name!r} is {values.shape}; it must be {self.sums.shape}"
+            )
+        self.sums[...] = values
+
+    def reset(self) -> None:
+        """Start again."""
+        self.sums[...] = 0
+
+
+def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> Floats:
+    """The sums of columns [n] by slice: float64 [count, len(columns)]."""
+    if slices is None:
+        found = np.zeros((count, len(columns)))
+        found[0] = [column.sum() for column in columns]
+        return found
+    return np.stack(
+        [cast(Floats, np.bincount(slices, column, minlength=count)) for column in columns], axis=1
+    )

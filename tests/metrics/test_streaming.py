@@ -1,0 +1,121 @@
+"""Streaming metrics equal scikit-learn's values on the pooled samples."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet import metrics
+from psfleet.errors import ConfigError, ShapeError
+from tests.metrics.pooled import Samples, every_metric, expected
+
+SAMPLES = Samples.drawn(400, seed=1)
+
+
+def counted(metric: metrics.Metric, samples: Samples, weighted: bool) -> metrics.Metric:
+    """The metric with these samples in it."""
+    weights = samples.weights if weighted else None
+    metric.update(samples.predictions, samples.labels, weights, samples.slices, samples.groups)
+    return metric
+
+
+def check(metric: metrics.Metric, slice: int | None, wanted: float) -> None:
+    """AUC is within its stated error, which is small; the rest is equal to 1e-9."""
+    error = 1e-9
+    if isinstance(metric, metrics.Auc):
+        error += metric.error_bound(slice)
+        assert error < 3e-3
+    assert metric.result(slice) == pytest.approx(wanted, abs=error), metric.name
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("number", range(9))
+def test_metrics_are_scikit_learns(number: int, weighted: bool) -> None:
+    """In 7 batches, which 3 metrics count and merge in another order; over all samples and by slice."""
+    template = every_metric()[number].sliced(3)
+    workers = [template.sliced(3) for _ in range(3)]
+    for batch, part in enumerate(SAMPLES.parts(7)):
+        counted(workers[batch % 3], part, weighted)
+    total = template.sliced(3)
+    for worker in reversed(workers):
+        total.merge(worker)
+    check(total, None, expected(SAMPLES, weighted)[total.name])
+    for slice in range(3):
+        mine = SAMPLES.where(SAMPLES.slices == slice)
+        check(total, slice, expected(mine, weighted)[total.name])
+    loaded = template.sliced(3)
+    loaded.load(total.state())
+    assert loaded.result(1) == total.result(1)
+
+
+@pytest.mark.parametrize("spacing", ["linear", "logit"])
+def test_the_error_bound_of_auc_holds(spacing: Any) -> None:
+    """With 5 bins the bound is wide, and the exact area lies within it."""
+    for seed in range(20):
+        samples = Samples.drawn(40, seed)
+        metric = metrics.Auc(num_thresholds=4, spacing=spacing)
+        counted(metric, samples.where(samples.slices == 0), True)
+        exact = expected(samples.where(samples.slices == 0))["auc"]
+        assert 0.01 < metric.error_bound() < 0.5
+        assert abs(metric.result() - exact) <= metric.error_bound() + 1e-12
+
+
+def test_whole_numbers_are_counted_exactly() -> None:
+    """The counts of an AUC without weights are whole, so any split gives the same bits."""
+    one, two = metrics.Auc(), metrics.Auc()
+    one.update(SAMPLES.predictions, SAMPLES.labels)
+    for part in SAMPLES.parts(11):
+        two.update(part.predictions, part.labels)
+    assert one.result() == two.result()
+    assert one.sums.sum() == len(SAMPLES)
+
+
+def test_nothing_to_measure() -> None:
+    """Empty batches count nothing; a metric without samples is nan, an AUC of one class 0.5."""
+    for metric in every_metric():
+        metric.update([], [], [], [], [])
+        assert math.isnan(metric.result()) or isinstance(metric, metrics.Auc)
+    lonely = metrics.GroupAuc()
+    lonely.update([0.1, 0.2], [1, 1], groups=["a", "a"])
+    assert math.isnan(lonely.result())
+    assert metrics.Auc().result() == 0.5
+    ranked = metrics.NDCG(2)
+    ranked.update([0.1, 0.2], [0, 0], groups=["a", "a"])
+    assert ranked.result() == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "arguments", "sentence"),
+    [
+        (metrics.Auc(), ([0.5, np.nan], [0, 1]), "prediction 1 is nan; metrics need finite"),
+        (metrics.Auc(), ([0.5], [0, 1]), "there are 2 labels for 1 scores"),
+        (metrics.LogLoss(), ([1.5], [1]), r"log_loss needs scores in \[0, 1\]; they are 1.5"),
+        (metrics.LogLoss(), ([0.5], [2]), r"log_loss needs labels in \[0, 1\]; they are 2"),
+        (metrics.RMSE(), ([0.5], [2], [-1]), "weight -1.0 is negative"),
+        (metrics.RMSE(), ([0.5], [2], None, [1]), "has the slices 0 to 0"),
+        (metrics.RMSE(), ([0.5], [2], None, [0.5]), "slices have dtype float64"),
+        (metrics.GroupAuc(), ([0.5], [1]), "gauc needs the group of each sample"),
+        (metrics.NDCG(2), ([0.5], [-1], None, None, [1]), "label -1.0 is negative"),
+    ],
+)
+def test_bad_batches_are_refused(metric: metrics.Metric, arguments: Any, sentence: str) -> None:
+    """One sentence quotes the value; nothing is counted."""
+    with pytest.raises(ShapeError, match=sentence):
+        metric.update(*arguments)
+    assert not metric.sums.any()
+
+
+def test_bad_parameters_are_refused() -> None:
+    """Sums with different meanings are not added."""
+    with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
+        metrics.NDCG(0)
+    spacing: Any = "cubic"
+    with pytest.raises(ConfigError, match="spacing is 'cubic'"):
+        metrics.Auc(spacing=spacing)
+    with pytest.raises(ConfigError, match="num_thresholds is 0"):
+        metrics.Auc(num_thresholds=0)
+    with pytest.raises(ConfigError, match="merge metrics with the same parameters"):
+        metrics.NDCG(2).merge(metrics.NDCG(3))
+    with pytest.raises(ShapeError, match=r"is \(2,\); it must be \(1, 2\)"):
+        metrics.RMSE().load([1.0, 2.0])
