@@ -38,7 +38,7 @@ class Samples:
         number = np.repeat(np.arange(groups), sizes)
         chance = 1 / (1 + np.exp(-dice.normal(-1, 1.5, len(number))))
         return cls(
-            np.round(np.clip(chance + dice.normal(0, 0.05, len(number)), 0.001, 0.999), 3),
+            np.clip(chance + dice.normal(0, 0.05, len(number)), 0.001, 0.999).round(3),
             (dice.random(len(number)) < chance).astype(np.float64),
             # Equal within a group, as recall and NDCG want it.
             dice.uniform(0.1, 3, groups)[number],
@@ -108,7 +108,5 @@ def _by_group(samples: Samples, w: Floats) -> dict[str, float]:
         # scikit-learn ranks two or more; one alone is ranked right.
         ndcg = ndcg_score([y], [p], k=5) if len(y) > 1 else y[0]
         values["ndcg@5"].append((ndcg, weights[0]))
-    return {
-        name: float(np.average(*np.array(found).T[:1], weights=np.array(found).T[1]))
-        for name, found in values.items()
-    }
+    means = {name: np.array(found).T for name, found in values.items()}
+    return {name: float(value @ weight / weight.sum()) for name, (value, weight) in means.items()}
