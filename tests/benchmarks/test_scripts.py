@@ -80,6 +80,12 @@ def test_multitable(tmp_path: Path) -> None:
     assert all(row["CPU us / step"] > 0 for row in rows)
 
 
+def test_fleet_metrics(tmp_path: Path) -> None:
+    """Each set of metrics gets a line."""
+    rows = run("fleet_metrics.py", "--steps", "2", folder=tmp_path)["rows"]
+    assert [row["metrics"] for row in rows][::3] == ["AUC", "all four"]
+
+
 def lines_of(script: str, *options: str) -> list[str]:
     """What a script prints that writes no JSON."""
     path = os.pathsep.join(entry for entry in sys.path if entry)

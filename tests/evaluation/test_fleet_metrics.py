@@ -227,6 +227,7 @@ def lives(
 ) -> dict[str, float]:
     """What is counted by two workers that die at these calls and run their scripts again."""
     found: list[dict[str, float]] = []
+    died: list[int] = []
 
     def script(runtime: ClusterRuntime) -> None:
         loops = DataLoops(
@@ -259,12 +260,14 @@ def lives(
                 runtime.close()
                 return
             except SimulatedDeath:
+                died.append(worker)
                 if runtime is not None:
                     runtime.abandon()
 
     with LocalFleet(2, 2) as fleet:
         in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait() == [0, 0]
+    assert set(died) == set(deaths)
     return found[0]
 
 
@@ -292,8 +295,8 @@ def test_who_starts_again_counts_every_sample_once(
     """Sync mode: both workers die, one of them twice, at calls that the seed chooses."""
     dice = random.Random(seed)
     deaths = {
-        0: [DeathFault(dice.randint(15, 120), dice.random() < 0.5)],
-        1: [DeathFault(dice.randint(15, 60), dice.random() < 0.5) for _ in range(2)],
+        0: [DeathFault(dice.randint(15, 60), dice.random() < 0.5)],
+        1: [DeathFault(dice.randint(15, 45), dice.random() < 0.5) for _ in range(2)],
     }
     found = lives("sync", deaths, before_push, dealt)
     assert found == {"samples": 60, "sum": float(sum(2 ** (n % 40) for n in range(60)))}
