@@ -126,8 +126,8 @@ class FleetMetrics:
     def read(self) -> MetricReading:
         """The metrics over what the pushes of all workers have brought so far. The others do not wait.
 
-        This worker's own pushes are flushed first; in sync mode that waits for their round. Windows and decay go by the calls of this method in
-        this process; each worker that reads has its own.
+        This worker's own pushes are flushed first; in sync mode that waits for their round. Windows and
+        decay go by the calls of this method in this process; each worker that reads has its own.
         """
         totals = self._sums.totals(self._runtime.read_table(self._sums.spec.key))
         window, decay = self._windows
