@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.errors import ConfigError, TableConflict
 from psfleet.evaluation.metric_readings import MetricReading, Readings
 from psfleet.evaluation.sum_table import SumTable
-from psfleet.metrics.metric import Batch, Metric
+from psfleet.metrics.streaming_metric import Batch, Metric
 from psfleet.runtime.interface import Runtime
 from psfleet.schema.table import OWN
 

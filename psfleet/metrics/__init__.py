@@ -2,9 +2,9 @@
 
 from psfleet.metrics.area import Auc
 from psfleet.metrics.classification import Accuracy, accuracy, auc, log_loss
-from psfleet.metrics.metric import Metric
 from psfleet.metrics.probabilities import RMSE, Calibration, LogLoss, NormalizedEntropy
 from psfleet.metrics.ranking import NDCG, GroupAuc, Recall
+from psfleet.metrics.streaming_metric import Metric
 
 __all__ = [
     "NDCG",

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
-from psfleet.metrics.metric import Batch, Metric
+from psfleet.metrics.streaming_metric import Batch, Metric
 
 __all__ = ["Auc"]
 

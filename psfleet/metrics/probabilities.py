@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError
-from psfleet.metrics.metric import Batch, Metric, sums_by_slice
+from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
 
 __all__ = ["RMSE", "Calibration", "LogLoss", "NormalizedEntropy", "cross_entropy"]
 

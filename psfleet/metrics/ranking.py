@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, ShapeError
-from psfleet.metrics.metric import Batch, Metric, sums_by_slice
+from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
 
 __all__ = ["NDCG", "GroupAuc", "Recall"]
 
