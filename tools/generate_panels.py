@@ -36,7 +36,7 @@ With `--insecure` there is no TLS.
 
 Servers and workers open no ports for this: the launcher asks the servers over their usual connections, and
 workers send their metrics to server 0 with their heartbeats while somebody looks ([decision
-27](decisions/0027-metrics.md)). All samples have the labels `job`, `role` and `rank`; some have `table` or
+28](decisions/0028-metrics.md)). All samples have the labels `job`, `role` and `rank`; some have `table` or
 `mode`. A job without `--watch` counts the same, but sends and serves nothing.
 
 ## Prometheus and Grafana

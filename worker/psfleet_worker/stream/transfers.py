@@ -264,7 +264,12 @@ class Transfers:
             return self._laid_out(gradients, said, load)
         except SkippedGradients:
             nothing = {**said, "samples": 0, "loss": None}
-            return self._laid_out(list(map(without_values, gradients)), nothing, load)
+            return self._laid_out([*map(self._skipped, gradients)], nothing, load)
+
+    def _skipped(self, gradient: Gradient) -> Gradient:
+        """What counts the step counts although its gradients do not."""
+        counts = self._spec_of(gradient.table).rule.counts
+        return gradient if counts else without_values(gradient)
 
     def _laid_out(
         self, gradients: Sequence[Gradient], said: dict[str, Any], load: LayOutPush
