@@ -14,9 +14,9 @@ from tests import starter
 # By number of examples, never by time: that a machine does other things is no fault of what is tested.
 settings.register_profile("by number", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("by number")
-# PSFLEET_TEST_STARTER=1: programs of tests are forks of one that has loaded everything (tests/starter.py).
-# It is no default while a stopped server now and then goes on there by itself (standby/test_takeover.py).
-_forks = os.environ.get("PSFLEET_TEST_STARTER") == "1"
+# Programs of tests are forks of one that has loaded everything (tests/starter.py).
+# PSFLEET_TEST_STARTER=0: they are new interpreters.
+_forks = os.environ.get("PSFLEET_TEST_STARTER") != "0"
 if _forks:
     starter.install()
 

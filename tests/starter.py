@@ -5,7 +5,10 @@ compiled kernels. Tests start hundreds of servers and workers. Here one process 
 the zygote, pays that once. It has a single thread and never touches gRPC, so it may fork. What it forks is
 a real process with an environment, a folder, streams and sockets of its own, and a child of whoever
 asked for it. `install` has `subprocess` start programs of psfleet and scripts this way; everything else,
-and what is started by `exec_popen`, is a new interpreter as ever.
+and what is started by `exec_popen`, is a new interpreter as ever. tests/test_starter.py compares both.
+
+A fork differs in four ways: its modules are imported already, it shows the command line of the zygote,
+all forks of a zygote have its hash seed, and one that may start others has a zygote as its child.
 """
 
 import atexit
@@ -23,11 +26,14 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["exec_popen", "install", "start_torch_zygote", "start_zygote"]
+import numpy as np
+
+__all__ = ["Forking", "exec_popen", "install", "start_torch_zygote", "start_zygote"]
 
 exec_popen = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
@@ -36,6 +42,7 @@ _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
 _ROOM = (
     "PSFLEET_TEST_ROOM"  # a long variable: room for the environments that children show in /proc
 )
+_SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # what a fork can still obey
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
 
@@ -67,14 +74,14 @@ class _Zygote:
                 return
             self._connection, theirs = _pair()
             path = os.pathsep.join(entry for entry in sys.path if entry)
-            settled = {"PYTHONPATH": path, _ROOM: "x" * (1 << 15)}
-            settled |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            settled = {_ROOM: "x" * (1 << 15), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            inherited = {name: said for name, said in os.environ.items() if name != "PYTHONPATH"}
             with theirs:
                 process = exec_popen(
-                    [sys.executable, "-m", __name__, str(theirs.fileno()), self._more],
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), self._more, path],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **settled},
+                    env={**inherited, **settled},
                 )
             atexit.register(_end, self._connection, process)
 
@@ -95,6 +102,7 @@ class _Zygote:
 
 
 _zygote, _torch_zygote = _Zygote(), _Zygote("torch")
+_plain_path = [*sys.path]  # in a zygote: of an interpreter that was given no path
 start_zygote, start_torch_zygote = _zygote.start, _torch_zygote.start
 
 
@@ -117,7 +125,7 @@ def _subreaper() -> Iterator[None]:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-class _Popen(subprocess.Popen[Any]):
+class Forking(subprocess.Popen[Any]):
     """`subprocess.Popen` that forks where it can."""
 
     def _execute_child(self, *arguments: Any) -> None:
@@ -125,8 +133,7 @@ class _Popen(subprocess.Popen[Any]):
         given = inspect.signature(execute).bind(*arguments).arguments
         program = _program(given["args"])
         environment = dict(os.environ if given["env"] is None else given["env"])
-        # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals.
-        if not program or ("psfleet_server" in program and environment.get("PSFLEET_TLS")):
+        if not program or _needs_exec(program, environment, given):
             execute(*arguments)
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
@@ -140,7 +147,7 @@ class _Popen(subprocess.Popen[Any]):
             "environment": environment,
             "kept": sorted(given["pass_fds"]),
             "session": given["start_new_session"],
-            "dies with its parent": given["preexec_fn"] is not None,  # psfleet_launch's only one
+            "dies with its parent": given["preexec_fn"] is not None,
             "starts others": starts,
         }
         is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
@@ -157,10 +164,20 @@ def _program(command: Any) -> list[str]:
     if not isinstance(command, list | tuple) or command[0] != sys.executable:
         return []
     words = [os.fspath(word) for word in command[1:]]
-    if words[:2] == ["-P", "-m"]:
-        words = words[1:]
-    ours = words[0] == "-m" and words[1].startswith("psfleet")
-    return words if ours or words[0].endswith(".py") else []
+    bare = words[words[0] == "-P" :]
+    ours = bare[0] == "-m" and bare[1].startswith("psfleet")
+    return words if ours or bare[0].endswith(".py") else []
+
+
+def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict[str, Any]) -> bool:
+    """Whether only a new interpreter can be what was asked for."""
+    # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals.
+    logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
+    names = {name for name in {*environment, *os.environ} if name.startswith("PYTHON")} - _SETTABLE
+    reads = any(environment.get(name) != os.environ.get(name) for name in names)
+    own = given["preexec_fn"]
+    unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"
+    return bool(logs) or reads or unknown or given.get("umask", -1) != -1
 
 
 def _imports_torch(program: Sequence[str], folder: str) -> bool:
@@ -170,7 +187,7 @@ def _imports_torch(program: Sequence[str], folder: str) -> bool:
 
 def install() -> None:
     """Have `subprocess` fork what it can from now on."""
-    subprocess.Popen = _Popen  # type: ignore[misc]
+    subprocess.Popen = Forking  # type: ignore[misc]
 
 
 # -- the zygote ----------------------------------------------------------------------------------
@@ -215,9 +232,6 @@ def _settle(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["session"]:
         os.setsid()
-    else:
-        # The kernel lets a stopped process go on when the end of another orphans their group.
-        os.setpgid(0, 0)
     if request["dies with its parent"]:
         from psfleet_launch.job.spawn import _die_with
 
@@ -234,12 +248,14 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         install()
     os.chdir(request["folder"])
     _show(request["environment"])
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for stream in (sys.stdout, sys.stderr):
+        by_line = not unbuffered and (stream is sys.stderr or os.isatty(1))
         stream.reconfigure(  # type: ignore[union-attr]
-            line_buffering=stream is sys.stderr or os.isatty(1),
-            write_through="PYTHONUNBUFFERED" in os.environ,
+            line_buffering=by_line, write_through=unbuffered
         )
-    _run(*request["program"])
+    np.random.seed()  # Python does this for `random` in every fork
+    _run(request["program"])
 
 
 def _keep(files: list[int], numbers: list[int]) -> None:
@@ -275,20 +291,33 @@ def _show(environment: dict[str, str]) -> None:
     ctypes.memmove(start, data[: end - start].ljust(end - start, b"\0"), end - start)
 
 
-def _run(first: str, *others: str) -> None:
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+def _run(program: list[str]) -> None:
+    is_safe = program[0] == "-P"
+    first, *others = program[is_safe:]
+    named = os.environ.get("PYTHONPATH", "")
+    path = [os.path.abspath(entry) for entry in named.split(os.pathsep)] if named else []
+    if not is_safe:
+        path.insert(0, os.getcwd() if first == "-m" else os.path.dirname(os.path.abspath(first)))
+    sys.path[:] = path + _plain_path
     if first == "-m":
-        sys.path[:0] = path
         sys.argv = list(others)
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[:0] = [os.path.dirname(os.path.abspath(first)), *path]
         sys.argv = [first, *others]
-        runpy.run_path(first, run_name="__main__")
+        _run_script(os.path.abspath(first))
 
 
-def _load(more: str) -> None:
+def _run_script(path: str) -> None:
+    """As runpy.run_path, which would change the first argument."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+
+
+def _load(more: str, path: str) -> None:
     """Import what launchers, workers and servers need."""
+    sys.path[:0] = path.split(os.pathsep)
     launches, works = "psfleet_launch.commands.launch_command", "psfleet_worker.cluster_runtime"
     for name in (launches, works, "psfleet.optimizer", more):
         importlib.import_module(name)
@@ -298,5 +327,5 @@ def _load(more: str) -> None:
 
 
 if __name__ == "__main__":
-    _load(sys.argv[2])
+    _load(*sys.argv[2:])
     _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,9 +1,13 @@
 """Wait for conditions, never for a time."""
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
-__all__ = ["until"]
+__all__ = ["pause", "until"]
 
 _LOOK = 0.01  # seconds between looks
 _PATIENCE = 120.0  # seconds; a loaded machine may be slow
@@ -19,3 +23,12 @@ def until(holds: Callable[[], object], what: Callable[[], object] | str = "") ->
     while not holds():
         assert time.monotonic() < deadline, what() if callable(what) else f"no {what}"
         time.sleep(_LOOK)
+
+
+def pause(process: "subprocess.Popen[Any]") -> None:
+    """Stop a child process and return once all its threads have stopped.
+
+    SIGSTOP alone is not enough: until the kernel has told them, they go on for some milliseconds.
+    """
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

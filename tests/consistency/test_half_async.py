@@ -10,6 +10,7 @@ from psfleet.runtime.interface import Gradient
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
+from tests.waiting import pause
 
 IDS = np.arange(8)
 
@@ -38,7 +39,7 @@ def test_gradients_are_merged_while_a_server_is_slow() -> None:
     other learning rates apart; flush waits for all, and their sum is in the tables."""
     with LocalFleet(2, 1) as fleet:
         runtime = ready(fleet, ConsistencySettings("half-async", max_merge=4, queue_size=32))
-        fleet.processes[1].send_signal(signal.SIGSTOP)
+        pause(fleet.processes[1])
         for number in range(17):
             push(runtime, 1.0 if number < 15 else 0.5)
         fleet.processes[1].send_signal(signal.SIGCONT)
@@ -56,7 +57,7 @@ def test_the_queue_is_bounded() -> None:
     """With a paused server the worker stops when the queue is full, and goes on with the server."""
     with LocalFleet(1, 1) as fleet:
         runtime = ready(fleet, ConsistencySettings("half-async", max_merge=2, queue_size=3))
-        fleet.processes[0].send_signal(signal.SIGSTOP)
+        pause(fleet.processes[0])
         pushed: list[int] = []
         full = threading.Event()
 

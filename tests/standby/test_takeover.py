@@ -21,6 +21,7 @@ from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
+from tests.waiting import pause
 
 TRAINING = TrainingWorkload()
 
@@ -131,7 +132,7 @@ def test_a_deposed_primary_answers_nobody() -> None:
         runtime.push([gradient])
         runtime.flush()
         deposed = fleet.process(0)
-        deposed.send_signal(signal.SIGSTOP)
+        pause(deposed)
         runtime.push([gradient])  # waits at the one that is stopped
         fleet.promote(0)
         fleet.await_standbys()
@@ -152,7 +153,7 @@ def test_a_primary_without_its_standby_answers_nobody() -> None:
         runtime = ClusterRuntime(fleet.environment(0), "async")
         runtime.create(CountingWorkload.total, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
-        follower.send_signal(signal.SIGSTOP)
+        pause(follower)
         runtime.push(
             [Gradient(CountingWorkload.total.key, np.full(9000, -1, np.float32), None, 1.0)]
         )

@@ -1,0 +1,130 @@
+"""Programs that tests/starter.py forks are what new interpreters would be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import starter
+
+_PROGRAM = """
+import json, os, random, signal, sys, threading
+import numpy as np
+handlers = [str(signal.getsignal(number)) for number in range(1, signal.NSIG)]
+print(json.dumps({
+    "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path, "flags": sys.flags[:2],
+    "folder": os.getcwd(), "environment": dict(os.environ), "umask": os.umask(0),
+    "shown": open("/proc/self/environ").read().rstrip(chr(0)).split(chr(0)),
+    "files": sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) != 3),
+    "handlers": [text for text in handlers if " at 0x" not in text],
+    "parent": os.getppid(), "group": os.getpgid(0), "session": os.getsid(0) == os.getpid(),
+    "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "buffered": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.line_buffering],
+    "text": sys.stdin.read(), "encoding": sys.stdout.encoding, "threads": threading.active_count(),
+}))
+print(random.random(), np.random.random(), file=sys.stderr)
+"""
+
+
+def _start(kind: Any, tmp_path: Path, *command: str, **options: Any) -> Any:
+    return kind(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def forking() -> Any:
+    """`subprocess.Popen` that forks, whatever the environment asks of this run."""
+    starter.start_zygote()
+    return starter.Forking
+
+
+@pytest.mark.parametrize(
+    "program", [["-P", "{folder}/program.py"], ["program.py"]], ids=["-P", "script"]
+)
+@pytest.mark.parametrize("is_session", [False, True], ids=["same session", "own session"])
+def test_a_fork_finds_what_an_interpreter_finds(
+    forking: Any, tmp_path: Path, program: list[str], is_session: bool
+) -> None:
+    """Arguments, environment, folder, path, open files, signals, streams and process group are the same.
+
+    The order of the environment and the numbers of random generators are not.
+    """
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    words = [word.format(folder=tmp_path) for word in program]
+    found, drawn = [], []
+    reading, writing = os.pipe()
+    for kind in (forking, starter.exec_popen):
+        process = _start(
+            kind,
+            tmp_path,
+            *words,
+            "one",
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}/a:b", "PYTHONUNBUFFERED": "1"},
+            pass_fds=[writing],
+            start_new_session=is_session,
+        )
+        out, drawn_here = process.communicate("said")
+        assert process.returncode == 0, drawn_here
+        told = json.loads(out)
+        assert told["group"] == (process.pid if is_session else os.getpgid(0))
+        del told["group"]
+        told["shown"].sort()
+        assert {0, 1, 2, writing} <= {*told["files"]}
+        assert len(told.pop("files")) == 4 + (kind is forking)  # the connection of its own zygote
+        found.append(told)
+        drawn.append(drawn_here)
+    os.close(reading)
+    os.close(writing)
+    assert found[0] == found[1]
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("raise SystemExit('why')", 1),
+        ("raise ValueError('bad')", 1),
+        ("import os; os._exit(9)", 9),
+        ("import atexit; atexit.register(print, 'over')", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("import faulthandler; print(faulthandler.is_enabled())", 0),
+    ],
+)
+def test_a_fork_ends_as_an_interpreter_ends(
+    forking: Any, tmp_path: Path, line: str, code: int
+) -> None:
+    """Exit codes, fatal signals and the last line of what is printed are the same."""
+    (tmp_path / "program.py").write_text(line)
+    ends = []
+    for kind in (forking, starter.exec_popen):
+        process = _start(kind, tmp_path, "program.py")
+        out, err = process.communicate()
+        ends.append((process.returncode, out, err.splitlines()[-1:]))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == code
+
+
+def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path) -> None:
+    """`-m` names the file of the module in its usage, and refuses an option with the same words."""
+    ends = []
+    for kind in (forking, starter.exec_popen):
+        process = _start(kind, tmp_path, "-m", "psfleet_server", "--no-such-option")
+        ends.append((*process.communicate(), process.returncode))
+    assert ends[0] == ends[1]
+    assert ends[0][2] == 2
