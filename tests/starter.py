@@ -209,6 +209,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 os._exit(0)
             while os.getppid() == between:
                 time.sleep(0.0005)  # until this process is a child of the one that asked
+            # Its number will be another file's, which the end of this object must not close.
+            connection.detach()
             request = json.loads(data)
             _settle(request)
             os.write(theirs, str(os.getpid()).encode())
@@ -240,9 +242,9 @@ def _settle(request: dict[str, Any]) -> None:
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Be what an exec would have made of this process, and run the program."""
-    _keep(files, [0, 1, 2, *request["kept"]])
     for zygote in (_zygote, _torch_zygote):
         zygote.__init__()  # type: ignore[misc]
+    _keep(files, [0, 1, 2, *request["kept"]])
     if request["starts others"]:
         _fork_zygote()
         install()

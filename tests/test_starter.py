@@ -128,3 +128,17 @@ def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path)
         ends.append((*process.communicate(), process.returncode))
     assert ends[0] == ends[1]
     assert ends[0][2] == 2
+
+
+def test_files_of_a_fork_of_a_fork_stay_open(forking: Any, tmp_path: Path) -> None:
+    """No connection of a zygote closes a file that has its number now, not even when the program ends."""
+    (tmp_path / "outer.py").write_text(
+        "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'inner.py']))"
+    )
+    (tmp_path / "inner.py").write_text(
+        "import atexit, os\n"
+        "numbers = [os.open('inner.py', os.O_RDONLY) for _ in range(20)]\n"
+        "atexit.register(lambda: print(sum(os.fstat(number).st_size > 0 for number in numbers)))\n"
+    )
+    process = _start(forking, tmp_path, "outer.py")
+    assert process.communicate() == ("20\n", "")
