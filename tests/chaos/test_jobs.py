@@ -44,7 +44,7 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 def test_sync(tmp_path: Path, seed: int) -> None:
     """Servers and workers are killed and paused, answers lost: the bits are those without faults."""
     options = ("--durability", "log", "--restart-workers", "1", "--chaos-pace", "3")
-    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "1"], *options)
+    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "6"], *options)
     assert verdicts(report) == {
         "1": "kept",
         "2": "kept",
