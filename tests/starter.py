@@ -149,6 +149,7 @@ class Forking(subprocess.Popen[Any]):
             "session": given["start_new_session"],
             "dies with its parent": given["preexec_fn"] is not None,
             "starts others": starts,
+            "ignored": [n for n in _IGNORED if signal.getsignal(n) == signal.SIG_IGN],
         }
         is_torchs = _torch_zygote.is_started and _imports_torch(program, folder)
         zygote = _torch_zygote if is_torchs else _zygote
@@ -229,9 +230,9 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _settle(request: dict[str, Any]) -> None:
     """What must hold when the other process learns of this one: its session, and its end with a parent."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in {*_IGNORED} - {*request["ignored"]}:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     if request["session"]:
         os.setsid()
     if request["dies with its parent"]:

@@ -101,15 +101,18 @@ def test_a_fork_finds_what_an_interpreter_finds(
         ("import atexit; atexit.register(print, 'over')", 0),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", None),
         ("import faulthandler; print(faulthandler.is_enabled())", 0),
     ],
 )
 def test_a_fork_ends_as_an_interpreter_ends(
-    forking: Any, tmp_path: Path, line: str, code: int
+    forking: Any, tmp_path: Path, line: str, code: int | None
 ) -> None:
-    """Exit codes, fatal signals and the last line of what is printed are the same."""
+    """Exit codes, fatal signals and the last line of what is printed are the same.
+
+    No code is expected of signals that whoever runs the tests may ignore.
+    """
     (tmp_path / "program.py").write_text(line)
     ends = []
     for kind in (forking, starter.exec_popen):
@@ -117,7 +120,7 @@ def test_a_fork_ends_as_an_interpreter_ends(
         out, err = process.communicate()
         ends.append((process.returncode, out, err.splitlines()[-1:]))
     assert ends[0] == ends[1]
-    assert ends[0][0] == code
+    assert code in (None, ends[0][0])
 
 
 def test_a_module_is_run_as_an_interpreter_runs_it(forking: Any, tmp_path: Path) -> None:
