@@ -32,7 +32,7 @@ from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import ClosedRuntime, Parts, PendingPush, Runtime
 from psfleet.schema.entry import Entry
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.mode import Mode
 from psfleet.strategy import Settings, WireSettings, resolve
@@ -74,6 +74,7 @@ class Client:
         initializer: InitializerSpec | Initializer | None = None,
         seed: int = 0,
         entry: Entry | None = None,
+        device: Device | None = None,
     ) -> SparseTable:
         """The table of that name, made if no worker has made it yet.
 
@@ -85,8 +86,10 @@ class Client:
             seed: Of the initializer, if it has none of its own.
             entry: Which unknown ids of a push get a row and which rows go, see psfleet.entry; None: all,
                 and none.
+            device: Whose memory holds it on the servers, "cpu" or "cuda"; None: as their setting says.
 
         Raises:
+            ConfigError: The servers lack that device.
             TableConflict: The table exists with another definition.
         """
         _check(name, optimizer)
@@ -107,15 +110,23 @@ class Client:
             seed,
             optimizer.every_row,
             entry,
+            device,
         )
         self.runtime.create(spec)
         return self._opened(SparseTable(self.runtime, spec, optimizer))
 
-    def dense_table(self, name: str, value: ArrayLike, optimizer: Optimizer) -> DenseTable:
-        """The table of that name; if no worker has made it yet, it starts with `value`."""
+    def dense_table(
+        self, name: str, value: ArrayLike, optimizer: Optimizer, device: Device | None = None
+    ) -> DenseTable:
+        """The table of that name; if no worker has made it yet, it starts with `value`.
+
+        `device` as for `sparse_table`.
+        """
         _check(name, optimizer)
         array = np.asarray(as_numbers(value, f"the value of table {name!r}"), np.float32)
-        spec = TableSpec(name, "dense", array.shape, optimizer.rule(), optimizer.decay())
+        spec = TableSpec(
+            name, "dense", array.shape, optimizer.rule(), optimizer.decay(), device=device
+        )
         self.runtime.create(spec, array)
         return self._opened(DenseTable(self.runtime, spec, optimizer))
 

@@ -33,6 +33,7 @@ from psfleet.shard.shard import Shard
 from psfleet.shard.snapshot_cuts import PendingCut
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.compression import GradientCompressor, repacked, value_format
 
@@ -70,6 +71,7 @@ class EmbeddedRuntime:
         watch: NonFiniteCheck | None = None,
     ) -> None:
         self._shard = Shard()
+        self._shard.tables.devices = DeviceChoice(has_gpu=True)
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
         self._packer = GradientCompressor(self.worker_index, self.wire.gradients)

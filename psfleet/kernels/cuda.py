@@ -1,28 +1,28 @@
-"""Updates on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1).
-
-The CPU tables do not use this. It shows that every rule runs on a device as it is written.
-"""
+"""Updates on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1)."""
 # numba.cuda is untyped, and absent from some installations: it is imported when first used.
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.cuda_text import CudaSource
-from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
+from psfleet.kernels.rule_text import CHUNK, LANES
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 
-__all__ = ["cuda_kernels", "update_dense", "update_rows"]
+__all__ = ["CudaUpdate", "cuda_kernels", "launch"]
 
 Floats = NDArray[np.float32]
 _THREADS = 128
+_launching = threading.Lock()  # the simulator runs one kernel at a time
 
 
 @cache
@@ -32,96 +32,77 @@ def cuda_kernels(rule: Rule, l1: bool, l2: bool, dim: int) -> tuple[CudaSource, 
     return text, load_text(f"cuda_{rule.name}_{dim}", text.module())
 
 
-def update_dense(
-    rule: Rule,
-    decay: DecaySpec,
-    learning_rate: float,
-    step: int,
-    values: Sequence[Floats],
-    gradient: Floats,
-    width: int,
-) -> None:
-    """Update weights and slots in place; every array is flat.
+def launch(kernel: Any, threads: int, *arguments: Any) -> None:
+    """Run a kernel on so many threads at least. Any thread may call."""
+    with _launching:
+        kernel[-(-threads // _THREADS), _THREADS](*arguments)
+
+
+class CudaUpdate:
+    """A rule's update of weights and state, with its working memory on the device. Not thread-safe.
 
     Args:
-        rule, decay, learning_rate, step: As for the tables.
-        values: Weights [n], then the slots: [n], or one value per unit.
-        gradient: float32 [n].
-        width: How many weights a unit has.
+        rule, decay: Of the table.
+        dim: Width of the sparse table's rows; 0: of dense arrays.
     """
-    turn = (step - 1) % rule.turns if rule.turns else 0
-    kept = (
-        [*values[: len(values) - rule.turns], values[turn - rule.turns]] if rule.turns else values
-    )
-    kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), 0)
-    units = len(gradient) // width if width else 0
-    _run(
-        *kernels,
-        units,
-        width,
-        turn,
-        gradient,
-        list(kept),
-        scalars_of(rule, decay, learning_rate, step),
-    )
 
+    def __init__(self, rule: Rule, decay: DecaySpec, dim: int = 0) -> None:
+        self._rule = rule
+        self._dim = dim
+        self._text, self._kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), dim)
+        self._buffers: dict[str, Any] = {}
 
-def update_rows(
-    rule: Rule,
-    decay: DecaySpec,
-    learning_rate: float,
-    step: int,
-    table: Floats,
-    rows: NDArray[np.int64],
-    gradient: Floats,
-    resting: bool = False,
-) -> None:
-    """Update rows of a table in place.
+    def dense(
+        self, values: Sequence[Any], gradient: Any, width: int, scalars: Floats, step: int
+    ) -> None:
+        """Update dense arrays in place.
 
-    Args:
-        rule, decay, learning_rate, step: As for the tables.
-        table: float32, flat: rows of weights and state as the sparse table keeps them.
-        rows: int64 [n]: the numbers of the rows, no row twice.
-        gradient: float32 [n, dim].
-        resting: The step does not name these rows.
-    """
-    turn = (step - 1) % rule.turns if rule.turns else 0
-    kernels = cuda_kernels(rule, bool(decay.l1), bool(decay.l2), gradient.shape[1])
-    _run(
-        *kernels,
-        len(rows),
-        gradient.shape[1],
-        turn,
-        gradient.reshape(-1),
-        [rows, table],
-        scalars_of(rule, decay, learning_rate, step, resting),
-    )
+        Args:
+            values: Weights [n], then the slots: [n], or one value for each unit. Float32, flat.
+            gradient: float32 [n].
+            width: How many weights a unit has.
+            scalars: Of psfleet.kernels.rule_text.scalars_of.
+            step: How many updates the table has had, this one included.
+        """
+        turns, turn = self._rule.turns, self._turn(step)
+        kept = [*values[: len(values) - turns], values[turn - turns]] if turns else values
+        units = len(gradient) // width if width else 0
+        self._run(units, width, turn, gradient, list(kept), scalars)
 
+    def rows(self, table: Any, rows: Any, gradient: Any, scalars: Floats, step: int) -> None:
+        """Update rows of a sparse table in place.
 
-def _run(
-    text: CudaSource,
-    kernels: ModuleType,
-    units: int,
-    n: int,
-    turn: int,
-    gradient: Floats,
-    values: list[Any],
-    scalars: Floats,
-) -> None:
-    if not units * n:
-        return
-    h = tuple(scalars)
-    extra = np.zeros((units, max(text.extra_width, 1)), np.float32)
-    chunks = units * math.ceil(n / CHUNK)
-    totals = np.zeros((max(text.sums, 1), chunks), np.float64)
-    if text.sums:
-        sums = np.zeros((text.sums, chunks, LANES), np.float32)
-        _launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, sums, h)
-        _launch(kernels.fold, text.sums * chunks, chunks, sums, totals)
-    if text.extra_width:
-        _launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
-    _launch(kernels.update, units * n, units, n, turn, gradient, *values, extra, h)
+        Args:
+            table: float32, flat: rows of weights and state as the sparse table keeps them.
+            rows: int64 [n]: the numbers of the rows, no row twice.
+            gradient: float32, flat: [n * dim].
+            scalars, step: As for `dense`.
+        """
+        self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)
 
+    def _turn(self, step: int) -> int:
+        return (step - 1) % self._rule.turns if self._rule.turns else 0
 
-def _launch(kernel: Any, threads: int, *arguments: Any) -> None:
-    kernel[-(-threads // _THREADS), _THREADS](*arguments)
+    def _run(
+        self, units: int, n: int, turn: int, gradient: Any, values: list[Any], scalars: Floats
+    ) -> None:
+        if not units * n:
+            return
+        text, kernels, h = self._text, self._kernels, tuple(scalars)
+        extra = self._buffer("extra", (units, max(text.extra_width, 1)), np.float32)
+        chunks = units * math.ceil(n / CHUNK)
+        totals = self._buffer("totals", (max(text.sums, 1), chunks), np.float64)
+        if text.sums:
+            sums = self._buffer("sums", (text.sums, chunks, LANES), np.float32)
+            launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, sums, h)
+            launch(kernels.fold, text.sums * chunks, chunks, sums, totals)
+        if text.extra_width:
+            launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
+        launch(kernels.update, units * n, units, n, turn, gradient, *values, extra, h)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Working memory of this shape, taken anew only when it must be larger: that stops the device."""
+        size = math.prod(shape)
+        if len(self._buffers.get(name, ())) < size:
+            self._buffers[name] = cuda.device_array(size, dtype)
+        return self._buffers[name][:size].reshape(shape)

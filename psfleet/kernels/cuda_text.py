@@ -5,8 +5,11 @@ table's rows as one flat array and the row numbers that the gradients belong to.
 have the order of the CPU kernels (see rule_text), so both end with the same values.
 """
 
+import ast
 import inspect
+from collections.abc import Callable
 from textwrap import indent
+from typing import Any
 
 from psfleet.kernels.rule_text import CHUNK, LANES, result_count, sum_count
 from psfleet.rules.functions import functions_of
@@ -15,10 +18,10 @@ from psfleet.rules.rule import Rule
 __all__ = ["CudaSource"]
 
 _HEAD = """\
-import math
-
 import numpy as np
 from numba import cuda, float32, float64
+
+from psfleet.kernels.cuda_arithmetic import math, rounded_product
 
 ZERO = np.float32(0)
 """
@@ -57,7 +60,7 @@ class CudaSource:
         parts = [
             _HEAD,
             *(
-                "\n@cuda.jit(device=True, inline='always')\n" + inspect.getsource(f)
+                "\n@cuda.jit(device=True, inline='always')\n" + _device_source(f)
                 for f in functions_of(rule)
             ),
             self._update(),
@@ -88,7 +91,7 @@ class CudaSource:
         """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
         lines = [f"w = {self._place(-1, 'unit', 'i')}", "g = gradient[unit * n + i]"]
         if self._l2:
-            lines.append(f"g = g + h[{self._numbers}] * w")
+            lines.append(f"g = g + rounded_product(h[{self._numbers}], w)")
         if self._l1:
             pull = f"h[{self._numbers + self._l2}]"
             lines.append(f"g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))")
@@ -209,3 +212,27 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
 {call}
 {indent(chr(10).join(store), " " * 8)}
 """
+
+
+def _device_source(function: Callable[..., Any]) -> str:
+    """The source of a rule's function with `rounded_product(a, b)` for every a * b."""
+    return ast.unparse(_Products().visit(ast.parse(inspect.getsource(function)))) + "\n"
+
+
+class _Products(ast.NodeTransformer):
+    """Writes `rounded_product(a, b)` for a * b, and `a = rounded_product(a, b)` for a *= b."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        return _call(node.left, node.right) if isinstance(node.op, ast.Mult) else node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not (isinstance(node.op, ast.Mult) and isinstance(node.target, ast.Name)):
+            return node
+        factor = ast.Name(node.target.id, ast.Load())
+        return ast.Assign([node.target], _call(factor, node.value), lineno=node.lineno)
+
+
+def _call(left: ast.expr, right: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name("rounded_product", ast.Load()), [left, right], [])

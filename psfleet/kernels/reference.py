@@ -15,7 +15,7 @@ from psfleet.kernels.rule_text import CHUNK, LANES, scalars_of
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 
-__all__ = ["twin_push"]
+__all__ = ["FLOAT32_MATH", "twin_push"]
 
 Floats = NDArray[np.float32]
 
@@ -23,11 +23,13 @@ Floats = NDArray[np.float32]
 _powf = ctypes.CDLL(None).powf
 _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
 
-# What the rules may name, in float32: Python's math would answer in float64.
+FLOAT32_MATH = SimpleNamespace(
+    sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
+)
+"""What rules may use of `math`, in float32: Python's own would answer in float64."""
+
 _NAMES: dict[str, Any] = {
-    "math": SimpleNamespace(
-        sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
-    ),
+    "math": FLOAT32_MATH,
     "max": max,  # Python's own, as compiled: of a number and NaN the first one
     "min": min,
     "abs": np.abs,

@@ -77,7 +77,7 @@ class GeoRuntime(ForwardingRuntime):
         """Begin with what the servers hold, of rows without their optimizer state."""
         if spec.rule.counts:  # what is counted goes straight to the servers
             return
-        mine = dataclasses.replace(spec, entry=None)
+        mine = dataclasses.replace(spec, entry=None, device=None)
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)
             self._local.create(mine, state.values[0])

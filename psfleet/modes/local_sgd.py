@@ -1,5 +1,6 @@
 """Local SGD: workers train dense parameters by themselves and average them now and then."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ class LocalSGDRuntime(ForwardingRuntime):
 
     def _take(self, spec: TableSpec) -> None:
         state = self._fleet.read_table(spec.key)
-        self._local.create(spec, state.values[0])
+        self._local.create(dataclasses.replace(spec, device=None), state.values[0])
         self._local.write_table(spec.key, state)
 
     # -- meeting -------------------------------------------------------------------------------

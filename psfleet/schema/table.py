@@ -18,12 +18,15 @@ __all__ = [
     "MAX_NAME",
     "OWN",
     "DecaySpec",
+    "Device",
     "InitializerSpec",
     "TableSpec",
     "key_of",
 ]
 
 _Kind = Literal["dense", "sparse"]
+Device = Literal["cpu", "cuda"]
+"""Whose memory holds a table: the host's, or that of an NVIDIA GPU."""
 
 MAX_DIM = 1024
 MAX_NAME = 512  # bytes of a table's name
@@ -100,6 +103,8 @@ class TableSpec:
         every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
             row with a zero gradient, as the dense rule would.
         entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
+        device: Which memory of the servers is to hold it; None: as each server's setting says. No part of
+            what a table is: definitions that differ in it alone are equal.
     """
 
     name: str
@@ -111,6 +116,7 @@ class TableSpec:
     seed: int = 0
     every_row: bool = False
     entry: Entry | None = None
+    device: Device | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -128,6 +134,10 @@ class TableSpec:
         if self.kind not in get_args(_Kind):
             raise ConfigError(
                 f"table {self.name!r}: kind is {self.kind!r}; it must be dense or sparse"
+            )
+        if self.device is not None and self.device not in get_args(Device):
+            raise ConfigError(
+                f"table {self.name!r}: device is {self.device!r}; it must be cpu or cuda"
             )
         if len(self.shape) > MAX_AXES:
             raise ShapeError(

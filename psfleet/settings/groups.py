@@ -138,6 +138,13 @@ class JobSettings:
         names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
     )
+    device: str = setting(
+        "cpu",
+        "Where servers hold dense tables that name no device: in host memory, in the memory of an NVIDIA "
+        "GPU, or there if there is one",
+        one_of("cpu", "cuda", "auto"),
+        names="--device PSFLEET_DEVICE servers.device",
+    )
     rules: tuple[str, ...] = setting(
         (),
         "Modules with update rules or consistency modes of your own, which servers and workers import; they "

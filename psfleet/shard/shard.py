@@ -294,7 +294,7 @@ class Shard:
         """
         if self.tables.has(spec):
             return False
-        made = self.tables.make(spec, value)
+        made = self.tables.make(spec, value, may_refuse=not self._replaying)
         self._record(CreateTable(spec, value, maker))
         self.tables[spec.key] = made
         if maker is not None:

@@ -16,6 +16,7 @@ from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import PartState, Shrink
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.devices import DeviceChoice
 from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
 
@@ -30,7 +31,8 @@ class ShardTables(dict[int, Table]):
 
     Attributes:
         makers: By key the worker that made a table, if one did.
-        budget: The memory that they share.
+        budget: The host memory that they share.
+        devices: Which memory each gets.
     """
 
     def __init__(self, index: int, servers: int) -> None:
@@ -39,6 +41,7 @@ class ShardTables(dict[int, Table]):
         self.servers = servers
         self.makers: dict[int, int] = {}
         self.budget = MemoryBudget()
+        self.devices = DeviceChoice()
 
     def find(self, key: int) -> Table:
         """The table of that key.
@@ -71,8 +74,14 @@ class ShardTables(dict[int, Table]):
             )
         return there is not None
 
-    def make(self, spec: TableSpec, value: Floats) -> Table:
-        """A new table, which is not among these yet."""
+    def make(self, spec: TableSpec, value: Floats, may_refuse: bool = True) -> Table:
+        """A new table, which is not among these yet.
+
+        Args:
+            value: This server's slice (dense) or empty.
+            may_refuse: Refuse a device that is not here; else the table gets host memory.
+        """
+        device = self.devices.of(spec, may_refuse)
         if spec.kind == "sparse":
             return SparseTable(spec, servers=self.servers, budget=self.budget)
         low, high = dense_range(spec, self.index, self.servers)
@@ -81,6 +90,8 @@ class ShardTables(dict[int, Table]):
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
+        if device != "cpu":
+            return DenseTable(spec, value, device)
         taken = value.nbytes * (1 + len(spec.rule.slots))
         self.budget.check(spec.name, taken, "be made")
         made = DenseTable(spec, value)

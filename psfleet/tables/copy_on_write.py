@@ -158,17 +158,22 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
 
 
 class FrozenArrays:
-    """The arrays that a dense table had when this was made: its weights, then its state slots."""
+    """The arrays that a dense table had when this was made: its weights, then its state slots.
 
-    def __init__(self, arrays: list[Floats], lock: threading.Lock) -> None:
-        self._arrays = arrays
+    Args:
+        copies: Copies the arrays, wherever they lie.
+        lock: Held by whoever changes them.
+    """
+
+    def __init__(self, copies: Callable[[], list[Floats]], lock: threading.Lock) -> None:
+        self._read = copies
         self._lock = lock
         self._copies: list[Floats] | None = None
 
     def keep(self) -> None:
         """The arrays are about to change. The caller has the lock."""
         if self._copies is None:
-            self._copies = [array.copy() for array in self._arrays]
+            self._copies = self._read()
 
     def take(self) -> list[Floats]:
         """The arrays as they were."""

@@ -46,6 +46,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
         every_row=spec.every_row,
         entry=spec.entry.kind if spec.entry else "",
         entry_values=spec.entry.values() if spec.entry else {},
+        device=spec.device or "",
     )
 
 
@@ -57,6 +58,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     """
     kind: Any = message.kind  # checked by TableSpec
     initializer: Any = message.initializer  # checked by Initializer
+    device: Any = message.device or None  # checked by TableSpec
     spec = TableSpec(
         name=message.name,
         kind=kind,
@@ -67,6 +69,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         seed=message.seed,
         every_row=message.every_row,
         entry=make_entry(message.entry, dict(message.entry_values)),
+        device=device,
     )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")

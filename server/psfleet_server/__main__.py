@@ -15,6 +15,7 @@ _OPTIONS = {
     "servers": "PSFLEET_SERVERS",
     "workers": "PSFLEET_WORKERS",
     "ready_file": "PSFLEET_READY_FILE",
+    "device": "PSFLEET_DEVICE",
 }
 
 # numba loads these where they are installed, for matrix products and for calls of C libraries. A
@@ -31,6 +32,7 @@ _UNUSED = ("scipy", "cffi")
 )
 @click.option("--workers", help="How many workers will come.")
 @click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
+@click.option("--device", help="Hold dense tables in memory of this: cpu, cuda or auto.")
 @click.option(
     "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
 )
@@ -39,7 +41,7 @@ def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
 
     What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
-    PSFLEET_READY_FILE. Credentials for TCP are in the folder that PSFLEET_TLS names.
+    PSFLEET_READY_FILE, PSFLEET_DEVICE. Credentials for TCP are in the folder that PSFLEET_TLS names.
     """
     given = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
     if insecure:

@@ -11,11 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_simulated_kernels_agree_with_the_twin() -> None:
-    """Every rule, dense and sparse, with and without decay, agrees to 1e-6 with the CPU's values."""
+@pytest.mark.parametrize("module", ["tests.kernels.cuda_agreement", "tests.tables.device_tables"])
+def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
+    """Every rule as a kernel, dense and sparse, with and without decay, has the bits of the NumPy twin.
+    Pushes, pulls, parts, frozen views and states of dense tables are those of host memory."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cuda_agreement"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
         env=environment,
         capture_output=True,

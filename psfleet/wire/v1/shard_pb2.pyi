@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 208a296ec16937c38c8009652339f70de59cd53981228eb25ff10f2ed1d99fe5
+# From protos/psfleet/v1/shard.proto, SHA-256 59a408c026be3e25a451996760b9cb6ac50ac871032db104564c85b5471bd83f
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -102,7 +102,7 @@ class LeaveReply(_message.Message):
     def __init__(self, remaining: _Optional[int] = ...) -> None: ...
 
 class TableSpec(_message.Message):
-    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row", "entry", "entry_values")
+    __slots__ = ("name", "kind", "shape", "rule", "hyperparameters", "l1", "l2", "initializer", "low", "high", "seed", "every_row", "entry", "entry_values", "device")
     class HyperparametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class TableSpec(_message.Message):
     EVERY_ROW_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     ENTRY_VALUES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -145,7 +146,8 @@ class TableSpec(_message.Message):
     every_row: bool
     entry: str
     entry_values: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ..., entry: _Optional[str] = ..., entry_values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    device: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rule: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., l1: _Optional[float] = ..., l2: _Optional[float] = ..., initializer: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., every_row: bool = ..., entry: _Optional[str] = ..., entry_values: _Optional[_Mapping[str, float]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec", "value", "worker", "incarnation")

@@ -1,0 +1,128 @@
+"""Where the values of a dense table lie: in host memory, or on a device behind the same interface."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.generate import dense_kernels
+from psfleet.kernels.initial_values import address_of
+from psfleet.kernels.rule_text import scratch_for
+from psfleet.kernels.streaming import copy_over
+from psfleet.schema.table import MAX_DIM, Device, TableSpec
+
+__all__ = ["DenseMemory", "HostDenseMemory", "dense_memory", "slot_sizes"]
+
+Floats = NDArray[np.float32]
+
+
+class DenseMemory(Protocol):
+    """The planes of one server's part of a dense table: plane 0 holds the weights, each other a state slot.
+
+    A plane is float32, with a value for each weight, or one for each unit (psfleet.rules.rule.Slot). Not
+    thread-safe. The memory is given back with the object.
+
+    Attributes:
+        device: Where it is.
+        lengths: Of the planes.
+        bytes: That it takes there.
+    """
+
+    device: Device
+    lengths: list[int]
+    bytes: int
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """Update every weight.
+
+        Args:
+            gradient: float32 [m], contiguous, of any alignment.
+            scalars: Of psfleet.kernels.rule_text.scalars_of.
+            step: Number of this update, from 1.
+        """
+
+    def pull_into(self, out: Floats) -> None:
+        """Write the weights to `out`, float32 [m], contiguous."""
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """A copy of values start to end - 1 of a plane."""
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """Set values of a plane from `start` on."""
+
+
+def dense_memory(spec: TableSpec, value: Floats, width: int, device: Device) -> DenseMemory:
+    """Memory for a part of the table that starts with these weights.
+
+    Args:
+        spec: Of the table.
+        value: float32 [m].
+        width: How many weights one update spans.
+        device: Where it is to be.
+
+    Raises:
+        UsageError: The device has too little.
+    """
+    if device == "cpu":
+        return HostDenseMemory(spec, value, width)
+    from psfleet.tables.device_dense import DeviceDenseMemory  # loads numba.cuda
+
+    return DeviceDenseMemory(spec, value, width)
+
+
+class HostDenseMemory:
+    """See DenseMemory. Arguments as for `dense_memory`."""
+
+    device: Device = "cpu"
+
+    def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
+        rule, decay, count = spec.rule, spec.decay, len(value)
+        self._planes = [np.array(value, np.float32)]
+        self._planes += [
+            np.full(size, slot.initial, np.float32)
+            for slot, size in zip(rule.slots, slot_sizes(spec, count, width), strict=True)
+        ]
+        self.lengths = [len(plane) for plane in self._planes]
+        self.bytes = sum(plane.nbytes for plane in self._planes)
+        self._units = count // width if width else 0
+        self._width = width
+        self._turns = rule.turns
+        constant = width if rule.unit == "row" and width <= MAX_DIM else 0
+        self._kernels = dense_kernels(rule, bool(decay.l1), bool(decay.l2), constant)
+        self._scratch = scratch_for(rule)
+        # They never move, and asking NumPy where an array lies costs as much as a short update.
+        self._scratch_place = address_of(self._scratch)
+        self._places = [address_of(plane) for plane in self._planes]
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """See DenseMemory."""
+        places = self._places
+        if self._turns:
+            fixed = len(places) - self._turns
+            places = [*places[:fixed], places[fixed + (step - 1) % self._turns]]
+        self._kernels.push(
+            self._units,
+            self._width,
+            address_of(scalars),
+            address_of(gradient),
+            self._scratch_place,
+            *places,
+        )
+
+    def pull_into(self, out: Floats) -> None:
+        """See DenseMemory."""
+        copy_over(out, self._planes[0])
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """See DenseMemory."""
+        return self._planes[plane][start:end].copy()
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """See DenseMemory."""
+        self._planes[plane][start : start + len(values)] = values
+
+
+def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
+    """Of each state slot the length of its plane, for a part of `count` weights."""
+    units = count // width if width else 0
+    return [units if slot.per_unit else count for slot in spec.rule.slots]

@@ -1,0 +1,98 @@
+"""Which memory a table gets: the one that its definition names, or what the server's setting says."""
+
+import functools
+from dataclasses import dataclass
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.schema.table import Device, TableSpec
+
+__all__ = ["DeviceChoice", "check_device_memory", "why_no_gpu"]
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Why this process cannot use a GPU, as the end of a sentence; empty: it can."""
+    try:
+        from numba import cuda
+        from numba.cuda.cudadrv.error import CudaSupportError
+    except ImportError:
+        return "numba's CUDA target is not installed; pip install 'psfleet[cuda]'"
+    try:
+        cuda.current_context()  # type: ignore[no-untyped-call]
+    except CudaSupportError as error:
+        why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
+        return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
+    return ""
+
+
+@dataclass
+class DeviceChoice:
+    """What a process that holds tables chooses for each.
+
+    Attributes:
+        default: For tables that name no device.
+        has_gpu: Whether this process may use one: only servers and whoever trains embedded.
+    """
+
+    default: Device = "cpu"
+    has_gpu: bool = False
+
+    @classmethod
+    def of_setting(cls, setting: str) -> "DeviceChoice":
+        """What the setting `device` says: cpu, cuda or auto.
+
+        Raises:
+            ConfigError: It says cuda and there is no GPU.
+        """
+        why = "" if setting == "cpu" else why_no_gpu()
+        if setting == "cuda" and why:
+            raise ConfigError(
+                f"PSFLEET_DEVICE is 'cuda', but {why}. Say auto or cpu to hold tables in host memory"
+            )
+        return cls("cpu" if setting == "cpu" or why else "cuda", has_gpu=True)
+
+    def of(self, spec: TableSpec, may_refuse: bool = True) -> Device:
+        """Where the table is to be.
+
+        Args:
+            may_refuse: It is made now. Else it was made before, perhaps by a process with a GPU.
+
+        Raises:
+            ConfigError: Its definition names a device that this process lacks.
+        """
+        if spec.device is None:  # the setting is for dense tables
+            return "cpu" if spec.kind == "sparse" else self.default
+        if spec.device == "cpu" or not (why := self._why_not(spec)):
+            return spec.device
+        if may_refuse:
+            raise ConfigError(why)
+        return "cpu"
+
+    def _why_not(self, spec: TableSpec) -> str:
+        if spec.kind == "sparse":
+            return (
+                f"table {spec.name!r} is sparse; a GPU holds dense tables only, so keep it on the CPU "
+                "with device='cpu'"
+            )
+        why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
+        return (
+            f"table {spec.name!r} asks for device='cuda', but {why}; use device='cpu'"
+            if why
+            else ""
+        )
+
+
+def check_device_memory(table: str, wanted: int) -> None:
+    """Refuse a table that is larger than what the GPU has left.
+
+    Raises:
+        UsageError: It is.
+    """
+    from numba import cuda
+
+    free, total = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
+    if wanted > free:
+        raise UsageError(
+            f"table {table!r} needs {wanted >> 20:,} MiB of the GPU's memory, of which "
+            f"{free >> 20:,} of {total >> 20:,} MiB are free; use device='cpu' or more servers"
+        )

@@ -1,0 +1,169 @@
+"""Servers that hold tables in a device's memory, under numba's simulator: the bits of the CPU, wherever."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psfleet.errors import ConfigError, ServerUnavailable
+from psfleet.rules import Adam
+from psfleet.runtime.interface import Gradient, Runtime, TableState
+from psfleet.schema.table import TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+
+SHORT = TrainingWorkload(
+    steps=3, shape=(9, 7)
+)  # the simulator runs a Python thread for each weight
+LARGE = TrainingWorkload(steps=1, shape=(70, 61))  # two blocks, so that each server has one
+Work = Callable[[Runtime], None]
+
+
+class DeviceFleet(LocalFleet):
+    """Server i is told PSFLEET_DEVICE=devices[i]; there is a simulated GPU, or none at all."""
+
+    def __init__(self, *devices: str, simulated: bool = True, **settings: str) -> None:
+        super().__init__(len(devices), 2, **settings)  # type: ignore[arg-type]
+        self._devices = devices
+        self._simulated = simulated
+
+    def spawn(self, index: int, standby: int = 0, follows: bool = True):  # type: ignore[no-untyped-def]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PSFLEET_DEVICE", self._devices[index])
+            patch.setenv("NUMBA_ENABLE_CUDASIM", str(int(self._simulated)))
+            patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+            return super().spawn(index, standby, follows)
+
+
+def train(
+    fleet: LocalFleet, work_of: Work = SHORT.run, save: str = "", reads: bool = True
+) -> list[TableState]:
+    """Let every worker do this; the tables of SHORT that worker 0 then reads."""
+    result: list[TableState] = []
+
+    def work(worker: int) -> None:
+        runtime = fleet.connect(worker, "sync")
+        work_of(runtime)
+        runtime.barrier()
+        if worker == 0 and reads:
+            result.extend(SHORT.result(runtime))
+            if save:
+                runtime.save(save)
+        runtime.barrier()
+        runtime.close()
+
+    in_threads([partial(work, worker) for worker in range(fleet.workers)])
+    assert fleet.wait() == [0] * fleet.servers
+    return result
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[TableState]]:
+    """What servers in host memory end with after a training, and after another one behind it."""
+    path = str(tmp_path_factory.mktemp("snapshots") / "snapshot")
+    with LocalFleet(2, 2) as fleet:
+        once = train(fleet, save=path)
+    with LocalFleet(2, 2, resume=path) as fleet:
+        return [once, train(fleet)]
+
+
+def test_a_mixed_fleet_gives_the_same_bits() -> None:
+    """A table of which one server holds a part on a GPU and one in host memory ends with the bits of two
+    servers without a GPU."""
+    found: list[TableState] = []
+
+    def large(runtime: Runtime) -> None:
+        LARGE.run(runtime)
+        runtime.barrier()
+        if runtime.worker_index == 0:
+            found.extend(LARGE.result(runtime))
+        runtime.barrier()
+
+    for fleet in (DeviceFleet("cuda", "cpu"), LocalFleet(2, 2)):
+        with fleet:
+            train(fleet, large, reads=False)
+    same_bits(found[:2], found[2:])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(("cuda", "cuda"), ("cpu",)), (("cpu", "cpu"), ("auto", "cuda"))]
+)
+def test_snapshots_move_between_devices(
+    before: tuple[str], after: tuple[str], expected: list[list[TableState]], tmp_path: Path
+) -> None:
+    """A job that goes on from its snapshot on servers of the other kind, and of another number, ends with the
+    bits of a job on the CPU."""
+    path = str(tmp_path / "snapshot")
+    with DeviceFleet(*before) as fleet:
+        train(fleet, save=path)
+    with DeviceFleet(*after, resume=path) as fleet:
+        same_bits(train(fleet), expected[1])
+
+
+def test_a_server_with_a_log_comes_back_on_its_device(expected: list[list[TableState]]) -> None:
+    """A server with a GPU that is killed in the midst of training goes on from its log with the same bits."""
+
+    def crossed(runtime: Runtime) -> None:
+        SHORT.run(runtime)
+        runtime.barrier()
+        if runtime.worker_index == 0:
+            fleet.kill(0)
+        runtime.barrier()
+
+    with DeviceFleet("cuda", durability="log") as fleet, fleet.reviving():
+        same_bits(train(fleet, crossed), expected[0])
+        assert fleet.restarts == 1
+
+
+def test_a_missing_gpu_is_one_sentence() -> None:
+    """A server that is told cuda says what is missing. One that is told auto uses the CPU and refuses a table
+    that names cuda."""
+    why = r"PSFLEET_DEVICE is 'cuda', but there is no usable NVIDIA GPU or driver here .*Say auto or cpu"
+    with pytest.raises(ServerUnavailable, match=why), DeviceFleet("cuda", simulated=False):
+        pass
+    spec = TableSpec("w", "dense", (10,), Adam())
+    asked = TableSpec("wanted", "dense", (10,), Adam(), device="cuda")
+
+    def refused(runtime: Runtime) -> None:
+        runtime.create(spec, np.zeros(10, np.float32))
+        runtime.push([Gradient(spec.key, np.ones(10, np.float32), None, 0.1)])
+        with pytest.raises(
+            ConfigError, match="table 'wanted' asks for device='cuda', but there is no"
+        ):
+            runtime.create(asked, np.zeros(10, np.float32))
+        runtime.flush()
+
+    with DeviceFleet("auto", simulated=False) as fleet:
+        train(fleet, refused, reads=False)
+
+
+def test_a_table_names_its_memory() -> None:
+    """Of two tables one names the GPU and one the CPU, whatever the server's setting is; an equal definition
+    with another device is the same table. A sparse table on a GPU is refused."""
+    value = np.linspace(-1, 1, 40, dtype=np.float32)
+    specs = [TableSpec(f"on {d}", "dense", (40,), Adam(), device=d) for d in ("cpu", "cuda")]
+    found: list[TableState] = []
+
+    def both(runtime: Runtime) -> None:
+        for spec in specs:
+            runtime.create(spec, value)
+        other = TableSpec("on cpu", "dense", (40,), Adam(), device="cuda")
+        assert runtime.create(other, value) == specs[0].key
+        for step in range(3):
+            runtime.push([Gradient(spec.key, value * step, None, 0.1) for spec in specs])
+        runtime.flush()
+        runtime.barrier()
+        if runtime.worker_index == 0:
+            found.extend(runtime.read_table(spec.key) for spec in specs)
+        runtime.barrier()
+        rows = TableSpec("rows", "sparse", (4,), Adam(), device="cuda")
+        with pytest.raises(
+            ConfigError, match=r"table 'rows' is sparse; .*keep it on the CPU with device='cpu'"
+        ):
+            runtime.create(rows)
+
+    with DeviceFleet("cpu") as fleet:
+        train(fleet, both, reads=False)
+    same_bits(found[:1], found[1:])
