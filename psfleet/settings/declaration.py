@@ -209,7 +209,7 @@ def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str,
     """
     found = {}
     for one in settings_of(group):
-        table, _, key = one.key.partition(".")
+        table, _, key = one.key.rpartition(".")
         if key in tables.get(table, {}):
             found[one.name] = one.take(tables[table][key], f"{one.key} in {where}")
     return found

@@ -106,8 +106,13 @@ def launch(
     if said.get("resume"):
         said["resume"] = job_snapshots.check_snapshot(said["resume"])
     said["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
-    request, run = JobRequest(**_of(JobRequest, said)), Launch(**_of(Launch, said))
+    run = Launch(**_of(Launch, said))
+    if load_engine(run.engine).spans_machines:
+        said.setdefault("port", 0)
+    request = JobRequest(**_of(JobRequest, said))
     name = run.name or job_name(request)
+    if run.dry_run:
+        return _show_placement(request, name, run)
     if run.chaos is not None:
         return _under_chaos(run.chaos, run, request, name)
     return _place(request, name, run).code
@@ -116,6 +121,17 @@ def launch(
 def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of the fields of a group."""
     return {one.name: said[one.name] for one in fields(group) if one.name in said}
+
+
+def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
+    """Print a line for each machine."""
+    with selectors.DefaultSelector() as selector:
+        job = Job(request, name, "", Path(), launch.log_dir / name)
+        for machine, members in (
+            load_engine(launch.engine)(job, selector, launch).placement().items()
+        ):
+            click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}")
+    return 0
 
 
 def _place(
@@ -135,7 +151,7 @@ def _place(
         variables = {} if trouble is None else trouble.variables
         token = secrets.token_hex(16)
         job = Job(request, name, token, folder, logs, credentials, variables)
-        engine = kind(job, selector)
+        engine = kind(job, selector, launch)
         timeouts = replace(engine.timeouts, start=launch.start_timeout)
         try:
             engine.open()

@@ -141,6 +141,8 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{where} cannot be read: {error}") from None
     strategy = tables.pop("strategy", {})
+    if isinstance(tables.get("engine"), dict):
+        tables |= {f"engine.{name}": said for name, said in tables.pop("engine").items()}
     _refuse_unknown(tables, where, groups)
     Settings.from_parts(strategy)
     return {
@@ -151,7 +153,7 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
 def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type]) -> None:
     known: dict[str, list[str]] = {}
     for one in (one for group in groups for one in settings_of(group) if one.key):
-        table, _, key = one.key.partition(".")
+        table, _, key = one.key.rpartition(".")
         known.setdefault(table, []).append(key)
     for table, said in tables.items():
         if table not in known or not isinstance(said, dict):

@@ -91,6 +91,7 @@ def report(
     when = ended_at.get(failure.member)
     if when:
         seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")
+    seat.append(failure.usage)
     log = job.log(failure.member)
     told = [f"  whole traceback: {log}"]
     if failure.code is None or failure.code < 0 or HEADER.decode() not in lines:
@@ -110,6 +111,8 @@ def report(
 
 
 def _headline(failure: Failure, cause: FailureCause) -> str:
+    if failure.cause:
+        return failure.cause
     if failure.code is None:
         return failure.why
     if failure.code < 0:

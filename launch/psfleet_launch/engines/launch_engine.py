@@ -14,7 +14,7 @@ import abc
 import importlib
 import pkgutil
 import selectors
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from psfleet.errors import ConfigError
 from psfleet_launch import engines
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import Launch
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.supervisor import Timeouts
 
@@ -51,20 +52,34 @@ class Engine(abc.ABC):
     Attributes:
         name: As `--engine` says it.
         timeouts: How long starting, leaving and stopping may take here.
+        spans_machines: Servers listen on TCP, since workers run on other machines.
         job: Whose processes these are.
         selector: Woken by what the engine registers.
+        launch: What the user says of machines.
     """
 
     name: ClassVar[str]
     timeouts: ClassVar[Timeouts] = Timeouts()
+    spans_machines: ClassVar[bool] = False
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
+    ) -> None:
         self.job = job
         self.selector = selector
+        self.launch = launch or Launch()
 
     @abc.abstractmethod
     def open(self) -> None:
         """Get hold of machines and make room for logs. Nothing has started if this raises.
+
+        Raises:
+            ConfigError: The job cannot run here as it is asked for.
+        """
+
+    @abc.abstractmethod
+    def placement(self) -> Mapping[str, Sequence[Member]]:
+        """What each machine is going to run; the same before and after `open`.
 
         Raises:
             ConfigError: The job cannot run here as it is asked for.
@@ -138,9 +153,8 @@ def load_engine(name: str) -> type[Engine]:
     Raises:
         ConfigError: There is none.
     """
-    known = sorted(
-        {module.name for module in pkgutil.iter_modules(engines.__path__)} - {"launch_engine"}
-    )
+    modules = [module.name for module in pkgutil.iter_modules(engines.__path__) if not module.ispkg]
+    known = sorted({*modules} - {"launch_engine"})
     if name not in known:
         raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(known)}")
     found: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE

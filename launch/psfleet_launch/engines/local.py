@@ -5,7 +5,7 @@ import os
 import selectors
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -15,6 +15,7 @@ from psfleet.formats.ready_file import read_ready
 from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
+from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.spawn import open_log, send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
@@ -39,8 +40,10 @@ class LocalEngine(Engine):
 
     name = "local"
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
-        super().__init__(job, selector)
+    def __init__(
+        self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
+    ) -> None:
+        super().__init__(job, selector, launch)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._ended: set[Member] = set()
         self._awaited: set[Member] = set()
@@ -56,6 +59,9 @@ class LocalEngine(Engine):
         for member in (*self.job.servers, *self.job.workers):
             self._logs[member] = open_log(self.job.log(member))
         self._guard = guard.start(self.job.token, self.job.folder)
+
+    def placement(self) -> Mapping[str, Sequence[Member]]:
+        return {"local": [*self.job.servers, *self.job.workers]}
 
     def endpoints(self) -> list[str]:
         return requested_endpoints(self.job)

@@ -185,3 +185,43 @@ class Launch:
         names="--chaos-pace chaos.pace",
         least=0.5,
     )
+    dry_run: bool = setting(
+        False, "Print what would run on which machine, and start nothing", names="--dry-run"
+    )
+    agents: int = setting(
+        1,
+        "Engine join: how many machines to wait for",
+        names="--agents engine.join.agents",
+        least=1,
+    )
+    hosts: tuple[str, ...] = setting(
+        (),
+        "Engine ssh: machines, as `ssh` takes them",
+        names="--hosts engine.ssh.hosts",
+        metavar="HOST,...",
+    )
+    hostfile: str = setting(
+        "",
+        "Engine ssh: a file with one machine per line",
+        names="--hostfile engine.ssh.hostfile",
+        metavar="FILE",
+    )
+    remote_python: str = setting(
+        "",
+        "Engine ssh: Python on the machines; by default at the path of this machine's",
+        names="--remote-python engine.ssh.python",
+        metavar="PATH",
+    )
+    ssh_options: tuple[str, ...] = setting(
+        (),
+        "Engine ssh: arguments for `ssh`, as in -F,my_config",
+        names="--ssh-options engine.ssh.options",
+        metavar="OPTION,...",
+    )
+    listen: str = setting(
+        "",
+        "Address, or address:port, where the launcher waits for agents; machines must reach it. By default "
+        "the address of this machine's name",
+        names="--listen network.listen",
+        metavar="ADDRESS",
+    )

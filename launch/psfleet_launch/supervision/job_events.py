@@ -41,12 +41,17 @@ class ServerReady:
 class ProcessExited:
     """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
 
-    `left`: it is a worker that had left the fleet before.
+    Attributes:
+        left: It is a worker that had left the fleet before.
+        cause: Why, where the engine knows more than the code says: memory ran out, its machine is lost.
+        usage: What it has used, for people.
     """
 
     member: Member
     code: int
     left: bool = False
+    cause: str = ""
+    usage: str = ""
 
 
 @dataclass(frozen=True)

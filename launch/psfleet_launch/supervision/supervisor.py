@@ -52,11 +52,18 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong first. `code` None: it did not end, it was not ready in time."""
+    """What went wrong first. `code` None: it did not end, it was not ready in time.
+
+    Attributes:
+        cause: Why it ended, where the engine knows that for certain.
+        usage: What it had used.
+    """
 
     member: Member
     code: int | None
     why: str = ""
+    cause: str = ""
+    usage: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -209,7 +216,7 @@ class Supervisor:
             return [ReportLostWorker(member, code)]
         if code or awaited:
             why = "ended before it was ready" if awaited else ""
-            return self._fail(Failure(member, code, why), at)
+            return self._fail(Failure(member, code, why, exited.cause, exited.usage), at)
         if self.phase is Phase.TRAINING and member in self.servers:
             self.over.add(member)
         if not self._living("worker"):
