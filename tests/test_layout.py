@@ -59,7 +59,7 @@ LAYERS = {
         "console observability",
         "chaos",
         "engines",
-        "job_runner",
+        "agent job_runner",
         "commands",
         "__main__",
     ],

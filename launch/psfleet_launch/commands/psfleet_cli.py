@@ -14,6 +14,7 @@ import click
 from psfleet.errors import ConfigError, PsfleetError
 from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
+from psfleet_launch.commands.agent_command import agent
 from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
@@ -31,6 +32,7 @@ def psfleet() -> None:
     import_rules(read_environment().rules)  # snapshots and logs refer to them
 
 
+psfleet.add_command(agent)
 psfleet.add_command(certs)
 psfleet.add_command(ckpt)
 psfleet.add_command(log)

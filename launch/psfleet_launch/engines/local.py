@@ -16,7 +16,8 @@ from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, child_environment, command, requested_endpoints
 from psfleet_launch.job.job_request import Launch
-from psfleet_launch.job.spawn import open_log, send, spawn
+from psfleet_launch.job.member_logs import MemberLogs
+from psfleet_launch.job.spawn import send, spawn
 from psfleet_launch.supervision.job_events import (
     Event,
     LivenessSignal,
@@ -47,17 +48,16 @@ class LocalEngine(Engine):
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._ended: set[Member] = set()
         self._awaited: set[Member] = set()
-        self._logs: dict[Member, IO[bytes]] = {}
+        self._logs = MemberLogs(job)
         self._pulses: dict[Member, IO[bytes]] = {}
         self._words: dict[Member, bytes] = {}
         self._events: list[Event | Shown] = []
-        self._loses_output = False
+        self._cores: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
         _check_ports(self.endpoints())
-        for member in (*self.job.servers, *self.job.workers):
-            self._logs[member] = open_log(self.job.log(member))
+        self._logs.open_all()
         self._guard = guard.start(self.job.token, self.job.folder)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
@@ -82,9 +82,16 @@ class LocalEngine(Engine):
             self.expect(member)
         else:
             self.job.left_file(member).unlink(missing_ok=True)
-        log, piped = self._log(member), member == self.job.shown
+        if member.role == "server" and member.copy >= 0 and self.job.request.keeps_log:
+            self.job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
+        log, piped = self._logs.file(member), member == self.job.shown
         environment = child_environment(
-            self.job, member, told.endpoints, resume=told.resume, follows=told.follows
+            self.job,
+            member,
+            told.endpoints,
+            cores=self._cores,
+            resume=told.resume,
+            follows=told.follows,
         )
         with self._pulse(member) as kept:
             environment["PSFLEET_PULSE"] = "".join(map(str, kept))
@@ -93,8 +100,8 @@ class LocalEngine(Engine):
             )
         self._processes[member] = process
         if piped:
-            self._pass_on(process.stdout, log, is_error=False)
-            self._pass_on(process.stderr, log, is_error=True)
+            self._pass_on(process.stdout, is_error=False)
+            self._pass_on(process.stderr, is_error=True)
 
     def send(self, member: Member, number: int) -> None:
         send(self._processes[member], number)
@@ -118,8 +125,7 @@ class LocalEngine(Engine):
     def close(self) -> None:
         for stream in [key.fileobj for key in self.selector.get_map().values()]:
             stream.close()  # type: ignore[union-attr]  # only streams are registered by now
-        for log in self._logs.values():
-            log.close()
+        self._logs.close()
         if self._guard is not None:
             guard.dismiss(self._guard)
 
@@ -134,15 +140,22 @@ class LocalEngine(Engine):
 
     def events(self) -> list[Event | Shown]:
         ended = [
-            ProcessExited(member, process.returncode, self._has_left(member))
+            self._exit(member, code)
             for member, process in self._processes.items()
-            if member not in self._ended and process.poll() is not None
+            if member not in self._ended and (code := self._poll(process)) is not None
         ]
         self._ended.update(exit.member for exit in ended)
         for exit in ended:
             self._close_pulse(exit.member)
         happened, self._events = self._events, []
         return [*happened, *self._now_ready(), *causes_first(ended)]
+
+    def _poll(self, process: "subprocess.Popen[bytes]") -> int | None:
+        """The code of a process that has ended; None: it lives."""
+        return process.poll()
+
+    def _exit(self, member: Member, code: int) -> ProcessExited:
+        return ProcessExited(member, code, self._has_left(member))
 
     def _has_left(self, member: Member) -> bool:
         return member.role == "worker" and self.job.left_file(member).exists()
@@ -157,40 +170,21 @@ class LocalEngine(Engine):
 
     # -- streams ---------------------------------------------------------------------------------
 
-    def _log(self, member: Member) -> IO[bytes]:
-        if member not in self._logs:  # a standby's
-            if self.job.request.keeps_log:
-                self.job.log_folder(member).mkdir(mode=0o700, exist_ok=True)
-            self._logs[member] = open_log(self.job.log(member))
-        return self._logs[member]
-
-    def _pass_on(self, stream: IO[bytes] | None, log: IO[bytes], is_error: bool) -> None:
+    def _pass_on(self, stream: IO[bytes] | None, is_error: bool) -> None:
         assert stream is not None
-        read = partial(self._read_output, stream, log, is_error)
+        read = partial(self._read_output, stream, is_error)
         self.selector.register(stream, selectors.EVENT_READ, read)
 
-    def _read_output(self, stream: IO[bytes], log: IO[bytes], is_error: bool) -> None:
+    def _read_output(self, stream: IO[bytes], is_error: bool) -> None:
         """Pass on what the shown member writes: to its log and to the screen."""
         data = os.read(stream.fileno(), 1 << 16)
         if data:
-            self._keep(log, data)
+            if complaint := self._logs.write(self.job.shown, data):
+                self._events.append(Said(None, complaint))
             self._events.append(Output(data, is_error))
         else:
             self.selector.unregister(stream)
             stream.close()
-
-    def _keep(self, log: IO[bytes], data: bytes) -> None:
-        """Write what a member has said; if its log takes no more, as on a full disk, the job goes on."""
-        left = memoryview(data)
-        try:
-            # A log that becomes full takes the first bytes and refuses those after them.
-            while left:
-                left = left[log.write(left) :]
-        except OSError as error:
-            if not self._loses_output:
-                why = f"log {log.name!r} cannot be written ({error.strerror}); the job goes on"
-                self._events.append(Said(None, why))
-            self._loses_output = True
 
     @contextlib.contextmanager
     def _pulse(self, member: Member) -> Iterator[tuple[int, ...]]:

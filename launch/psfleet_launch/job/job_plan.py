@@ -83,6 +83,7 @@ class Job:
         logs: The folder of the logs.
         credentials: The folder of each role's credentials; empty: none are needed.
         variables: What its processes are told beside.
+        spool: Where the output of its processes goes, if that is not the folder of the logs.
     """
 
     request: JobRequest
@@ -92,6 +93,7 @@ class Job:
     logs: Path
     credentials: Mapping[str, Path] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    spool: Path | None = None
 
     @property
     def servers(self) -> list[Member]:
@@ -128,7 +130,7 @@ class Job:
 
     def log(self, member: Member) -> Path:
         """Where the member's output goes: serverlog.0, workerlog.1, workerlog.1.stage.0, ..."""
-        return self.logs / f"{member.role}log.{_seat(member)}"
+        return (self.spool or self.logs) / f"{member.role}log.{_seat(member)}"
 
     def ready_file(self, member: Member) -> Path:
         """Where a server says that it is ready, and at which endpoint."""

@@ -1,0 +1,144 @@
+"""An agent's connection to the launcher: one call, whose end is the end of the agent.
+
+A short interruption of the network is TCP's matter, which sends again. What lasts longer than PATIENCE is
+the end: the launcher then takes every process here for dead, so they must be.
+"""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from psfleet.errors import AccessDenied, ServerUnavailable
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.wire.access import Access
+from psfleet.wire.channel import open_channel
+from psfleet.wire.tls_diagnosis import why_refused
+from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
+from psfleet_launch.engines.remote.agent_hub import PATIENCE
+
+__all__ = ["LauncherLink"]
+
+_EVERY = 1.0  # seconds between pings
+_FIRST = 10.0  # seconds until the launcher must have answered
+_FULL = 64  # messages that wait to be sent; more output stays in its files
+
+
+class LauncherLink:
+    """The connection; `fileno` becomes readable when there is something to take.
+
+    Attributes:
+        endpoint: Of the launcher.
+    """
+
+    def __init__(self, endpoint: str, access: Access) -> None:
+        self.endpoint = endpoint
+        self._access = access
+        self._channel = open_channel(endpoint, access)
+        self._outbox: queue.SimpleQueue[pb.AgentMessage | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[pb.LauncherMessage] = queue.SimpleQueue()
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._over = threading.Event()
+        self._why = ""
+        self._call: Any = None
+        self._threads: list[ServiceThread] = []
+        self._answered = time.monotonic()
+
+    def connect(self, hello: pb.Hello) -> None:
+        """Connect and say hello.
+
+        Raises:
+            AccessDenied: The launcher and these credentials are of different jobs.
+            ServerUnavailable: It does not answer.
+        """
+        try:
+            grpc.channel_ready_future(self._channel).result(_FIRST)
+        except grpc.FutureTimeoutError:
+            self._channel.close()
+            if why := why_refused(self.endpoint, self._access):
+                raise AccessDenied(
+                    f"the launcher at {self.endpoint} and this agent do not know each other: {why}"
+                ) from None
+            raise ServerUnavailable(
+                f"the launcher at {self.endpoint} cannot be reached; check the address, the network "
+                "between the machines and whether the job still runs"
+            ) from None
+        self._answered = time.monotonic()
+        self.send(pb.AgentMessage(hello=hello))
+        stub: Any = LauncherStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Attend(iter(self._outbox.get, None), metadata=self._access.metadata)
+        self._threads = [ServiceThread(self._hear, "launcher"), ServiceThread(self._ping, "ping")]
+        for thread in self._threads:
+            thread.start()
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._wakened.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be sent that output should wait in its files."""
+        return self._outbox.qsize() >= _FULL
+
+    @property
+    def lost(self) -> str:
+        """Why the connection is over; empty: it is not."""
+        if self._over.is_set():
+            return self._why
+        silent = time.monotonic() - self._answered > PATIENCE
+        return f"it has not answered for {PATIENCE:g} s" if silent else ""
+
+    def send(self, message: pb.AgentMessage) -> None:
+        """Send a message, after all earlier ones."""
+        self._outbox.put(message)
+
+    def take(self) -> Iterator[pb.LauncherMessage]:
+        """What the launcher has said since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            self._wakened.recv(1 << 16)
+        for _ in range(self._inbox.qsize()):
+            yield self._inbox.get()
+
+    def close(self) -> None:
+        """Send what waits, for a moment at most, and let go."""
+        self._outbox.put(None)
+        if self._threads:
+            self._threads[0].join(_EVERY)
+        self._over.set()
+        self._channel.close()
+        for thread in self._threads:
+            thread.join()
+        self._waker.close()
+        self._wakened.close()
+
+    def _hear(self) -> None:
+        why = ""
+        try:
+            for message in self._call:
+                if message.HasField("ping"):
+                    self._answered = message.ping.sent_at
+                else:
+                    self._inbox.put(message)
+                    self._wake()
+        except grpc.RpcError as error:
+            why = "its connection has ended"
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                why = str(error.details())
+        self._why = why or "the job is over"
+        self._over.set()
+        self._wake()
+
+    def _ping(self) -> None:
+        while not self._over.wait(_EVERY):
+            self.send(pb.AgentMessage(ping=pb.Ping(sent_at=time.monotonic())))
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")

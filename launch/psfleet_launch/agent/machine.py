@@ -1,0 +1,83 @@
+"""What a machine has: cores, memory, GPUs and addresses; and whether its memory has run out."""
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet_launch.engines.remote.addresses import address_towards
+from psfleet_launch.engines.remote.agent_messages import PROTOCOL
+
+__all__ = ["describe", "memory_kills"]
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PATIENCE = 5.0  # seconds for nvidia-smi
+
+
+def describe(name: str, address: str, launcher: str) -> pb.Hello:
+    """This machine, as an agent tells of it.
+
+    Args:
+        name: What people call it; empty: its own name.
+        address: Where servers are to listen; empty: the address from which it reaches the launcher.
+        launcher: `host:port` of the launcher.
+    """
+    host, _, port = launcher.rpartition(":")
+    return pb.Hello(
+        protocol=PROTOCOL,
+        psfleet=version("psfleet"),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        name=name or socket.gethostname(),
+        address=address or address_towards(host, int(port)),
+        cores=len(os.sched_getaffinity(0)),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=_gpus(),
+        pid=os.getpid(),
+    )
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs that the driver knows."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed because memory ran out: of this cgroup, else of all."""
+    for path in [*_own_cgroup(), Path("/proc/vmstat")]:
+        for line in _lines(path):
+            words = line.split()
+            if words[:1] == ["oom_kill"]:
+                return int(words[1])
+    return 0
+
+
+def _own_cgroup() -> list[Path]:
+    """Where the kernel counts for this process's cgroup, in versions 2 and 1."""
+    found = []
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,46 @@
+"""The engine of machines that somebody else starts: it prints the command to run on each, and waits.
+
+So psfleet runs under PBS, LSF, MPI, Nomad, SkyPilot or by hand.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from psfleet_launch.engines.remote.remote_engine import RemoteEngine
+
+__all__ = ["ENGINE", "JoinEngine"]
+
+
+class JoinEngine(RemoteEngine):
+    """Takes the agents that come."""
+
+    name = "join"
+
+    def machines(self) -> Sequence[str]:
+        return [f"machine {number}" for number in range(1, self.launch.agents + 1)]
+
+    def start_agents(self, endpoint: str, invitation: bytes) -> None:
+        path = self._credentials
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(invitation)
+        command = ["psfleet", "agent", "--join", endpoint, "--credentials", str(path)]
+        print(
+            f"run this on {self.launch.agents} machine(s), with the file at hand there:\n"
+            f"  {shlex.join(command)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def stop_agents(self) -> None:
+        self._credentials.unlink(missing_ok=True)
+
+    @property
+    def _credentials(self) -> Path:
+        return self.job.logs.absolute() / "agent.json"
+
+
+ENGINE = JoinEngine

@@ -1,0 +1,152 @@
+"""The launcher's end of its agents' connections: a gRPC server with credentials of its own."""
+
+import hmac
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from psfleet.errors import ConfigError
+from psfleet.platform.service_thread import ServiceThread
+from psfleet.settings.limits import ServerLimits
+from psfleet.wire.access import TOKEN_KEY, Access
+from psfleet.wire.channel import server_options
+from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.wire.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
+
+__all__ = ["PATIENCE", "AgentConnection", "AgentHub"]
+
+PATIENCE = 10.0
+"""Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
+
+_MARGIN = 3.0
+"""Seconds more after which the launcher takes it for ended: by then it has had the time to end."""
+
+_MOST = 1000  # agents of one job
+_GRACE = 1.0  # seconds for streams to end
+
+
+class AgentConnection:
+    """One agent as the launcher hears it.
+
+    Attributes:
+        hello: What it has said of its machine.
+        ended: It is gone, or is not to be heard any more.
+    """
+
+    def __init__(self) -> None:
+        self.hello = pb.Hello()
+        self.ended = False
+        self._outbox: queue.SimpleQueue[pb.LauncherMessage | None] = queue.SimpleQueue()
+        self._heard = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """What people call its machine."""
+        return self.hello.name
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it must have given up the connection by now."""
+        return time.monotonic() > self._heard + PATIENCE + _MARGIN
+
+    def send(self, message: pb.LauncherMessage) -> None:
+        """Send a message, after all earlier ones."""
+        self._outbox.put(message)
+
+    def heard(self, message: pb.AgentMessage) -> None:
+        """Note that it lives; answer a ping."""
+        self._heard = time.monotonic()
+        if message.HasField("ping"):
+            self.send(pb.LauncherMessage(ping=message.ping))
+
+    def end(self) -> None:
+        """Let the call end in order once all messages are sent."""
+        self._outbox.put(None)
+
+    def messages(self) -> Iterator[pb.LauncherMessage]:
+        """What is to be sent."""
+        yield from iter(self._outbox.get, None)
+
+
+Heard = tuple[AgentConnection, pb.AgentMessage | None]
+"""A message of an agent; None: its connection has ended."""
+
+
+class AgentHub(LauncherServicer):
+    """Takes the calls of agents.
+
+    Args:
+        access: Of the control connection.
+        wake: Called from other threads when there is something to take.
+    """
+
+    def __init__(self, access: Access, wake: Callable[[], None]) -> None:
+        assert access.credentials is not None
+        self._access = access
+        self._expected = f"Bearer {access.credentials.token}"
+        self._wake = wake
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._connections: list[AgentConnection] = []
+        self._server: grpc.Server | None = None
+
+    def listen(self, endpoint: str) -> str:
+        """Begin to take calls; the endpoint with its port.
+
+        Raises:
+            ConfigError: It cannot be had.
+        """
+        pool = ThreadPoolExecutor(_MOST, thread_name_prefix="agents")
+        server = grpc.server(pool, options=server_options(ServerLimits()))
+        add_LauncherServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        try:
+            port = self._access.listen(server, endpoint)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the launcher cannot listen for agents on {endpoint!r} ({error}); name an address of this "
+                "machine with --listen"
+            ) from None
+        server.start()
+        self._server = server
+        return f"{endpoint.rpartition(':')[0]}:{port}"
+
+    def take(self) -> list[Heard]:
+        """What agents have said since the last call, in order."""
+        return [self._heard.get() for _ in range(self._heard.qsize())]
+
+    def close(self) -> None:
+        """End every connection."""
+        for connection in self._connections:
+            connection.end()
+        if self._server is not None:
+            self._server.stop(_GRACE).wait()
+
+    def Attend(  # as the service is declared
+        self, requests: Iterator[pb.AgentMessage], context: grpc.ServicerContext
+    ) -> Iterator[pb.LauncherMessage]:
+        """Hear an agent in a thread of its own, and tell it what it is to do."""
+        said = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
+        if not hmac.compare_digest(str(said).encode(), self._expected.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
+        connection = AgentConnection()
+        self._connections.append(connection)
+        context.add_callback(connection.end)
+        ServiceThread(self._hear, "agent", (connection, requests)).start()
+        return connection.messages()
+
+    def _hear(self, connection: AgentConnection, requests: Iterator[pb.AgentMessage]) -> None:
+        try:
+            for message in requests:
+                connection.heard(message)
+                if not message.HasField("ping"):
+                    self._put(connection, message)
+        except Exception:  # gRPC raises a bare Exception when the call has ended
+            pass
+        finally:
+            self._put(connection, None)
+
+    def _put(self, connection: AgentConnection, message: pb.AgentMessage | None) -> None:
+        self._heard.put((connection, message))
+        self._wake()

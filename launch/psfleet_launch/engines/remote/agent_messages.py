@@ -1,0 +1,178 @@
+"""Members, requests and events as the messages between a launcher and its agents (protos/agent.proto)."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from psfleet.errors import ConfigError
+from psfleet.formats.document import Format, exact
+from psfleet.wire.credentials import FILES
+from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.supervision.job_events import (
+    Event,
+    LivenessSignal,
+    Output,
+    ProcessEnding,
+    ProcessExited,
+    Said,
+    ServerReady,
+    Shown,
+)
+
+__all__ = [
+    "PROTOCOL",
+    "event_of",
+    "invitation",
+    "member_message",
+    "member_of",
+    "message_of",
+    "read_invitation",
+    "read_request",
+    "secrets_of",
+    "version_mismatch",
+    "write_request",
+    "write_secrets",
+]
+
+PROTOCOL = 1
+"""Version of the protocol between launcher and agent."""
+
+_REQUEST = Format("job request")
+_INVITATION = Format("agent credentials")
+
+
+def invitation(folder: Path) -> bytes:
+    """The credentials in a folder as the line that an agent is given."""
+    files = {name: (folder / name).read_text() for name in FILES}
+    return json.dumps(_INVITATION.document(**files)).encode() + b"\n"
+
+
+def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
+    """The files of credentials that a line holds, as `write_secrets` takes them.
+
+    Raises:
+        ConfigError: It holds none; `where` says where it was read.
+    """
+    try:
+        texts = exact(_INVITATION.parse(line), "credentials", **dict.fromkeys(FILES, str))
+    except ValueError:
+        raise ConfigError(
+            f"credentials {where!r} are none of an agent; take those of psfleet-launch --engine join"
+        ) from None
+    return {f"agent/{name}": text.encode() for name, text in zip(FILES, texts, strict=True)}
+
+
+def version_mismatch(theirs: pb.Hello, ours: pb.Hello) -> str:
+    """Why these two cannot work together; empty: they can."""
+    for what, their, our in (
+        ("psfleet", theirs.psfleet, ours.psfleet),
+        ("Python", theirs.python, ours.python),
+        ("agent protocol", str(theirs.protocol), str(ours.protocol)),
+    ):
+        if their != our:
+            return (
+                f"it has {what} {their} and the launcher has {our}; install the same version on "
+                "every machine"
+            )
+    return ""
+
+
+def member_message(member: Member) -> pb.AgentMember:
+    """A member as a message."""
+    return pb.AgentMember(role=member.role, rank=member.rank, stage=member.stage, copy=member.copy)
+
+
+def member_of(said: pb.AgentMember) -> Member:
+    """The member that a message names."""
+    role: Any = said.role
+    return Member(role, said.rank, said.stage, said.copy)
+
+
+def write_request(request: JobRequest) -> bytes:
+    """The request as a JSON document."""
+    fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
+    return json.dumps(_REQUEST.document(**fields)).encode()
+
+
+def read_request(document: bytes) -> JobRequest:
+    """The request that a document describes, checked on this machine.
+
+    Raises:
+        ConfigError: It cannot be met here, for instance because the script is missing.
+        ValueError: It is no such document.
+    """
+    names = [one.name for one in dataclasses.fields(JobRequest)]
+    values = exact(_REQUEST.parse(document), "job request", **dict.fromkeys(names, object))
+    fields = dict(zip(names, values, strict=True))
+    taken: dict[str, Any] = {
+        name: tuple(said) if isinstance(said, list) else said for name, said in fields.items()
+    }
+    return JobRequest(**taken)
+
+
+def secrets_of(job: Job) -> dict[str, bytes]:
+    """The job's credentials, file by file."""
+    return {
+        f"{role}/{name}": (folder / name).read_bytes()
+        for role, folder in job.credentials.items()
+        for name in FILES
+    }
+
+
+def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
+    """Write credentials for this user only; the folder of each role."""
+    folders: dict[str, Path] = {}
+    for name, content in files.items():
+        role, _, file = name.partition("/")
+        folders[role] = folder / role
+        folders[role].mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folders[role] / file
+        path.touch(0o600)
+        path.write_bytes(content)
+    return folders
+
+
+def message_of(event: Event | Shown, shown: Member) -> pb.AgentMessage:
+    """An event of an agent's own engine as a message; `shown`: whose output its events hold."""
+    match event:
+        case ServerReady(member, endpoint):
+            ready = pb.Ready(member=member_message(member), endpoint=endpoint)
+            return pb.AgentMessage(ready=ready)
+        case LivenessSignal(member):
+            return pb.AgentMessage(alive=member_message(member))
+        case ProcessEnding(member):
+            return pb.AgentMessage(ending=member_message(member))
+        case Output(data, is_error):
+            chunk = pb.OutputChunk(member=member_message(shown), data=data, is_error=is_error)
+            return pb.AgentMessage(output=chunk)
+        case Said(who, text):
+            member_said = None if who is None else member_message(who)
+            return pb.AgentMessage(notice=pb.Notice(member=member_said, text=text))
+        case _:
+            raise AssertionError(f"no engine tells of {event}")
+
+
+def event_of(message: pb.AgentMessage) -> Event | Said | None:
+    """The event that a message tells of; None: it tells of something else."""
+    match message.WhichOneof("kind"):
+        case "ready":
+            return ServerReady(member_of(message.ready.member), message.ready.endpoint)
+        case "exited":
+            return _exit_of(message.exited)
+        case "alive":
+            return LivenessSignal(member_of(message.alive))
+        case "ending":
+            return ProcessEnding(member_of(message.ending))
+        case "notice":
+            said = message.notice
+            return Said(member_of(said.member) if said.HasField("member") else None, said.text)
+        case _:
+            return None
+
+
+def _exit_of(said: pb.Exited) -> ProcessExited:
+    usage = f"{said.cpu_seconds:.1f} s of CPU, {said.peak_memory / 2**20:,.0f} MiB at most"
+    return ProcessExited(member_of(said.member), said.code, said.left, said.cause, usage)

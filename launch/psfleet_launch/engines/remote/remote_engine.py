@@ -1,0 +1,410 @@
+"""The engine of machines that each run an agent; how agents get there is its subclasses' matter."""
+
+import abc
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import ClassVar
+
+from psfleet.errors import ConfigError
+from psfleet.settings.declaration import settings_of
+from psfleet.settings.groups import UserSettings
+from psfleet.wire.access import Access
+from psfleet.wire.certificates import make_credentials
+from psfleet.wire.credentials import Credentials
+from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.engines.remote.addresses import own_address
+from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
+from psfleet_launch.engines.remote.agent_messages import (
+    PROTOCOL,
+    event_of,
+    invitation,
+    member_message,
+    member_of,
+    secrets_of,
+    version_mismatch,
+    write_request,
+)
+from psfleet_launch.engines.remote.placement import Placement
+from psfleet_launch.job import guard
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.member_logs import MemberLogs
+from psfleet_launch.job.spawn import children_without_grpc
+from psfleet_launch.supervision.job_events import (
+    Event,
+    Output,
+    ProcessExited,
+    Said,
+    ServerReady,
+    Shown,
+    causes_first,
+)
+
+__all__ = ["RemoteEngine"]
+
+_LOOK = 0.5  # seconds between looks for agents that have become silent
+_SWEEP = 10.0  # seconds for agents to end their processes
+_KILLED = -9
+
+
+class RemoteEngine(Engine):
+    """Places members on agents and hears from them; knows nothing of how agents are started.
+
+    Attributes:
+        agents: Those that have said hello and are not lost, by name.
+    """
+
+    spans_machines: ClassVar[bool] = True
+
+    def __init__(
+        self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
+    ) -> None:
+        super().__init__(job, selector, launch)
+        self.agents: dict[str, AgentConnection] = {}
+        self._running: dict[Member, str] = {}
+        self._moved: set[int] = set()
+        self._logs = MemberLogs(job)
+        self._events: list[Event | Shown] = []
+        self._opened: dict[str, pb.Opened] = {}
+        self._swept: dict[str, pb.Swept] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._hub: AgentHub | None = None
+        self._places: Placement | None = None
+        self._waker, self._wakened = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakened.setblocking(False)
+        selector.register(self._wakened, selectors.EVENT_READ, self._drain)
+
+    # -- machines --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def machines(self) -> Sequence[str]:
+        """The names of the machines, before any of them was heard; their number is what counts.
+
+        Raises:
+            ConfigError: They are not named as they must be.
+        """
+
+    @abc.abstractmethod
+    def start_agents(self, endpoint: str, invitation: bytes) -> None:
+        """Have an agent started on every machine.
+
+        Args:
+            endpoint: Where the launcher listens.
+            invitation: What an agent needs besides; secret.
+        """
+
+    def check_agents(self) -> None:  # most engines cannot know
+        """Look, while agents are waited for, whether one can come no more.
+
+        Raises:
+            ConfigError: It cannot; the text says why.
+        """
+
+    def stop_agents(self) -> None:
+        """Let go of what `start_agents` has started; every connection has ended."""
+
+    def placement(self) -> Mapping[str, Sequence[Member]]:
+        names = list(self.agents) or list(self.machines())
+        places = self._places or Placement(self.job, names)
+        return {name: places.on(name) for name in names}
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        names = self.machines()
+        Placement(self.job, names)  # refuses what cannot be placed while nothing has started
+        children_without_grpc()
+        self._guard = guard.start(self.job.token, self.job.folder)
+        self._logs.open_all()
+        folders = make_credentials(self.job.folder / "agents")
+        self._hub = AgentHub(Access(Credentials.read(folders["server"])), self._wake)
+        endpoint = self._hub.listen(self._listen_address())
+        self.start_agents(endpoint, invitation(folders["worker"]))
+        self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
+        self._places = Placement(self.job, self._in_order(names))
+        self._open_job(self._places)
+
+    def _listen_address(self) -> str:
+        """Where agents can reach this process."""
+        said = self.launch.listen or self.default_address()
+        return said if ":" in said else f"{said}:0"
+
+    def default_address(self) -> str:
+        """This machine's address, where the user names none."""
+        return own_address()
+
+    def _in_order(self, names: Sequence[str]) -> list[str]:
+        """The agents as the user has named them, others by name; not by arrival, which is chance."""
+        return sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
+
+    def _await(self, done: Callable[[], bool], what: str) -> None:
+        """Wait until agents have said what is awaited.
+
+        Raises:
+            ConfigError: One cannot take part, or time is over.
+        """
+        deadline = time.monotonic() + self.launch.start_timeout
+        while not done():
+            if time.monotonic() > deadline:
+                heard = ", ".join(self.agents) or "none"
+                raise ConfigError(
+                    f"{what} were not there within {self.launch.start_timeout:g} s; heard of: {heard}"
+                )
+            for key, _ in self.selector.select(_LOOK):
+                key.data()
+            self._take()
+            self.check_agents()
+            for event in self._events:
+                if isinstance(event, Said) and event.member is None:
+                    raise ConfigError(event.text)
+
+    def _open_job(self, places: Placement) -> None:
+        probe = self.job.logs / f".probe.{secrets.token_hex(8)}"
+        probe.touch()
+        secret, request = secrets_of(self.job), write_request(self.job.request)
+        for name, agent in self.agents.items():
+            opened = pb.OpenJob(
+                request=request,
+                name=self.job.name,
+                token=f"{self.job.token}-{name}",
+                working_folder=os.getcwd(),
+                logs=str(self.job.logs.absolute()),
+                variables={**_user_variables(), **self.job.variables},
+                credentials=secret,
+                workers=sum(member.role == "worker" for member in places.on(name)),
+                probe=probe.name,
+            )
+            agent.send(pb.LauncherMessage(open=opened))
+        try:
+            self._await(lambda: len(self._opened) == len(self.agents), "answers of all agents")
+        finally:
+            probe.unlink()
+        for name, said in self._opened.items():
+            if said.error:
+                raise ConfigError(f"host {name}: {said.error}")
+        self._check_folders()
+
+    def _check_folders(self) -> None:
+        """Refuse snapshots whose parts would lie in different folders."""
+        request = self.job.request
+        alone = [name for name, said in self._opened.items() if not said.shares_logs]
+        if alone and (request.snapshot_every or request.durability == "snapshot"):
+            raise ConfigError(
+                f"host {alone[0]}: {str(self.job.logs.absolute())!r} is not the launcher's folder there, "
+                "and a snapshot needs all its parts in one; name a shared folder with --log-dir"
+            )
+
+    def endpoints(self) -> list[str]:
+        assert self._places is not None
+        port = self.job.request.port or 0
+        return [
+            self._endpoint(member, port + member.rank if port else 0) for member in self.job.servers
+        ]
+
+    def _endpoint(self, member: Member, port: int) -> str:
+        assert self._places is not None
+        return f"{self.agents[self._places[member]].hello.address}:{port}"
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def spawn(self, member: Member, told: Told) -> None:
+        try:
+            name = self._place(member, told)
+        except ConfigError as error:
+            self._events.append(ProcessExited(member, 1, cause=str(error)))
+            return
+        self._running[member] = name
+        spawn = pb.Spawn(
+            member=member_message(member),
+            endpoints=self._reachable(told.endpoints),
+            resume=told.resume,
+            follows=told.follows,
+            takes_orders=told.takes_orders,
+        )
+        self.agents[name].send(pb.LauncherMessage(spawn=spawn))
+
+    def _place(self, member: Member, told: Told) -> str:
+        """The machine for a new process."""
+        assert self._places is not None
+        if not self.agents:
+            raise ConfigError(f"no machine is left for {member}")
+        if not told.follows:
+            return self._places[member]
+        place = {name for one, name in self._running.items() if _is_same_server(one, member)}
+        return self._places.put_standby(member, place)
+
+    def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
+        """The endpoints, anew for servers that have moved to another machine and are not ready yet."""
+        for server, endpoint in zip(self.job.servers, endpoints, strict=True):
+            yield self._endpoint(server, 0) if server.rank in self._moved else endpoint
+
+    def send(self, member: Member, number: int) -> None:
+        sent = pb.Signal(member=member_message(member), number=number)
+        self._tell(member, pb.LauncherMessage(signal=sent))
+
+    def order(self, member: Member, line: str) -> None:
+        order = pb.ServerOrder(member=member_message(member), line=line)
+        self._tell(member, pb.LauncherMessage(order=order))
+
+    def expect(self, member: Member) -> None:
+        self._tell(member, pb.LauncherMessage(expect=member_message(member)))
+
+    def _tell(self, member: Member, message: pb.LauncherMessage) -> None:
+        agent = self.agents.get(self._running.get(member, ""))
+        if agent is not None:
+            agent.send(message)
+
+    def host(self, member: Member) -> str:
+        places = self._places
+        return places[member] if places is not None and member in places else "of no agent"
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    @property
+    def pause(self) -> float:
+        return 0.0 if self._events else _LOOK
+
+    def events(self) -> list[Event | Shown]:
+        self._take()
+        for agent in list(self.agents.values()):
+            if agent.is_silent:
+                self._lose(agent, "it has been silent for too long")
+        happened, self._events = self._events, []
+        return happened
+
+    def _take(self) -> None:
+        assert self._hub is not None
+        for agent, message in self._hub.take():
+            if agent.ended:
+                continue
+            if message is None:
+                self._lose(agent, "its connection has ended")
+            else:
+                self._heard(agent, message)
+
+    def _heard(self, agent: AgentConnection, message: pb.AgentMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "hello":
+                self._welcome(agent, message.hello)
+            case "opened":
+                self._opened[agent.name] = message.opened
+            case "output":
+                self._keep(message.output)
+            case "swept":
+                self._swept[agent.name] = message.swept
+            case "leaving":
+                self._lose(agent, message.leaving)
+            case _:
+                event = event_of(message)
+                assert event is not None
+                self._events.append(event)
+                if isinstance(event, ProcessExited):
+                    self._running.pop(event.member, None)
+                if isinstance(event, ServerReady):
+                    self._moved.discard(event.member.rank)
+
+    def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
+        """Take an agent in, or send it away."""
+        agent.hello = hello
+        ours = pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=_python())
+        why = version_mismatch(hello, ours)
+        if why and not self._places:
+            self._events.append(Said(None, f"host {hello.name}: {why}"))
+        elif hello.name in self.agents:
+            why = f"another agent is called {hello.name!r}; give each a --name of its own"
+        elif self._places or len(self.agents) == len(self.machines()):
+            why = f"the job has all of its {len(self.agents)} agents"
+        if not why:
+            self.agents[hello.name] = agent
+            return
+        agent.ended = True
+        agent.send(pb.LauncherMessage(refused=why))
+        agent.end()
+
+    def _keep(self, chunk: pb.OutputChunk) -> None:
+        member = member_of(chunk.member)
+        if complaint := self._logs.write(member, chunk.data):
+            self._events.append(Said(None, complaint))
+        if member == self.job.shown:
+            self._events.append(Output(chunk.data, chunk.is_error))
+
+    def _lose(self, agent: AgentConnection, why: str) -> None:
+        """The agent is gone, and with it all that it has started: it ends that when it is alone."""
+        agent.ended = True
+        agent.end()
+        if self.agents.get(agent.name) is not agent:
+            return
+        del self.agents[agent.name]
+        cause = f"the agent on host {agent.name} is lost: {why}"
+        if self._places is not None:
+            moved = self._places.lose(agent.name)
+            self._moved |= {seat.rank for seat in moved if seat.role == "server" and seat.copy < 0}
+        lost = [member for member, name in self._running.items() if name == agent.name]
+        for member in lost:
+            del self._running[member]
+        self._events.append(Said(None, cause))
+        self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
+
+    def _wake(self) -> None:
+        # It may be full, so somebody is going to look; or the engine is closed.
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _drain(self) -> None:
+        self._wakened.recv(1 << 16)
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def has_joined(self) -> bool:
+        return any(said.joined for said in self._swept.values())
+
+    def sweep(self) -> None:
+        for agent in self.agents.values():
+            agent.send(pb.LauncherMessage(sweep=True))
+        deadline = time.monotonic() + _SWEEP
+        while set(self.agents) - set(self._swept) and time.monotonic() < deadline:
+            for key, _ in self.selector.select(_LOOK):
+                key.data()
+            self._take()
+
+    def close(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+        self.stop_agents()
+        self.selector.unregister(self._wakened)
+        self._waker.close()
+        self._wakened.close()
+        self._logs.close()
+        if self._guard is not None:
+            guard.dismiss(self._guard)
+
+    def left_behind(self) -> list[str]:
+        return [
+            f"{process} on host {name}"
+            for name, said in self._swept.items()
+            for process in said.left_behind
+        ]
+
+
+def _is_same_server(one: Member, other: Member) -> bool:
+    return (one.role, one.rank) == (other.role, other.rank)
+
+
+def _user_variables() -> dict[str, str]:
+    """What the user of the launcher says by variables."""
+    names = [one.env for one in settings_of(UserSettings)]
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"

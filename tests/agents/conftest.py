@@ -1,0 +1,167 @@
+"""Jobs on several machines: the same tests run on this machine, on agents that join, and over ssh."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.machines import NAMES, Lab, laboratory
+from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
+
+TRAINER = str(ROOT / "tests" / "launch" / "trainer.py")
+PSFLEET = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli"]
+TWO = ("--servers", "2", "--workers", "2", "--no-progress")
+
+
+class Site:
+    """An engine and its machines.
+
+    Attributes:
+        engine: Its name.
+        hosts: What its machines are called.
+    """
+
+    def __init__(self, engine: str, folder: Path, lab: Lab | None) -> None:
+        self.engine = engine
+        self.hosts = ("local", "local") if engine == "local" else NAMES
+        self.lab = lab
+        self._folder = folder
+        self.launchers: list[Launcher] = []
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def launch(self, *arguments: str, **variables: str) -> Launcher:
+        """Start a job and, where that is for somebody else to do, its agents."""
+        launcher = self.start(*self._machines(), *arguments, **variables)
+        if self.engine == "join":
+            for number, name in enumerate(self.hosts):
+                self.join(launcher, name, f"127.0.0.{number + 2}")
+        return launcher
+
+    def start(self, *arguments: str, **variables: str) -> Launcher:
+        """Start a launcher with exactly these arguments."""
+        mark = uuid.uuid4().hex
+        with (self._folder / "err").open("w") as err, (self._folder / "out").open("w") as out:
+            process = subprocess.Popen(
+                [
+                    *(self.lab.inside if self.lab else []),
+                    *(sys.executable, "-m", "psfleet_launch", *arguments),
+                ],
+                cwd=self._folder,
+                text=True,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                env=_environment() | {_MARK: mark} | variables,
+            )
+        self.launchers.append(Launcher(process, self._folder, mark))
+        return self.launchers[-1]
+
+    def _machines(self) -> list[str]:
+        match self.engine:
+            case "join":
+                return ["--engine", "join", "--agents", "2", "--listen", "127.0.0.1"]
+            case "ssh":
+                assert self.lab is not None
+                options = ["--ssh-options", self.lab.ssh_options]
+                return ["--engine", "ssh", "--hosts", ",".join(NAMES), *options]
+            case _:
+                return []
+
+    def invitation(self, launcher: Launcher) -> list[str]:
+        """The arguments of the command that the launcher has printed."""
+        launcher.until(lambda: "agent --join" in self.said() or launcher.process.poll(), "command")
+        found = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self.said())
+        assert found, self.said()
+        return found[1].split()
+
+    def join(
+        self, launcher: Launcher, name: str, address: str, *prefix: str, **variables: str
+    ) -> "subprocess.Popen[str]":
+        """Start the agent of one machine by hand."""
+        words = self.invitation(launcher)
+        self.agents.append(
+            subprocess.Popen(
+                [*prefix, *PSFLEET, *words, "--name", name, "--address", address],
+                cwd="/",
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_environment() | {_MARK: launcher.mark} | variables,
+            )
+        )
+        return self.agents[-1]
+
+    def said(self) -> str:
+        """Standard error of the launcher so far."""
+        return (self._folder / "err").read_text()
+
+    def ends(self, launcher: Launcher) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        code = launcher.process.wait(150)
+        return code, (self._folder / "out").read_text(), self.said()
+
+    def pid_of(self, launcher: Launcher, role: str, rank: int) -> int:
+        """The process in a seat: it has the role, and its parent has none."""
+        wanted = f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"
+        for pid in launcher.family():
+            words = _words(pid)
+            if words.issuperset(wanted) and not any(
+                w.startswith("PSFLEET_ROLE") for w in _words(_parent(pid))
+            ):
+                return pid
+        raise AssertionError(f"no {role} {rank} in {launcher.family()}: {self.said()}")
+
+    def agent_pid(self, launcher: Launcher, host: str) -> int:
+        """The agent of a machine."""
+        for pid, line in launcher.family().items():
+            if f"--name {host}" in line and " agent " in line and not line.startswith("ssh "):
+                return pid
+        raise AssertionError(f"no agent {host} in {launcher.family()}")
+
+    def close(self) -> None:
+        """End what is left, and see that nothing of a job is."""
+        for launcher in self.launchers:
+            if launcher.process.poll() is None:
+                launcher.process.terminate()
+                launcher.process.wait(60)
+        for agent in self.agents:
+            agent.communicate(timeout=60)
+        for launcher in self.launchers:
+            launcher.until(lambda one=launcher: not one.family(), "end of the family")  # type: ignore[misc]
+        for folder in self._folder.glob("psfleet-logs/*"):
+            assert not (folder / "agent.json").exists()
+
+
+def _words(pid: int) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return set()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Namespaces for all tests of the session."""
+    with laboratory(tmp_path_factory.mktemp("lab")) as made:
+        yield made
+
+
+@pytest.fixture(params=["local", "join", "ssh"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """An engine with two machines; at the end nothing of its jobs is left anywhere."""
+    own = request.getfixturevalue("lab") if request.param == "ssh" else None
+    made = Site(request.param, tmp_path, own)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,105 @@
+"""What holds on every engine: the same bits, the first cause of a failure, and nothing left behind.
+
+That last claim is checked by the `site` fixture after every test.
+"""
+
+import os
+import signal
+
+import pytest
+
+from tests.agents.conftest import TRAINER, TWO, Site
+from tests.launch.conftest import digest
+
+LONG = (TRAINER, "100000", "0.05")
+DIGEST = "d367ddc90fe9341ca3cf9fa187f1bf1c0081fbf1a153ef4d32dd4de817276ebb"
+"""Of `trainer.py 30` with two workers, as the local engine gave it before there was another one."""
+
+
+def test_sync_mode_gives_the_same_bits(site: Site) -> None:
+    """The final weights of a job do not depend on the engine; every process has its log."""
+    launcher = site.launch(*TWO, TRAINER, "30")
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert digest(out) == DIGEST
+    assert f"{site.engine} · 2 servers · 2 workers" in err
+    logs = {path.name for path in launcher.folder.glob("psfleet-logs/*/*")}
+    assert logs == {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"}
+    assert launcher.log("workerlog.0") == out
+    assert "step 9" in launcher.log("workerlog.1")
+
+
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_killed_process_is_the_first_cause(site: Site, role: str) -> None:
+    """SIGKILL of a server or a worker ends the job; the report names it, its host and its rank."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    os.kill(site.pid_of(launcher, role, 1), signal.SIGKILL)
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGKILL, err
+    assert f"{role} 1 failed first: killed by SIGKILL" in err
+    assert f"host {site.hosts[1]} · rank 1" in err
+
+
+def test_a_script_that_fails_is_quoted(site: Site) -> None:
+    """The exception of a worker on another machine is the headline, with the line of the script."""
+    launcher = site.launch(*TWO, TRAINER, "many")
+    code, _, err = site.ends(launcher)
+    assert code == 1, err
+    assert "failed first: ValueError: invalid literal for int() with base 10: 'many'" in err
+    assert "trainer.py:" in err
+
+
+def test_nothing_survives_a_killed_launcher(site: Site) -> None:
+    """SIGKILL of the launcher ends all of its processes on all machines."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    launcher.process.kill()
+    launcher.process.wait()
+    launcher.until(lambda: not launcher.family(), "end of the family")
+    for folder in launcher.folder.glob("psfleet-logs/*"):
+        (folder / "agent.json").unlink(missing_ok=True)  # it is worthless by now
+
+
+def test_ctrl_c(site: Site) -> None:
+    """SIGINT reaches the workers of all machines, and the job ends with 130."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    launcher.process.send_signal(signal.SIGINT)
+    code, _, err = site.ends(launcher)
+    assert code == 130
+    assert "stopped by SIGINT" in err
+    assert "KeyboardInterrupt" in launcher.log("workerlog.1")
+
+
+def test_a_server_comes_back_from_its_log(site: Site) -> None:
+    """A killed server is started again on its machine and goes on from its log: no bit changes."""
+    launcher = site.launch(*TWO, "--durability", "log", TRAINER, "30", "0.2")
+    launcher.until_logged("workerlog.1", "step 5")
+    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 5)" in err
+    assert digest(out) == DIGEST
+
+
+def test_a_job_goes_back_to_its_snapshot(site: Site) -> None:
+    """With --durability snapshot all servers start again when one is killed."""
+    options = ("--durability", "snapshot", "--snapshot-every", "5 rounds")
+    launcher = site.launch(*TWO, *options, TRAINER, "30", "0.2")
+    launcher.until_logged("workerlog.1", "step 5")
+    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    _, _, err = site.ends(launcher)
+    assert "a server died; generation 1 starts from" in err
+
+
+@pytest.mark.parametrize("site", ["join", "ssh"], indirect=True)
+def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
+    """SIGKILL of an agent ends the processes of its machine; the report names the machine."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    os.kill(site.agent_pid(launcher, site.hosts[1]), signal.SIGKILL)
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGKILL, err
+    lost = f"the agent on host {site.hosts[1]} is lost: its connection has ended"
+    assert f"server 1 failed first: {lost}" in err
