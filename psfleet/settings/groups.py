@@ -189,6 +189,17 @@ class ProcessSettings:
         "Folder where a server looks for modules with rules after the Python path",
         names="PSFLEET_RULES_FOLDER",
     )
+    listen: str = setting(
+        "",
+        "Where a server listens if that is not its endpoint in PSFLEET_SERVERS, as a standby on another "
+        "machine does",
+        names="PSFLEET_LISTEN",
+    )
+    relocations: str = setting(
+        "",
+        "File that says where servers listen now that have moved to another machine",
+        names="PSFLEET_RELOCATIONS",
+    )
     pulse: int = setting(
         0,
         "File descriptor on which a server writes a sign of life a few times per second",

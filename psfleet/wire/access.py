@@ -30,10 +30,12 @@ class Access:
     Attributes:
         credentials: None: it has none, and does not use TCP unless `insecure`.
         insecure: Somebody has said aloud that TCP may be plain.
+        relocations: The file that says where servers have moved to; empty: they do not move.
     """
 
     credentials: Credentials | None = None
     insecure: bool = False
+    relocations: str = ""
 
     @classmethod
     def of(cls, environment: Environment) -> "Access":
@@ -43,7 +45,8 @@ class Access:
             ConfigError: The credentials cannot be read.
         """
         folder = environment.tls
-        return cls(Credentials.read(folder) if folder else None, environment.insecure)
+        credentials = Credentials.read(folder) if folder else None
+        return cls(credentials, environment.insecure, environment.relocations)
 
     @cached_property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:

@@ -1,7 +1,9 @@
 """How channels and servers are opened: the options, each with its reason."""
 
 import contextlib
+import functools
 import resource
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,6 +11,7 @@ import grpc
 from psfleet.settings.limits import ServerLimits
 from psfleet.wire.access import Access
 from psfleet.wire.frame import MAX_MESSAGE
+from psfleet.wire.relocating_channel import RelocatingChannel
 
 __all__ = ["GRACE", "HANDSHAKE", "await_connection", "open_channel", "server_options"]
 
@@ -61,12 +64,18 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
     """A channel to `unix:/path` or `host:port`; it connects when first used.
 
-    Calls over TCP carry `access.metadata`.
+    Calls over TCP carry `access.metadata`. Where servers may move, the channel follows them.
 
     Raises:
         ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
     """
-    return (access or Access()).channel(endpoint, _CHANNEL_OPTIONS)
+    known = access or Access()
+    if known.relocations:
+        connect = functools.partial(known.channel, options=_CHANNEL_OPTIONS)
+        moving: Any = RelocatingChannel(endpoint, Path(known.relocations), connect)
+        found: grpc.Channel = moving  # it has what psfleet uses of one
+        return found
+    return known.channel(endpoint, _CHANNEL_OPTIONS)
 
 
 def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> None:
@@ -76,6 +85,8 @@ def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> N
     refused fails at once, so calls that are made again after a sleep never see a TLS handshake,
     which takes several messages, come to its end. This makes a call that waits.
     """
+    if isinstance(channel, RelocatingChannel):
+        channel.look()
     status = channel.unary_unary("/psfleet.v1.Shard/Status", None, None)
     with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed meanwhile
         status(b"", timeout=seconds, wait_for_ready=True, metadata=access.metadata)

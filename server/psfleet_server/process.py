@@ -80,7 +80,7 @@ class Server:
                 "server (PSFLEET_ROLE)"
             )
         self.environment = environment
-        self.endpoint = environment.servers[environment.rank]
+        self.endpoint = environment.listen or environment.servers[environment.rank]
         self.recovered = 0
         self.term = 0
         self._access = Access.of(environment)

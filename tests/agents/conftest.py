@@ -74,7 +74,7 @@ class Site:
 
     def invitation(self, launcher: Launcher) -> list[str]:
         """The arguments of the command that the launcher has printed."""
-        launcher.until(lambda: "agent --join" in self.said() or launcher.process.poll(), "command")
+        launcher.until(lambda: "agent --join" in self.said(), "command")
         found = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self.said())
         assert found, self.said()
         return found[1].split()
@@ -107,12 +107,10 @@ class Site:
 
     def pid_of(self, launcher: Launcher, role: str, rank: int) -> int:
         """The process in a seat: it has the role, and its parent has none."""
-        wanted = f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"
+        wanted = {f"PSFLEET_ROLE={role}", f"PSFLEET_RANK={rank}"}
         for pid in launcher.family():
-            words = _words(pid)
-            if words.issuperset(wanted) and not any(
-                w.startswith("PSFLEET_ROLE") for w in _words(_parent(pid))
-            ):
+            words, parents = _words(pid), _words(_parent(pid))
+            if wanted <= words and not any(word.startswith("PSFLEET_ROLE") for word in parents):
                 return pid
         raise AssertionError(f"no {role} {rank} in {launcher.family()}: {self.said()}")
 
@@ -156,11 +154,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-@pytest.fixture(params=["local", "join", "ssh"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="session", params=["local", "join", "ssh"])
+def engine(request: pytest.FixtureRequest) -> tuple[str, Lab | None]:
+    """An engine; its machines are made before the first test, which is to leave nothing behind."""
+    return request.param, request.getfixturevalue("lab") if request.param == "ssh" else None
+
+
+@pytest.fixture
+def site(engine: tuple[str, Lab | None], tmp_path: Path) -> Iterator[Site]:
     """An engine with two machines; at the end nothing of its jobs is left anywhere."""
-    own = request.getfixturevalue("lab") if request.param == "ssh" else None
-    made = Site(request.param, tmp_path, own)
+    made = Site(engine[0], tmp_path, engine[1])
     try:
         yield made
     finally:

@@ -93,7 +93,18 @@ def test_a_job_goes_back_to_its_snapshot(site: Site) -> None:
     assert "a server died; generation 1 starts from" in err
 
 
-@pytest.mark.parametrize("site", ["join", "ssh"], indirect=True)
+def test_a_standby_takes_over(site: Site) -> None:
+    """With --replicas 1 a server dies and its standby goes on, on another machine: no bit changes."""
+    launcher = site.launch(*TWO, "--replicas", "1", TRAINER, "30", "0.5")
+    launcher.until_logged("serverlog.1.copy.1", "standby 1 of server 1 ready")
+    os.kill(site.pid_of(launcher, "server", 1), signal.SIGKILL)
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert "server 1 ended with signal 9; server 1 copy 1 takes over" in err
+    assert digest(out) == DIGEST
+
+
+@pytest.mark.parametrize("engine", ["join", "ssh"], indirect=True)
 def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     """SIGKILL of an agent ends the processes of its machine; the report names the machine."""
     launcher = site.launch(*TWO, *LONG)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from psfleet.errors import ConfigError
+from psfleet.formats.relocations import write_relocations
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent_engine import AgentEngine
 from psfleet_launch.agent.launcher_link import LauncherLink
@@ -161,6 +162,9 @@ class Agent:
                 engine.send(member_of(message.signal.member), message.signal.number)
             case "order":
                 engine.order(member_of(message.order.member), message.order.line)
+            case "relocations":
+                assert engine.job.relocations is not None
+                write_relocations(engine.job.relocations, message.relocations.moved)
             case "expect":
                 engine.expect(member_of(message.expect))
 
@@ -191,11 +195,14 @@ class Agent:
             write_secrets(self._folder / "tls", dict(said.credentials)),
             dict(said.variables),
             spool,
+            self._folder / "relocations.json",
         )
 
     def _spawn(self, engine: AgentEngine, said: pb.Spawn) -> None:
         member = member_of(said.member)
-        told = Told(tuple(said.endpoints), said.resume, said.follows, said.takes_orders)
+        told = Told(
+            tuple(said.endpoints), said.resume, said.follows, said.takes_orders, said.listen
+        )
         assert self._tails is not None
         engine.spawn(member, told)
         self._tails.follow(member)

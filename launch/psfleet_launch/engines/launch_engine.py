@@ -38,12 +38,14 @@ class Told:
         resume: The snapshot from which it starts; empty: none.
         follows: It is a standby.
         takes_orders: It reads orders on its standard input.
+        listen: Where it listens; empty: at its own endpoint.
     """
 
     endpoints: Sequence[str]
     resume: str = ""
     follows: bool = False
     takes_orders: bool = False
+    listen: str = ""
 
 
 class Engine(abc.ABC):

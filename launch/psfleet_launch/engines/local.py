@@ -92,6 +92,7 @@ class LocalEngine(Engine):
             cores=self._cores,
             resume=told.resume,
             follows=told.follows,
+            listen=told.listen,
         )
         with self._pulse(member) as kept:
             environment["PSFLEET_PULSE"] = "".join(map(str, kept))

@@ -84,6 +84,7 @@ class Job:
         credentials: The folder of each role's credentials; empty: none are needed.
         variables: What its processes are told beside.
         spool: Where the output of its processes goes, if that is not the folder of the logs.
+        relocations: The file that says which servers have moved; None: they do not move.
     """
 
     request: JobRequest
@@ -94,6 +95,7 @@ class Job:
     credentials: Mapping[str, Path] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     spool: Path | None = None
+    relocations: Path | None = None
 
     @property
     def servers(self) -> list[Member]:
@@ -193,6 +195,7 @@ def child_environment(
     cores: int | None = None,
     resume: str = "",
     follows: bool = False,
+    listen: str = "",
 ) -> dict[str, str]:
     """The whole environment of a member: the user's, and the contract of psfleet/settings/environment.py.
 
@@ -202,8 +205,10 @@ def child_environment(
         cores: Cores that the job may use; None: as the launcher's affinity allows.
         resume: The snapshot from which the member starts.
         follows: It is a standby.
+        listen: Where it listens; empty: at its own endpoint.
     """
-    told = to_variables(_environment(job, member, endpoints, resume, follows), *_TOLD)
+    environment = _environment(job, member, endpoints, resume, follows, listen)
+    told = to_variables(environment, *_TOLD)
     told |= to_variables(job.request, NumberSettings)
     if job.request.strategy:
         told["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
@@ -213,7 +218,7 @@ def child_environment(
 
 
 def _environment(
-    job: Job, member: Member, endpoints: Sequence[str], resume: str, follows: bool
+    job: Job, member: Member, endpoints: Sequence[str], resume: str, follows: bool, listen: str
 ) -> Environment:
     """What a member reads in its environment."""
     request, is_server = job.request, member.role == "server"
@@ -248,6 +253,8 @@ def _environment(
         left_file="" if is_server else str(job.left_file(member)),
         rules_folder=str(request.script_folder) if is_server else "",
         tls=str(job.credentials.get(member.role, "")),
+        listen=listen,
+        relocations=str(job.relocations or ""),
         **settings,
     )
 

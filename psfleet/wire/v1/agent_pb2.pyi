@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/agent.proto, SHA-256 aaf4648edc55b7daed1ddcc0b416dd0100b6dd0ae5706a41ebfe11c2ebbbadf7
+# From protos/psfleet/v1/agent.proto, SHA-256 b55cd22c035131b93b93bb6e75b8b132d276ecd8b870b90ecbe4914669bdbd23
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -45,7 +45,7 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., alive: _Optional[_Union[AgentMember, _Mapping]] = ..., ending: _Optional[_Union[AgentMember, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., output: _Optional[_Union[OutputChunk, _Mapping]] = ..., swept: _Optional[_Union[Swept, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class LauncherMessage(_message.Message):
-    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping")
+    __slots__ = ("refused", "open", "spawn", "signal", "order", "expect", "sweep", "ping", "relocations")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPAWN_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class LauncherMessage(_message.Message):
     EXPECT_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    RELOCATIONS_FIELD_NUMBER: _ClassVar[int]
     refused: str
     open: OpenJob
     spawn: Spawn
@@ -62,7 +63,21 @@ class LauncherMessage(_message.Message):
     expect: AgentMember
     sweep: bool
     ping: Ping
-    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    relocations: Relocations
+    def __init__(self, refused: _Optional[str] = ..., open: _Optional[_Union[OpenJob, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., signal: _Optional[_Union[Signal, _Mapping]] = ..., order: _Optional[_Union[ServerOrder, _Mapping]] = ..., expect: _Optional[_Union[AgentMember, _Mapping]] = ..., sweep: bool = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., relocations: _Optional[_Union[Relocations, _Mapping]] = ...) -> None: ...
+
+class Relocations(_message.Message):
+    __slots__ = ("moved",)
+    class MovedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    moved: _containers.ScalarMap[str, str]
+    def __init__(self, moved: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "psfleet", "python", "name", "address", "cores", "memory", "gpus", "pid")
@@ -131,18 +146,20 @@ class Opened(_message.Message):
     def __init__(self, error: _Optional[str] = ..., shares_logs: bool = ...) -> None: ...
 
 class Spawn(_message.Message):
-    __slots__ = ("member", "endpoints", "resume", "follows", "takes_orders")
+    __slots__ = ("member", "endpoints", "resume", "follows", "takes_orders", "listen")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     TAKES_ORDERS_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
     member: AgentMember
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     resume: str
     follows: bool
     takes_orders: bool
-    def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., resume: _Optional[str] = ..., follows: bool = ..., takes_orders: bool = ...) -> None: ...
+    listen: str
+    def __init__(self, member: _Optional[_Union[AgentMember, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., resume: _Optional[str] = ..., follows: bool = ..., takes_orders: bool = ..., listen: _Optional[str] = ...) -> None: ...
 
 class Signal(_message.Message):
     __slots__ = ("member", "number")

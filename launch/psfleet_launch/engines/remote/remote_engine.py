@@ -72,6 +72,8 @@ class RemoteEngine(Engine):
         self.agents: dict[str, AgentConnection] = {}
         self._running: dict[Member, str] = {}
         self._moved: set[int] = set()
+        self._listens: dict[int, str] = {}
+        self._relocations: dict[str, str] = {}
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opened: dict[str, pb.Opened] = {}
@@ -230,6 +232,7 @@ class RemoteEngine(Engine):
             resume=told.resume,
             follows=told.follows,
             takes_orders=told.takes_orders,
+            listen=f"{self.agents[name].hello.address}:0" if told.follows else "",
         )
         self.agents[name].send(pb.LauncherMessage(spawn=spawn))
 
@@ -239,9 +242,27 @@ class RemoteEngine(Engine):
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
         if not told.follows:
+            self._check_log(member)
             return self._places[member]
         place = {name for one, name in self._running.items() if _is_same_server(one, member)}
         return self._places.put_standby(member, place)
+
+    def _check_log(self, member: Member) -> None:
+        """Refuse to start a server without the log that it had on another machine.
+
+        Raises:
+            ConfigError: It has none here.
+        """
+        has_moved = member.role == "server" and member.rank in self._moved
+        if has_moved and self.job.request.keeps_log and not self._shares_logs:
+            raise ConfigError(
+                f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
+                "that all machines share it could"
+            )
+
+    @property
+    def _shares_logs(self) -> bool:
+        return all(said.shares_logs for said in self._opened.values())
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """The endpoints, anew for servers that have moved to another machine and are not ready yet."""
@@ -307,11 +328,27 @@ class RemoteEngine(Engine):
             case _:
                 event = event_of(message)
                 assert event is not None
-                self._events.append(event)
                 if isinstance(event, ProcessExited):
                     self._running.pop(event.member, None)
                 if isinstance(event, ServerReady):
-                    self._moved.discard(event.member.rank)
+                    event = self._is_ready(event)
+                self._events.append(event)
+
+    def _is_ready(self, ready: ServerReady) -> ServerReady:
+        """Tell all machines if the server is not where it was; where clients find it."""
+        rank = ready.member.rank
+        before = self._listens.get(rank, ready.endpoint)
+        if ready.endpoint.endswith(":0"):  # a standby, which does not listen yet
+            return ServerReady(ready.member, before)
+        self._moved.discard(rank)
+        self._listens[rank] = ready.endpoint
+        if ready.endpoint != before:
+            self._relocations.pop(ready.endpoint, None)
+            self._relocations[before] = ready.endpoint
+            told = pb.LauncherMessage(relocations=pb.Relocations(moved=self._relocations))
+            for agent in self.agents.values():
+                agent.send(told)
+        return ready
 
     def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
         """Take an agent in, or send it away."""

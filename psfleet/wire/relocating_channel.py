@@ -1,0 +1,61 @@
+"""A channel to a server that may move to another machine."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from psfleet.formats.relocations import read_relocations
+
+__all__ = ["RelocatingChannel"]
+
+
+class RelocatingChannel:
+    """Calls go to where the server was found last; `look` follows it to another endpoint.
+
+    Args:
+        endpoint: Where the server listened at first.
+        moves: The file of psfleet.formats.relocations.
+        connect: Opens a channel to an endpoint.
+    """
+
+    def __init__(self, endpoint: str, moves: Path, connect: Callable[[str], grpc.Channel]) -> None:
+        self._first = endpoint
+        self._moves = moves
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._closed = False
+        self._endpoint = self._find()
+        self._channel = connect(self._endpoint)
+
+    def look(self) -> None:
+        """Connect anew if the server has moved."""
+        found = self._find()
+        with self._lock:
+            if found == self._endpoint or self._closed:
+                return
+            self._channel.close()
+            self._endpoint, self._channel = found, self._connect(found)
+
+    def unary_unary(self, *method: Any) -> Callable[..., Any]:
+        """As of grpc.Channel."""
+        return lambda *call, **more: self._channel.unary_unary(*method)(*call, **more)
+
+    def stream_stream(self, *method: Any) -> Callable[..., Any]:
+        """As of grpc.Channel."""
+        return lambda *call, **more: self._channel.stream_stream(*method)(*call, **more)
+
+    def close(self) -> None:
+        """As of grpc.Channel."""
+        with self._lock:
+            self._closed = True
+            self._channel.close()
+
+    def _find(self) -> str:
+        """Where the server is now."""
+        moved, found = read_relocations(self._moves), self._first
+        for _ in moved:  # one step for each time that it has moved
+            found = moved.get(found, found)
+        return found
