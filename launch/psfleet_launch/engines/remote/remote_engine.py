@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     write_request,
 )
 from psfleet_launch.engines.remote.placement import Placement
+from psfleet_launch.engines.remote.server_locations import ServerLocations
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Launch
@@ -71,9 +73,7 @@ class RemoteEngine(Engine):
         super().__init__(job, selector, launch)
         self.agents: dict[str, AgentConnection] = {}
         self._running: dict[Member, str] = {}
-        self._moved: set[int] = set()
-        self._listens: dict[int, str] = {}
-        self._relocations: dict[str, str] = {}
+        self._locations = ServerLocations()
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opened: dict[str, pb.Opened] = {}
@@ -131,10 +131,11 @@ class RemoteEngine(Engine):
         folders = make_credentials(self.job.folder / "agents")
         self._hub = AgentHub(Access(Credentials.read(folders["server"])), self._wake)
         endpoint = self._hub.listen(self._listen_address())
-        self.start_agents(endpoint, invitation(folders["worker"]))
-        self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
-        self._places = Placement(self.job, self._in_order(names))
-        self._open_job(self._places)
+        with _interruptible():
+            self.start_agents(endpoint, invitation(folders["worker"]))
+            self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
+            self._places = Placement(self.job, self._in_order(names))
+            self._open_job(self._places)
 
     def _listen_address(self) -> str:
         """Where agents can reach this process."""
@@ -253,7 +254,7 @@ class RemoteEngine(Engine):
         Raises:
             ConfigError: It has none here.
         """
-        has_moved = member.role == "server" and member.rank in self._moved
+        has_moved = member.role == "server" and member.rank in self._locations.lost
         if has_moved and self.job.request.keeps_log and not self._shares_logs:
             raise ConfigError(
                 f"{member} cannot start on another machine, where its log is not; with --log-dir in a folder "
@@ -267,7 +268,7 @@ class RemoteEngine(Engine):
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """The endpoints, anew for servers that have moved to another machine and are not ready yet."""
         for server, endpoint in zip(self.job.servers, endpoints, strict=True):
-            yield self._endpoint(server, 0) if server.rank in self._moved else endpoint
+            yield self._endpoint(server, 0) if server.rank in self._locations.lost else endpoint
 
     def send(self, member: Member, number: int) -> None:
         sent = pb.Signal(member=member_message(member), number=number)
@@ -334,20 +335,13 @@ class RemoteEngine(Engine):
                     event = self._is_ready(event)
                 self._events.append(event)
 
-    def _is_ready(self, ready: ServerReady) -> ServerReady:
-        """Tell all machines if the server is not where it was; where clients find it."""
-        rank = ready.member.rank
-        before = self._listens.get(rank, ready.endpoint)
-        if ready.endpoint.endswith(":0"):  # a standby, which does not listen yet
-            return ServerReady(ready.member, before)
-        self._moved.discard(rank)
-        self._listens[rank] = ready.endpoint
-        if ready.endpoint != before:
-            self._relocations.pop(ready.endpoint, None)
-            self._relocations[before] = ready.endpoint
-            told = pb.LauncherMessage(relocations=pb.Relocations(moved=self._relocations))
+    def _is_ready(self, told: ServerReady) -> ServerReady:
+        """Let all machines know if the server is not where it was."""
+        ready, has_moved = self._locations.ready(told)
+        if has_moved:
+            moved = pb.Relocations(moved=self._locations.moved)
             for agent in self.agents.values():
-                agent.send(told)
+                agent.send(pb.LauncherMessage(relocations=moved))
         return ready
 
     def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
@@ -384,8 +378,7 @@ class RemoteEngine(Engine):
         del self.agents[agent.name]
         cause = f"the agent on host {agent.name} is lost: {why}"
         if self._places is not None:
-            moved = self._places.lose(agent.name)
-            self._moved |= {seat.rank for seat in moved if seat.role == "server" and seat.copy < 0}
+            self._locations.lose(self._places.lose(agent.name))
         lost = [member for member, name in self._running.items() if name == agent.name]
         for member in lost:
             del self._running[member]
@@ -431,6 +424,20 @@ class RemoteEngine(Engine):
             for name, said in self._swept.items()
             for process in said.left_behind
         ]
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals that end a job raise KeyboardInterrupt, as SIGINT does: there is no supervisor yet."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_same_server(one: Member, other: Member) -> bool:

@@ -1,0 +1,84 @@
+"""Engine ssh on machines that are network namespaces: what ssh itself says, and cut networks."""
+
+import os
+import signal
+
+import pytest
+
+from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.machines import Lab
+from tests.agents.test_engines import LONG
+
+
+@pytest.fixture(params=["ssh"], scope="session")
+def engine(request: pytest.FixtureRequest, lab: Lab) -> tuple[str, Lab]:
+    """Only this engine."""
+    return request.param, lab
+
+
+def refused(site: Site, *arguments: str) -> str:
+    """The one sentence of a job that cannot start."""
+    assert site.lab is not None
+    launcher = site.start("--engine", "ssh", *arguments, *TWO, TRAINER, "30")
+    code, _, err = site.ends(launcher)
+    assert code == 2, err
+    return err.splitlines()[-1]
+
+
+def test_a_host_that_cannot_be_reached(site: Site) -> None:
+    """What ssh says of it is the cause."""
+    assert site.lab is not None
+    said = refused(site, "--hosts", "alpha,away", "--ssh-options", site.lab.ssh_options)
+    assert "host away: ssh: connect to host 198.18.7.99 port 2222:" in said
+
+
+def test_a_key_that_a_host_does_not_know(site: Site) -> None:
+    """ssh is not let in; nobody is asked for a password."""
+    assert site.lab is not None
+    stranger = site.lab.ssh_options.replace("ssh_config", "stranger_config")
+    said = refused(site, "--hosts", "alpha", "--ssh-options", stranger)
+    assert "host alpha: root@198.18.7.2: Permission denied (publickey" in said
+
+
+def test_a_python_that_is_missing_on_a_host(site: Site) -> None:
+    """The host's shell says what it does not find."""
+    assert site.lab is not None
+    options = ("--ssh-options", site.lab.ssh_options, "--remote-python", "/no/python")
+    assert "/no/python" in refused(site, "--hosts", "alpha", *options)
+
+
+def test_hosts_must_be_named(site: Site) -> None:
+    """Without hosts, or with one twice, nothing starts."""
+    assert "needs machines; name them with --hosts or --hostfile" in refused(site)
+    site.launchers.clear()
+    assert "host 'alpha' is named twice" in refused(site, "--hosts", "alpha,alpha")
+
+
+def test_a_killed_login_is_the_first_cause(site: Site) -> None:
+    """Without its login an agent ends by itself, and all of its processes with it."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    login = next(
+        pid
+        for pid, line in launcher.family().items()
+        if line.startswith("ssh ") and "--name beta" in line
+    )
+    os.kill(login, signal.SIGKILL)
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGKILL, err
+    assert "failed first: the agent on host beta is lost: its standard input has ended" in err
+
+
+def test_a_cut_network_ends_the_job(site: Site) -> None:
+    """When a machine is cut off, both sides give each other up, and nothing runs on either."""
+    assert site.lab is not None
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    site.lab.cut("beta")
+    try:
+        code, _, err = site.ends(launcher)
+        launcher.until(lambda: not launcher.family(), "end of the family")
+    finally:
+        site.lab.cut("beta", is_up=True)
+    assert code == 128 + signal.SIGKILL, err
+    assert "failed first: the agent on host beta is lost: " in err
