@@ -3,13 +3,11 @@
 import os
 import socket
 import subprocess
-import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.addresses import address_towards
-from psfleet_launch.engines.remote.agent_messages import PROTOCOL
+from psfleet_launch.engines.remote.agent_messages import versions
 
 __all__ = ["describe", "memory_kills"]
 
@@ -26,17 +24,18 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
         launcher: `host:port` of the launcher.
     """
     host, _, port = launcher.rpartition(":")
-    return pb.Hello(
-        protocol=PROTOCOL,
-        psfleet=version("psfleet"),
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        name=name or socket.gethostname(),
-        address=address or address_towards(host, int(port)),
-        cores=len(os.sched_getaffinity(0)),
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=_gpus(),
-        pid=os.getpid(),
+    hello = versions()
+    hello.MergeFrom(
+        pb.Hello(
+            name=name or socket.gethostname(),
+            address=address or address_towards(host, int(port)),
+            cores=len(os.sched_getaffinity(0)),
+            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            gpus=_gpus(),
+            pid=os.getpid(),
+        )
     )
+    return hello
 
 
 def _gpus() -> list[str]:

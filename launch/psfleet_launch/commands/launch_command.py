@@ -87,7 +87,7 @@ def launch(
     strategy: str | None,
     **flags: Any,
 ) -> int:
-    """Train SCRIPT on a cluster of processes on this machine.
+    """Train SCRIPT on a cluster of processes, on this machine or on others (--engine).
 
     Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
     exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
@@ -127,10 +127,12 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
     """Print a line for each machine."""
     with selectors.DefaultSelector() as selector:
         job = Job(request, name, "", Path(), launch.log_dir / name)
-        for machine, members in (
-            load_engine(launch.engine)(job, selector, launch).placement().items()
-        ):
-            click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}")
+        engine = load_engine(launch.engine)(job, selector, launch)
+        try:
+            for machine, members in engine.placement().items():
+                click.echo(f"{machine}: {', '.join(map(str, members)) or 'nothing'}")
+        finally:
+            engine.close()
     return 0
 
 

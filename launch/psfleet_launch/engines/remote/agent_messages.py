@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ __all__ = [
     "read_request",
     "secrets_of",
     "version_mismatch",
+    "versions",
     "write_request",
     "write_secrets",
 ]
@@ -65,8 +68,15 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
     return {f"agent/{name}": text.encode() for name, text in zip(FILES, texts, strict=True)}
 
 
-def version_mismatch(theirs: pb.Hello, ours: pb.Hello) -> str:
-    """Why these two cannot work together; empty: they can."""
+def versions() -> pb.Hello:
+    """What this process runs with, before anything is said of its machine."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=python)
+
+
+def version_mismatch(theirs: pb.Hello) -> str:
+    """Why an agent cannot work with this launcher; empty: it can."""
+    ours = versions()
     for what, their, our in (
         ("psfleet", theirs.psfleet, ours.psfleet),
         ("Python", theirs.python, ours.python),

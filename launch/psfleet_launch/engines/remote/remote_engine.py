@@ -8,10 +8,8 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
@@ -25,7 +23,6 @@ from psfleet_launch.engines.launch_engine import Engine, Told
 from psfleet_launch.engines.remote.addresses import own_address
 from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
 from psfleet_launch.engines.remote.agent_messages import (
-    PROTOCOL,
     event_of,
     invitation,
     member_message,
@@ -347,8 +344,7 @@ class RemoteEngine(Engine):
     def _welcome(self, agent: AgentConnection, hello: pb.Hello) -> None:
         """Take an agent in, or send it away."""
         agent.hello = hello
-        ours = pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=_python())
-        why = version_mismatch(hello, ours)
+        why = version_mismatch(hello)
         if why and not self._places:
             self._events.append(Said(None, f"host {hello.name}: {why}"))
         elif hello.name in self.agents:
@@ -448,7 +444,3 @@ def _user_variables() -> dict[str, str]:
     """What the user of the launcher says by variables."""
     names = [one.env for one in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def _python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,0 +1,68 @@
+"""The job files of docs/run work as they are printed."""
+
+import re
+
+import pytest
+
+from psfleet_launch.commands.launch_command import main
+from tests.agents.conftest import TRAINER, Site
+from tests.launch.conftest import ROOT, digest
+
+HEADINGS = ["Prerequisites", "A job file", "What happens on each failure", "Sample output"]
+SCRIPT = (
+    f"import runpy, sys; sys.argv = ['', '5']; runpy.run_path({TRAINER!r}, run_name='__main__')\n"
+)
+
+
+def page(engine: str) -> str:
+    """The page of an engine."""
+    return (ROOT / "docs" / "run" / f"{engine}.md").read_text()
+
+
+def job_file(engine: str) -> str:
+    """The job file that it prints."""
+    (found,) = re.findall(r"^```toml\n(.*?)^```", page(engine), re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize("name", ["join", "ssh"])
+def test_pages_have_the_same_headings(name: str) -> None:
+    """Whoever knows one page finds his way in the others."""
+    assert re.findall(r"^## (.*)$", page(name), re.MULTILINE) == HEADINGS
+
+
+@pytest.mark.parametrize("engine", ["join", "ssh"], indirect=True)
+def test_the_job_file(site: Site) -> None:
+    """A job that is started with the file alone ends well."""
+    folder = site._folder
+    (folder / "job.toml").write_text(job_file(site.engine))
+    (folder / "train.py").write_text(SCRIPT)
+    flags = ["--ssh-options", site.lab.ssh_options] if site.lab else []
+    launcher = site.start(*flags, "--config", "job.toml")
+    if site.engine == "join":
+        for number, name in enumerate(site.hosts):
+            site.join(launcher, name, f"127.0.0.{number + 2}")
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    digest(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "machines"), [("join", ("machine 1", "machine 2")), ("ssh", ("alpha", "beta"))]
+)
+def test_a_dry_run(
+    name: str,
+    machines: tuple[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--dry-run prints the placement, and leaves no file."""
+    folder = tmp_path_factory.mktemp("dry")
+    monkeypatch.chdir(folder)
+    (folder / "job.toml").write_text(job_file(name))
+    (folder / "train.py").write_text(SCRIPT)
+    assert main(["--dry-run", "--config", "job.toml"]) == 0
+    printed = [f"{one}: server {rank}, worker {rank}" for rank, one in enumerate(machines)]
+    assert capsys.readouterr().out.splitlines() == printed
+    assert sorted(path.name for path in folder.iterdir()) == ["job.toml", "train.py"]
