@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.errors import ConfigError
-from psfleet_launch.engines.remote.placement import Placement
+from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.server_locations import ServerLocations
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
@@ -27,7 +27,7 @@ def test_everybody_has_a_place(servers: int, workers: int, stages: int, count: i
     """No machine has two servers more than another; the stages of a worker are together."""
     asked = job(servers, workers, stages)
     machines = [f"m{number}" for number in range(count)]
-    places = Placement(asked, machines)
+    places = MachinePlacement(asked, machines)
     assert sorted(seat for one in machines for seat in places.on(one)) == sorted(
         [*asked.servers, *asked.workers]
     )
@@ -39,7 +39,7 @@ def test_everybody_has_a_place(servers: int, workers: int, stages: int, count: i
 
 def test_a_standby_is_elsewhere() -> None:
     """It goes to the machine with the fewest servers that is not to be avoided."""
-    places = Placement(job(2, 1, replicas=1), ["a", "b", "c"])
+    places = MachinePlacement(job(2, 1, replicas=1), ["a", "b", "c"])
     assert [places[Member("server", rank)] for rank in (0, 1)] == ["a", "b"]
     assert places.put_standby(Member("server", 0, copy=1), {"a"}) == "c"
     assert places.put_standby(Member("server", 1, copy=1), {"b"}) == "a"
@@ -50,12 +50,12 @@ def test_a_standby_is_elsewhere() -> None:
 def test_a_standby_needs_a_second_machine() -> None:
     """One machine is refused before anything starts."""
     with pytest.raises(ConfigError, match="--replicas 1 needs two machines"):
-        Placement(job(1, 1, replicas=1), ["a"])
+        MachinePlacement(job(1, 1, replicas=1), ["a"])
 
 
 def test_seats_of_a_lost_machine_go_elsewhere() -> None:
     """Servers and workers get new places, standbys none; the last machine leaves nobody any."""
-    places = Placement(job(2, 2), ["a", "b"])
+    places = MachinePlacement(job(2, 2), ["a", "b"])
     standby = Member("server", 0, copy=1)
     places.put_standby(standby, {"a"})
     lost = places.lose("b")

@@ -67,6 +67,8 @@ def test_what_is_written_is_read_again() -> None:
         ready_file="/ready",
         joined_file="/joined",
         left_file="/left",
+        listen="h:0",
+        relocations="/moved",
         pulse=7,
     )
     groups = (FleetSettings, StageSettings, JobSettings, ProcessSettings)

@@ -31,7 +31,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     version_mismatch,
     write_request,
 )
-from psfleet_launch.engines.remote.placement import Placement
+from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.server_locations import ServerLocations
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
@@ -77,7 +77,7 @@ class RemoteEngine(Engine):
         self._swept: dict[str, pb.Swept] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._hub: AgentHub | None = None
-        self._places: Placement | None = None
+        self._places: MachinePlacement | None = None
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._wakened.setblocking(False)
@@ -114,14 +114,14 @@ class RemoteEngine(Engine):
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         names = list(self.agents) or list(self.machines())
-        places = self._places or Placement(self.job, names)
+        places = self._places or MachinePlacement(self.job, names)
         return {name: places.on(name) for name in names}
 
     # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         names = self.machines()
-        Placement(self.job, names)  # refuses what cannot be placed while nothing has started
+        MachinePlacement(self.job, names)  # refuses what cannot be placed while nothing has started
         children_without_grpc()
         self._guard = guard.start(self.job.token, self.job.folder)
         self._logs.open_all()
@@ -131,7 +131,7 @@ class RemoteEngine(Engine):
         with _interruptible():
             self.start_agents(endpoint, invitation(folders["worker"]))
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
-            self._places = Placement(self.job, self._in_order(names))
+            self._places = MachinePlacement(self.job, self._in_order(names))
             self._open_job(self._places)
 
     def _listen_address(self) -> str:
@@ -168,7 +168,7 @@ class RemoteEngine(Engine):
                 if isinstance(event, Said) and event.member is None:
                     raise ConfigError(event.text)
 
-    def _open_job(self, places: Placement) -> None:
+    def _open_job(self, places: MachinePlacement) -> None:
         probe = self.job.logs / f".probe.{secrets.token_hex(8)}"
         probe.touch()
         secret, request = secrets_of(self.job), write_request(self.job.request)

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from psfleet.errors import ConfigError
 from psfleet_launch.job.job_plan import Job, Member
 
-__all__ = ["Placement"]
+__all__ = ["MachinePlacement"]
 
 
-class Placement:
+class MachinePlacement:
     """The machines of a job and what each runs.
 
     Args:
