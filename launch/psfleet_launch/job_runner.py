@@ -156,7 +156,7 @@ class JobRunner:
                 case Output(data, is_error):
                     self._screen.output(data, is_error)
                 case Said(member, text):
-                    self._screen.say(f"{member}: {text}")
+                    self._screen.say(f"{member}: {text}" if member else text)
         return [event for event in events if not isinstance(event, Output | Said)]
 
     def _make(self, trouble: ChaosSchedule) -> None:
