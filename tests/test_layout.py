@@ -23,7 +23,7 @@ LAYERS = {
         "settings",
         "consistency faults metrics observability stages validation",
         "platform rules",
-        "schema",
+        "http2 schema",
         "formats kernels runtime",
         "data parameters strategy tables",
         "program shard",

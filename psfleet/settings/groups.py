@@ -232,6 +232,12 @@ class UserSettings(NumberSettings):
         one_of("auto", "inline"),
         names="PSFLEET_LANE",
     )
+    transport: str = setting(
+        "grpcio",
+        "Http2: push and pull over psfleet's own HTTP/2, for less CPU a call; grpcio: every call with grpcio",
+        one_of("grpcio", "http2"),
+        names="PSFLEET_TRANSPORT",
+    )
     limits: ServerLimits = setting(
         ServerLimits(),
         "What a server takes at most, such as `tables=20000,message=67108864`",

@@ -18,7 +18,7 @@ from psfleet.errors import (
     ServerUnavailable,
 )
 
-__all__ = ["CODES", "KEY", "error_of", "failure", "status_of"]
+__all__ = ["CODES", "KEY", "error_named", "error_of", "failure", "status_of"]
 
 KEY = "psfleet-error"
 _LONGEST = 2000  # characters: HTTP/2 peers cap all headers of a call at 8 KiB
@@ -89,10 +89,13 @@ def error_of(error: grpc.RpcError, server: str) -> PsfleetError:
     if not isinstance(error, grpc.Call):
         return ServerUnavailable(f"{server} does not answer: {error}")
     name = next((value for key, value in error.trailing_metadata() or () if key == KEY), "")
-    details = error.details() or ""
+    return error_named(str(name), error.code(), error.details() or "", server)
+
+
+def error_named(name: str, code: grpc.StatusCode, details: str, server: str) -> PsfleetError:
+    """The error of a class that the server has named, or else of the code; see error_of."""
     if name in _CLASSES:
-        return _CLASSES[str(name)](details)
-    code = error.code()
+        return _CLASSES[name](details)
     cls = _FOREIGN.get(code, PsfleetError)
     return cls(
         f"{server} does not answer: {code.name}, {details}"

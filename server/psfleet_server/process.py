@@ -40,11 +40,12 @@ from psfleet_server.replication.takeover_commands import TakeoverCommands
 from psfleet_server.rpc import endpoint
 from psfleet_server.rpc.connection_limit import ConnectionLimit
 from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.rpc.http2_listener import Http2Listener
 from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
-from psfleet_server.services.shard_services import handlers
+from psfleet_server.services.shard_services import handlers, tensor_methods
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.signals import stops_on_signals
 from psfleet_server.snapshots.restored_states import RestoredStates
@@ -111,6 +112,7 @@ class Server:
             threads += _INCOMING  # which calls hold whose message is on its way
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self.standby: Standby | None = None
+        self._tensors: Http2Listener | None = None
         self._server: grpc.Server | None = None
 
     def follow(self) -> bool:
@@ -161,6 +163,9 @@ class Server:
         except BaseException:
             endpoint.release(self.endpoint)
             raise
+        if self.environment.transport == "http2":
+            self._tensors = Http2Listener(self.endpoint, self._access, self.environment.limits)
+            self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
         if self._log is not None:
             self._log.waits = False
         if self._door is not None:
@@ -288,7 +293,10 @@ class Server:
         self.host.feed.close()
         if self.standby is not None:
             self.standby.close()
-        self._server.stop(_GRACE).wait()
+        ended = self._server.stop(_GRACE)
+        if self._tensors is not None:
+            self._tensors.stop(_GRACE)
+        ended.wait()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._door is not None:

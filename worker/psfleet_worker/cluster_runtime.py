@@ -128,6 +128,11 @@ class ClusterRuntime:
         return self._fleet.times
 
     @property
+    def transports(self) -> list[str]:
+        """What carries tensors to each server now: "http2" or "grpcio"."""
+        return [client.transport for client in self._fleet.clients]
+
+    @property
     def worker_index(self) -> int:
         """See Runtime."""
         return self._fleet.worker

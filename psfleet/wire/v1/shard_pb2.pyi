@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 59a408c026be3e25a451996760b9cb6ac50ac871032db104564c85b5471bd83f
+# From protos/psfleet/v1/shard.proto, SHA-256 c5114a43fab3981b4043f9b1080e1624232d0a6fcf50842f8e90a3128fac69ea
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -216,6 +216,18 @@ class ShrinkReply(_message.Message):
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TransportRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TransportReply(_message.Message):
+    __slots__ = ("port", "path")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    path: str
+    def __init__(self, port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode", "torn")

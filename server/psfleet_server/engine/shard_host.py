@@ -64,6 +64,7 @@ class ShardHost:
         parts: Of snapshots.
         latencies: Of the calls of the training.
         worker_reports: On server 0, what workers have sent of theirs.
+        tensor_endpoint: Port or path at which the methods of tensors are answered too.
         boot: Number of this process's start.
         wishes: For another mode, from outside the job's scripts.
         poke: Called when the coordinator may have something for the servers.
@@ -87,6 +88,7 @@ class ShardHost:
         self.bytes_in = 0
         self.bytes_out = 0
         self.lanes = AttachedMemory()
+        self.tensor_endpoint = (0, "")
         self.keeper: Journal | None = None
         self.feed = LogShipping(CrashFaults.wanted())
         self.parts = SnapshotWriter(CrashFaults.wanted())

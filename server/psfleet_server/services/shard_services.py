@@ -1,7 +1,7 @@
 """The gRPC methods of a server: bytes in, checked; bytes out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -40,7 +40,7 @@ from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
 from psfleet_server.rpc.pull_response import ResponsePlaces
 
-__all__ = ["handlers"]
+__all__ = ["handlers", "tensor_methods"]
 
 _PAGE = 256 << 20  # bytes of an answer to ReadState
 
@@ -65,6 +65,7 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "Load": immediate(shard.load),
                 "Shrink": immediate(shard.shrink),
                 "Status": immediate(shard.status),
+                "Transport": immediate(shard.transport),
             },
         ),
     ]
@@ -89,6 +90,16 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
             )
         )
     return found
+
+
+def tensor_methods(host: ShardHost) -> dict[str, Callable[[bytes, DeferredReply], None]]:
+    """The methods that carry tensors, by path: Push, Pull and Exchange."""
+    shard = _ShardService(host)
+    return {
+        "/psfleet.v1.Shard/Push": lambda request, reply: reply.answer(shard.push(request)),
+        "/psfleet.v1.Shard/Pull": shard.pull,
+        "/psfleet.v1.Shard/Exchange": shard.exchange,
+    }
 
 
 class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
@@ -279,6 +290,11 @@ class _ShardService:
     def status(self, request: bytes) -> bytes:
         _parse(shard_pb2.StatusRequest, request)
         return _bytes(self._host.status())
+
+    def transport(self, request: bytes) -> bytes:
+        _parse(shard_pb2.TransportRequest, request)
+        port, path = self._host.tensor_endpoint
+        return _bytes(shard_pb2.TransportReply(port=port, path=path))
 
     def _spec_of(self, key: int) -> TableSpec:
         return self._host.shard.tables.find(key).spec

@@ -86,7 +86,9 @@ class FleetConnection:
         changed = threading.Condition()
         self.access = Access.of(environment)
         self.clients = [
-            ServerClient(index, endpoint, patience, changed, meddle, self.access)
+            ServerClient(
+                index, endpoint, patience, changed, meddle, self.access, environment.transport
+            )
             for index, endpoint in enumerate(environment.servers)
         ]
         self._memories = WorkerMemory()

@@ -29,6 +29,7 @@ from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.error_status import error_of
 from psfleet.wire.socket_probe import closes_at_once
+from psfleet_worker.connection.tensor_calls import TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
 __all__ = ["Call", "CallTensors", "Send", "ServerClient", "wait_all"]
@@ -140,6 +141,7 @@ class ServerClient:
         changed: Notified when a call ends; the same for all servers that are waited for together.
         meddle: For tests: wraps the function that makes one attempt (psfleet.faults.crash_points).
         access: With what this process proves itself over TCP.
+        transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
         endpoint: Where it listens.
@@ -154,14 +156,17 @@ class ServerClient:
         changed: threading.Condition,
         meddle: Callable[[int, Send], Send] | None = None,
         access: Access | None = None,
+        transport: str = "grpcio",
     ) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
         self._changed = changed
         self.endpoint = endpoint
         self._access = access or Access()
+        self._transport = transport
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
+        self._tensors = TensorCalls(self.name, endpoint, self._access, self._ask)
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
@@ -218,6 +223,11 @@ class ServerClient:
                 "connections it cannot use; pull and push in the worker's own process"
             )
 
+    @property
+    def transport(self) -> str:
+        """What carries tensors now: "http2" or "grpcio"."""
+        return "http2" if self._tensors.is_connected else "grpcio"
+
     def is_idle(self) -> bool:
         """Whether every call that was asked for has ended."""
         return self._open == 0
@@ -233,6 +243,7 @@ class ServerClient:
             self._closing.set()
             self._queue.put(None)
         self._channel.close()
+        self._tensors.close()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -323,6 +334,14 @@ class ServerClient:
         """
         if self._closing.is_set():
             raise ServerUnavailable(f"the connection to {self.name} is closed")
+        if self._transport == "http2" and self._tensors.carries(method):
+            return self._tensors.call(method, request, seconds)
+        return self._attempt(method, request, seconds)
+
+    def _ask(self, seconds: float) -> bytes:
+        return self._attempt("Shard/Transport", b"", seconds)
+
+    def _attempt(self, method: str, request: bytes, seconds: float) -> bytes:
         stub = self._methods.get(method)
         if stub is None:
             path = f"/psfleet.v1.{method}"

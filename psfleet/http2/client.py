@@ -1,0 +1,217 @@
+"""Unary calls to one server: each connection carries one call at a time."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from psfleet.http2 import frames
+from psfleet.http2.connection import Http2Connection, StreamState
+from psfleet.http2.errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.headers import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    read_message,
+    request_prefix,
+    timeout_field,
+)
+from psfleet.http2.transport import Transport
+
+__all__ = ["Http2Client"]
+
+_MOST_STREAMS = 2**31 - 1
+_UNKNOWN = 2  # status of gRPC
+_SILENCE = 20.0  # seconds without an answer after which the server is probed
+
+
+class Http2Client:
+    """Makes calls to a server; any thread may call.
+
+    Args:
+        connect: Makes a connected transport; raises ConnectionBroken or DeadlinePassed.
+        authority: The server's name, for its logs.
+        tls: Whether the transport is under TLS.
+        most: Bytes that an answer may have.
+        metadata: Headers of every call.
+        probe: Called when an answer is not here after 20 seconds, and so on; raises if the server is gone.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Transport],
+        authority: str,
+        tls: bool,
+        most: int,
+        metadata: tuple[tuple[str, str], ...] = (),
+        probe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect = connect
+        self._authority = authority
+        self._tls = tls
+        self._most = most
+        self._metadata = metadata
+        self._probe = probe
+        self._prefixes: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._idle: list[_ClientConnection] = []
+        self._open: set[_ClientConnection] = set()
+        self._closed = False
+
+    def call(self, path: str, message: bytes, seconds: float) -> bytes:
+        """Make a call.
+
+        Args:
+            path: "/package.Service/Method".
+            message: The request.
+            seconds: How long the answer may take.
+
+        Raises:
+            CallFailed: The server answers with an error.
+            ConnectionBroken: The connection is lost; the server may have taken the call.
+            DeadlinePassed: There is no answer in time.
+        """
+        prefix = self._prefixes.get(path)
+        if prefix is None:
+            prefix = request_prefix(path, self._authority, self._tls, self._metadata)
+            self._prefixes[path] = prefix
+        connection = self._take()
+        try:
+            answer = connection.call(
+                prefix + timeout_field(seconds), message, time.monotonic() + seconds
+            )
+        except CallFailed:
+            self._give(connection)
+            raise
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._give(connection)
+        return answer
+
+    def connect(self) -> None:
+        """Have a connection.
+
+        Raises:
+            ConnectionBroken: The server cannot be reached.
+        """
+        self._give(self._take())
+
+    def close(self) -> None:
+        """End the connections; calls under way fail. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._open.difference_update(idle)
+            for one in self._open:
+                one.transport.shut()
+        for one in idle:
+            one.transport.close()
+
+    def _take(self) -> "_ClientConnection":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        made = _ClientConnection(self._connect(), self._most, self._probe)
+        with self._lock:
+            if not self._closed:
+                self._open.add(made)
+                return made
+        made.transport.close()
+        raise ConnectionBroken("the connection is closed")
+
+    def _give(self, connection: "_ClientConnection") -> None:
+        with self._lock:
+            if not self._closed and connection.is_clean:
+                self._idle.append(connection)
+                return
+        self._drop(connection)
+
+    def _drop(self, connection: "_ClientConnection") -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.transport.close()
+
+
+class _ClientConnection(Http2Connection):
+    """The client's end of a connection."""
+
+    def __init__(self, transport: Transport, most: int, probe: Callable[[], None]) -> None:
+        super().__init__(transport, most, _MOST_STREAMS)
+        self._probe = probe
+        self._deadline = self._next_probe = 0.0
+        self._number = -1
+        self._ended = True
+        self._headers: dict[str, str] | None = None
+        self._failure: CallFailed | None = None
+        self._is_new = True
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether another call may be made."""
+        return self._ended and self._number < _MOST_STREAMS - 2
+
+    def call(self, block: bytes, message: bytes, deadline: float) -> bytes:
+        """Make a call; see Http2Client.call."""
+        self._deadline = deadline
+        self._next_probe = time.monotonic() + _SILENCE
+        if self._is_new:
+            self._is_new = False
+            self.send([frames.PREFACE + self.greeting()])
+        self._number += 2
+        self._ended, self._headers, self._failure = False, None, None
+        stream = self.open(self._number)
+        self.send_message(stream, block, message, b"")
+        while not self._ended:
+            self.read()
+        if not stream.closed:
+            self.drop(stream)
+        if self._failure is not None:
+            raise self._failure
+        if not stream.incoming.is_whole:
+            raise ConnectionBroken("an answer ends in its middle")
+        content, stream.incoming.content = stream.incoming.content, b""
+        return content
+
+    def tick(self) -> None:
+        """See Http2Connection."""
+        now = time.monotonic()
+        if now > self._deadline:
+            raise DeadlinePassed
+        if now > self._next_probe:
+            self._probe()
+            self._next_probe = time.monotonic() + _SILENCE
+
+    def newest(self) -> int:
+        """See Http2Connection."""
+        return self._number
+
+    def on_headers(self, number: int, block: bytes, ends: bool) -> None:
+        """The headers or the trailers of the answer."""
+        known = block in (OK_HEADERS, OK_TRAILERS)
+        headers = {} if known else self.headers.read(block)
+        if number != self._number or self._ended:
+            return
+        status = headers.get("grpc-status", "0" if block == OK_TRAILERS else "")
+        http = headers.get(":status", "200")
+        if http != "200" and not http.startswith("1"):
+            self._failure = CallFailed(_UNKNOWN, f"HTTP status {http}", {})
+        elif status not in ("", "0"):
+            self._failure = CallFailed(_number(status), read_message(headers), headers)
+        if ends:
+            self._ended = True
+
+    def on_end(self, stream: StreamState) -> None:
+        """An answer without trailers is no answer of gRPC."""
+        if stream.number == self._number:
+            raise ConnectionBroken("an answer ends without a status")
+
+    def on_reset(self, stream: StreamState) -> None:
+        """The server has given up the call; a refusal has come before."""
+        if stream.number == self._number and not self._ended:
+            raise ConnectionBroken("the server has reset the call")
+
+
+def _number(status: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(status)
+    return _UNKNOWN

@@ -1,0 +1,419 @@
+"""What both ends of an HTTP/2 connection do: read frames, keep windows, send messages.
+
+One thread reads (`read`). Messages may be sent by any thread; what the other end's windows do not
+take yet is sent by the reading thread when it hears of more room.
+"""
+
+import ctypes
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from psfleet.http2 import frames
+from psfleet.http2.errors import ConnectionBroken
+from psfleet.http2.headers import MAX_HEADERS, HeaderReader
+from psfleet.http2.transport import Part, Transport
+
+__all__ = ["Http2Connection", "IncomingMessage", "StreamState"]
+
+_BUFFER = 64 << 10
+_RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
+_PREFIX = 5  # bytes before a message: not compressed, and its length
+_DEFAULT_WINDOW = 65_535
+
+# A bytes object whose content is not yet written, as in psfleet.wire.frame.
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype = ctypes.py_object
+_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+_BYTES_HEAD = bytes.__basicsize__ - 1
+
+
+class IncomingMessage:
+    """The message of a stream, as its frames come in.
+
+    Args:
+        most: Bytes that it may have.
+
+    Attributes:
+        content: The bytes, once `is_whole`.
+        length: What its prefix says; -1: not yet known.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.content = b""
+        self.length = -1
+        self._most = most
+        self._prefix = b""
+        self._place = memoryview(b"")
+        self._filled = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are here."""
+        return self.length >= 0 and self._filled == self.length
+
+    def take(self, size: int, connection: "Http2Connection") -> None:
+        """Take so many bytes, the next ones of the connection.
+
+        Raises:
+            ConnectionBroken: They are more than the message, or it is compressed or too long.
+        """
+        missing = _PREFIX - len(self._prefix)
+        if missing and size:
+            first = min(missing, size)
+            self._prefix += connection.read_bytes(first)
+            size -= first
+            if len(self._prefix) == _PREFIX:
+                self._begin()
+        if size:
+            if self._filled + size > self.length:
+                raise ConnectionBroken(f"a message of {self.length} bytes has more")
+            connection.read_into(self._place[self._filled : self._filled + size])
+            self._filled += size
+
+    def _begin(self) -> None:
+        if self._prefix[0]:
+            raise ConnectionBroken("a message is compressed, which nobody has offered to read")
+        length = int.from_bytes(self._prefix[1:], "big")
+        if length > self._most:
+            raise ConnectionBroken(f"a message has {length} bytes, the limit is {self._most}")
+        self.length = length
+        if length:
+            self.content = _new_bytes(None, length)
+            place = (ctypes.c_uint8 * length).from_address(id(self.content) + _BYTES_HEAD)
+            self._place = memoryview(place).cast("B")
+
+
+@dataclass(slots=True)
+class StreamState:
+    """One call.
+
+    Attributes:
+        number: Of the stream.
+        incoming: The message that comes in.
+        window: Bytes that the other end takes now.
+        received: Bytes of the frames of the message, since its window was opened last.
+        closed: Nothing is sent on it any more.
+    """
+
+    number: int
+    incoming: IncomingMessage
+    window: int
+    received: int = 0
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """The rest of a message for which there is no room in a window."""
+
+    stream: StreamState
+    rest: memoryview
+    trailers: bytes
+    end: bool = field(default=False)
+
+
+class Http2Connection:
+    """One end of a connection.
+
+    Args:
+        transport: Its bytes.
+        most: Bytes that a message from the other end may have.
+        streams: Calls that the other end may have open.
+    """
+
+    def __init__(self, transport: Transport, most: int, streams: int) -> None:
+        self.transport = transport
+        self.most = most
+        self.headers = HeaderReader()
+        self.streams: dict[int, StreamState] = {}
+        self.sending = threading.RLock()
+        self._streams = streams
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._window = _DEFAULT_WINDOW
+        self._stream_window = _DEFAULT_WINDOW
+        self._largest_frame = frames.SMALLEST_FRAME
+        self._received = 0
+        self._unsent: deque[_Unsent] = deque()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def greeting(self) -> bytes:
+        """What each end says first: how much it takes."""
+        said = {
+            frames.MAX_CONCURRENT_STREAMS: self._streams,
+            frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
+            frames.MAX_FRAME_SIZE: frames.LARGEST_FRAME,
+            frames.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
+        }
+        more = frames.LARGEST_WINDOW - _DEFAULT_WINDOW
+        return frames.settings(said) + frames.window_update(0, more)
+
+    def read_bytes(self, size: int) -> bytes:
+        """The next bytes, as many as a small frame has at most."""
+        while self._end - self._start < size:
+            self._fill(size)
+        found = bytes(self._view[self._start : self._start + size])
+        self._start += size
+        return found
+
+    def read_into(self, target: memoryview) -> None:
+        """The next bytes, as many as the target holds."""
+        here = min(len(target), self._end - self._start)
+        target[:here] = self._view[self._start : self._start + here]
+        self._start += here
+        while here < len(target):
+            if len(target) - here < _BUFFER // 4:  # with what follows it, in one call
+                self._fill(len(target) - here)
+                self.read_into(target[here:])
+                return
+            here += self.transport.receive(target[here:], self.tick)
+
+    def _fill(self, size: int) -> None:
+        """Read more into the buffer, in which there is to be room for `size` bytes."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + size > _BUFFER:
+            rest = self._end - self._start
+            self._view[:rest] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, rest
+        self._end += self.transport.receive(self._view[self._end :], self.tick)
+
+    def read(self) -> None:
+        """Read one frame and do what it says.
+
+        Raises:
+            ConnectionBroken: The connection has ended, or the other end breaks the protocol.
+        """
+        length, kind, flags, number = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
+        if length > frames.LARGEST_FRAME:
+            raise ConnectionBroken(f"a frame has {length} bytes")
+        if kind == frames.DATA:
+            self._data(length, flags, number)
+        elif length > MAX_HEADERS:
+            raise ConnectionBroken(f"a frame of type {kind} has {length} bytes")
+        elif kind == frames.HEADERS:
+            self._header_block(self.read_bytes(length), flags, number)
+        else:
+            self._control(kind, flags, number, self.read_bytes(length))
+
+    def _data(self, length: int, flags: int, number: int) -> None:
+        size, padding = length, 0
+        if flags & frames.PADDED:
+            padding = self.read_bytes(1)[0] if length else 1
+            size -= 1 + padding
+            if size < 0:
+                raise ConnectionBroken("a frame has more padding than bytes")
+        stream = self.streams.get(number)
+        if stream is None:
+            self._skip(number, size)
+        else:
+            stream.incoming.take(size, self)
+        self._skip(number, padding)
+        self._received += length
+        if self._received >= _RENEW:
+            self.send([frames.window_update(0, self._received)])
+            self._received = 0
+        if stream is not None:
+            self._renew(stream, length)
+            if flags & frames.END_STREAM:
+                self.on_end(stream)
+
+    def _renew(self, stream: StreamState, length: int) -> None:
+        stream.received += length
+        if stream.received >= _RENEW:
+            self.send([frames.window_update(stream.number, stream.received)])
+            stream.received = 0
+
+    def _skip(self, number: int, size: int) -> None:
+        """Pass over bytes of a call that has ended here."""
+        if number > self.newest():
+            raise ConnectionBroken(f"a message comes on stream {number}, which is not open")
+        while size:
+            size -= len(self.read_bytes(min(size, _BUFFER // 2)))
+
+    def _header_block(self, payload: bytes, flags: int, number: int) -> None:
+        if flags & frames.PADDED:
+            if not payload or payload[0] >= len(payload):
+                raise ConnectionBroken("a frame has more padding than bytes")
+            payload = payload[1 : len(payload) - payload[0]]
+        if flags & frames.PRIORITY_FLAG:
+            payload = payload[5:]
+        while not flags & frames.END_HEADERS:
+            length, kind, more, same = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
+            if kind != frames.CONTINUATION or same != number or len(payload) + length > MAX_HEADERS:
+                raise ConnectionBroken("headers go on in the wrong way, or have too many bytes")
+            payload += self.read_bytes(length)
+            flags |= more & frames.END_HEADERS
+        self.on_headers(number, payload, bool(flags & frames.END_STREAM))
+
+    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == frames.SETTINGS and not flags & frames.ACK:
+            self._settings(frames.read_settings(payload))
+            self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
+        elif kind == frames.WINDOW_UPDATE:
+            self._open_window(number, payload)
+        elif kind == frames.PING and not flags & frames.ACK:
+            if len(payload) != 8:
+                raise ConnectionBroken(f"a PING has {len(payload)} bytes")
+            self.send([frames.frame(frames.PING, frames.ACK, 0, payload)])
+        elif kind == frames.RST_STREAM:
+            stream = self.streams.get(number)
+            if stream is not None:
+                self.drop(stream)
+                self.on_reset(stream)
+        elif kind == frames.GOAWAY:
+            raise ConnectionBroken("the other end takes no more calls")
+        elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
+            raise ConnectionBroken(f"a frame of type {kind} where none may be")
+
+    def _settings(self, said: dict[int, int]) -> None:
+        largest = said.get(frames.MAX_FRAME_SIZE, self._largest_frame)
+        window = said.get(frames.INITIAL_WINDOW, self._stream_window)
+        if not frames.SMALLEST_FRAME <= largest <= frames.LARGEST_FRAME:
+            raise ConnectionBroken(f"the other end takes frames of {largest} bytes")
+        if window > frames.LARGEST_WINDOW:
+            raise ConnectionBroken(f"the other end has a window of {window} bytes")
+        with self.sending:
+            self._largest_frame = largest
+            for stream in self.streams.values():
+                stream.window += window - self._stream_window
+            self._stream_window = window
+            self._send_rest()
+
+    def _open_window(self, number: int, payload: bytes) -> None:
+        more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
+        if len(payload) != 4 or not more:
+            raise ConnectionBroken("a window is opened by nothing")
+        with self.sending:
+            if not number:
+                self._window += more
+            elif number in self.streams:
+                self.streams[number].window += more
+            if self._window > frames.LARGEST_WINDOW:
+                raise ConnectionBroken("a window is opened too far")
+            self._send_rest()
+
+    # -- for each end --------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Called about twice a second while nothing comes; raises when the wait is over."""
+        raise NotImplementedError
+
+    def newest(self) -> int:
+        """The highest number of a stream that was open."""
+        raise NotImplementedError
+
+    def on_headers(self, number: int, block: bytes, ends: bool) -> None:
+        """Headers have come."""
+        raise NotImplementedError
+
+    def on_end(self, stream: StreamState) -> None:
+        """The other end has sent all of a stream."""
+        raise NotImplementedError
+
+    def on_reset(self, stream: StreamState) -> None:
+        """The other end has given up a stream."""
+        raise NotImplementedError
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def open(self, number: int) -> StreamState:
+        """A stream begins."""
+        stream = StreamState(number, IncomingMessage(self.most), self._stream_window)
+        self.streams[number] = stream
+        return stream
+
+    def drop(self, stream: StreamState) -> None:
+        """A stream has ended: nothing is sent on it any more."""
+        with self.sending:
+            stream.closed = True
+            self.streams.pop(stream.number, None)
+
+    def send(self, parts: list[Part]) -> None:
+        """Send whole frames."""
+        with self.sending:
+            self.transport.send(parts)
+
+    def send_message(
+        self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
+    ) -> None:
+        """Send headers, a message and, unless they are empty, trailers.
+
+        Args:
+            stream: The call.
+            block: Its headers.
+            message: The bytes; they must not change until they are sent.
+            trailers: A block that ends the stream; empty: the message ends it.
+        """
+        with self.sending:
+            if stream.closed:
+                return
+            prefix = b"\0" + len(message).to_bytes(4, "big")
+            parts: list[Part] = [
+                frames.head(len(block), frames.HEADERS, frames.END_HEADERS, stream.number) + block
+            ]
+            whole = _PREFIX + len(message)
+            if whole <= min(self._window, stream.window, self._largest_frame) and not self._unsent:
+                self._window -= whole
+                stream.window -= whole
+                flags = 0 if trailers else frames.END_STREAM
+                parts += [frames.head(whole, frames.DATA, flags, stream.number) + prefix, message]
+                if trailers:
+                    parts.append(_trailers(stream.number, trailers))
+                    self.drop(stream)
+                self.transport.send(parts)
+                return
+            self.transport.send(parts)
+            end = not trailers
+            self._unsent.append(_Unsent(stream, memoryview(prefix), b"", False))
+            self._unsent.append(_Unsent(stream, memoryview(message), trailers, end))
+            self._send_rest()
+
+    def _send_rest(self) -> None:
+        """Send what the windows take of what is unsent. The lock is held."""
+        waiting: deque[_Unsent] = deque()
+        blocked: set[int] = set()
+        while self._unsent:
+            one = self._unsent.popleft()
+            if one.stream.closed:
+                continue
+            if one.stream.number in blocked or not self._send_some(one):
+                blocked.add(one.stream.number)
+                waiting.append(one)
+        self._unsent = waiting
+
+    def _send_some(self, one: _Unsent) -> bool:
+        """Whether all of it is sent."""
+        parts: list[Part] = []
+        number = one.stream.number
+        while (
+            len(one.rest)
+            and (room := min(self._window, one.stream.window, self._largest_frame)) > 0
+        ):
+            piece, one.rest = one.rest[:room], one.rest[room:]
+            self._window -= len(piece)
+            one.stream.window -= len(piece)
+            flags = frames.END_STREAM if one.end and not len(one.rest) else 0
+            parts += [frames.head(len(piece), frames.DATA, flags, number), piece]
+        whole = not len(one.rest)
+        if whole and one.end and not parts:  # an empty message
+            parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
+        if whole and one.trailers:
+            parts.append(_trailers(number, one.trailers))
+            self.drop(one.stream)
+        if parts:
+            self.transport.send(parts)
+        return whole
+
+    def reset(self, stream: StreamState, code: int) -> None:
+        """Give a stream up."""
+        self.drop(stream)
+        self.send([frames.reset(stream.number, code)])
+
+
+def _trailers(number: int, block: bytes) -> bytes:
+    flags = frames.END_HEADERS | frames.END_STREAM
+    return frames.head(len(block), frames.HEADERS, flags, number) + block

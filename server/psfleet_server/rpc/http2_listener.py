@@ -1,0 +1,111 @@
+"""The second endpoint of a server: the methods that carry tensors, over psfleet's own HTTP/2.
+
+It is beside the first one: a unix socket in the same folder, or any free port of the same address.
+`Shard/Transport` says where.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from psfleet.errors import ConfigError
+from psfleet.http2.server import Behavior, Http2Server, IncomingCall, ServerSettings
+from psfleet.platform.sockets import LONGEST_PATH
+from psfleet.settings.limits import ServerLimits
+from psfleet.wire.access import Access, is_tcp
+from psfleet.wire.channel import HANDSHAKE
+from psfleet.wire.http2_access import accepts
+from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
+
+__all__ = ["Http2Listener"]
+
+_SUFFIX = ".h2"
+_BACKLOG = 1024
+
+
+class Http2Listener:
+    """Listens from `start` to `stop`.
+
+    Args:
+        endpoint: The server's first endpoint, with its port.
+        access: With what clients and server prove themselves over TCP.
+        limits: What it takes.
+    """
+
+    def __init__(self, endpoint: str, access: Access, limits: ServerLimits) -> None:
+        self._endpoint = endpoint
+        self._access = access
+        self._limits = limits
+        self._path = ""
+        self._server: Http2Server | None = None
+
+    def start(
+        self, methods: Mapping[str, Callable[[bytes, DeferredReply], None]]
+    ) -> tuple[int, str]:
+        """Begin to answer; the port or else the path, (0, ""): it cannot listen.
+
+        Raises:
+            ConfigError: The address cannot be had.
+        """
+        path = self._endpoint.removeprefix("unix:") + _SUFFIX
+        if not is_tcp(self._endpoint) and len(os.fsencode(path)) > LONGEST_PATH:
+            return 0, ""
+        listener = self._listen(path)
+        credentials = self._access.credentials
+        proves = is_tcp(self._endpoint) and credentials is not None
+        settings = ServerSettings(
+            message=self._limits.message,
+            connections=self._limits.connections,
+            handshakes=self._limits.handshakes,
+            streams=self._limits.streams,
+            incoming=self._limits.incoming,
+            handshake=HANDSHAKE,
+            token=f"Bearer {credentials.token}" if proves and credentials is not None else None,
+        )
+        behaviors = {name: _answering(method) for name, method in methods.items()}
+        wrap = accepts(self._access, self._endpoint)
+        self._server = Http2Server(listener, wrap, behaviors, settings)
+        self._server.start()
+        return (0, self._path) if self._path else (listener.getsockname()[1], "")
+
+    def stop(self, grace: float) -> None:
+        """Answer no more calls; those under way get `grace` seconds."""
+        if self._server is not None:
+            self._server.stop(grace)
+        if self._path:
+            Path(self._path).unlink(missing_ok=True)
+
+    def _listen(self, path: str) -> socket.socket:
+        try:
+            if is_tcp(self._endpoint):
+                host = self._endpoint.rpartition(":")[0].strip("[]")
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            Path(path).unlink(missing_ok=True)  # of the process that had the first endpoint
+            listener = socket.socket(socket.AF_UNIX)
+            with contextlib.ExitStack() as stack:
+                stack.callback(listener.close)
+                listener.bind(path)
+                os.chmod(path, 0o600)
+                listener.listen(_BACKLOG)
+                stack.pop_all()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen beside {self._endpoint!r}: {error.strerror}; choose another address, "
+                "or PSFLEET_TRANSPORT=grpcio"
+            ) from None
+        self._path = path
+        return listener
+
+
+def _answering(method: Callable[[bytes, DeferredReply], None]) -> Behavior:
+    def handle(request: bytes, call: IncomingCall) -> None:
+        reply = DeferredReply(call, call.send)
+        try:
+            method(request, reply)
+        except Exception as error:
+            reply.fail(as_psfleet_error(error))
+
+    return handle

@@ -1,0 +1,71 @@
+"""A server of psfleet's HTTP/2 on a unix socket, and clients of it."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from psfleet.http2.client import Http2Client
+from psfleet.http2.server import Http2Server, IncomingCall, ServerSettings
+from psfleet.http2.transport import PlainTransport
+
+__all__ = ["METHODS", "SETTINGS", "connected", "opened", "serving"]
+
+SETTINGS = ServerSettings(
+    message=1 << 28, connections=20, handshakes=4, streams=100, incoming=8, handshake=10.0
+)
+
+
+def echo(request: bytes, call: IncomingCall) -> None:
+    """Answer with the request."""
+    call.send(request)
+    call.send(None)
+
+
+def later(request: bytes, call: IncomingCall) -> None:
+    """The same from another thread."""
+    threading.Thread(target=echo, args=(request, call)).start()
+
+
+def fail(request: bytes, call: IncomingCall) -> None:
+    """Answer with an error whose text is the request."""
+    call.set_code(11)
+    call.set_details(request.decode())
+    call.set_trailing_metadata((("psfleet-error", "Gap"),))
+    call.send(None)
+
+
+METHODS = {"/test.Echo/Echo": echo, "/test.Echo/Later": later, "/test.Echo/Fail": fail}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, settings: ServerSettings = SETTINGS) -> Iterator[str]:
+    """The path of the socket of a server with METHODS."""
+    path = str(folder / "h2")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    server = Http2Server(listener, PlainTransport, METHODS, settings)
+    server.start()
+    try:
+        yield path
+    finally:
+        server.stop(5.0)
+
+
+def opened(path: str) -> socket.socket:
+    """A socket that is connected to the server."""
+    found = socket.socket(socket.AF_UNIX)
+    found.connect(path)
+    return found
+
+
+@contextlib.contextmanager
+def connected(path: str, metadata: tuple[tuple[str, str], ...] = ()) -> Iterator[Http2Client]:
+    """A client of the server."""
+    client = Http2Client(lambda: PlainTransport(opened(path)), "test", False, 1 << 28, metadata)
+    try:
+        yield client
+    finally:
+        client.close()

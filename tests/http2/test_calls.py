@@ -1,0 +1,192 @@
+"""Unary calls over psfleet's HTTP/2, with grpcio at either end."""
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from psfleet.http2 import frames
+from psfleet.http2.client import Http2Client
+from psfleet.http2.errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.transport import PlainTransport
+from tests.http2.calls import SETTINGS, connected, opened, serving
+
+SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]
+SENTENCE = "100 % of ids: ä, 'x'; \n%41"
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@contextlib.contextmanager
+def grpcio_channel(path: str) -> Iterator[grpc.Channel]:
+    """A client of grpcio's."""
+    with grpc.insecure_channel(f"unix:{path}", options=OPTIONS) as channel:
+        yield channel
+
+
+class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """The methods of METHODS as a server of grpcio answers them."""
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        if handler_call_details.method == "/test.Echo/Echo":
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+        if handler_call_details.method == "/test.Echo/Fail":
+            return grpc.unary_unary_rpc_method_handler(self._fail)
+        return None
+
+    def _fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_trailing_metadata((("psfleet-error", "Gap"),))
+        context.abort(grpc.StatusCode.OUT_OF_RANGE, request.decode())
+
+
+@contextlib.contextmanager
+def grpcio_server() -> Iterator[Http2Client]:
+    """A client of ours at a server of grpcio's."""
+    server = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
+    server.add_generic_rpc_handlers((_Echo(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    def connect() -> PlainTransport:
+        return PlainTransport(socket.create_connection(("127.0.0.1", port)))
+
+    client = Http2Client(connect, "test", False, 1 << 28)
+    try:
+        yield client
+    finally:
+        client.close()
+        server.stop(0).wait()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
+    """Of any size, both ways, answered at once or later, between every pair of ends."""
+    message = random.Random(size).randbytes(size)
+    with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
+        for method in ("/test.Echo/Echo", "/test.Echo/Later"):
+            assert client.call(method, message, 30) == message
+            assert channel.unary_unary(method)(message, timeout=30) == message
+    with grpcio_server() as client:
+        assert client.call("/test.Echo/Echo", message, 30) == message
+
+
+def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
+    """Code, text and the name of the class, between every pair of ends; unknown methods too."""
+    with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/test.Echo/Fail")(SENTENCE.encode(), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+        assert caught.value.details() == SENTENCE
+        assert dict(caught.value.trailing_metadata())["psfleet-error"] == "Gap"
+        check_errors(client)
+    with grpcio_server() as client:
+        check_errors(client)
+
+
+def check_errors(client: Http2Client) -> None:
+    """A client of ours hears them, and goes on."""
+    with pytest.raises(CallFailed) as failed:
+        client.call("/test.Echo/Fail", SENTENCE.encode(), 30)
+    assert (failed.value.code, failed.value.details) == (11, SENTENCE)
+    assert failed.value.metadata["psfleet-error"] == "Gap"
+    with pytest.raises(CallFailed) as failed:
+        client.call("/test.Echo/Nothing", b"", 30)
+    assert failed.value.code == 12
+    assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+
+
+def test_many_calls_at_once(tmp_path: Path) -> None:
+    """One connection of grpcio's carries many calls; threads of ours have a connection each."""
+    messages = [random.Random(seed).randbytes(150_000) for seed in range(6)]
+    with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
+        method = channel.unary_unary("/test.Echo/Later")
+        futures = [method.future(message, timeout=30) for message in messages]
+        with ThreadPoolExecutor(6) as pool:
+            answers = pool.map(lambda one: client.call("/test.Echo/Echo", one, 30), messages)
+            assert list(answers) == messages
+        assert [future.result() for future in futures] == messages
+
+
+def test_a_deadline_ends_a_call(tmp_path: Path) -> None:
+    """The client goes on over another connection."""
+    with serving(tmp_path) as path, connected(path) as client:
+        silent = socket.socket(socket.AF_UNIX)
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen(1)
+        mute = Http2Client(
+            lambda: PlainTransport(opened(str(tmp_path / "silent"))), "test", False, 1 << 20
+        )
+        with contextlib.closing(silent), contextlib.closing(mute), pytest.raises(DeadlinePassed):
+            mute.call("/test.Echo/Echo", b"", 0.1)
+        assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+
+
+def test_a_lost_connection_is_said(tmp_path: Path) -> None:
+    """A server that stops ends what is idle; the next call says so."""
+    with contextlib.ExitStack() as stack:
+        with serving(tmp_path) as path:
+            client = stack.enter_context(connected(path))
+            assert client.call("/test.Echo/Echo", b"1", 30) == b"1"
+        with pytest.raises((ConnectionBroken, ConnectionRefusedError)):
+            client.call("/test.Echo/Echo", b"2", 30)
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer right"])
+def test_only_the_token_opens(tmp_path: Path, given: str | None) -> None:
+    """A call without the job's token is refused before its message is taken in."""
+    metadata = (("authorization", given),) if given else ()
+    settings = replace(SETTINGS, token="Bearer right")
+    with serving(tmp_path, settings) as path, connected(path, metadata) as client:
+        if given == "Bearer right":
+            assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+            return
+        with pytest.raises(CallFailed, match="does not carry this job's token") as failed:
+            client.call("/test.Echo/Echo", b"x" * 1_000_000, 30)
+        assert failed.value.code == 16
+
+
+def test_a_message_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
+    """No memory is taken for it."""
+    with serving(tmp_path, replace(SETTINGS, message=1000)) as path, connected(path) as client:
+        assert client.call("/test.Echo/Echo", b"x" * 1000, 30) == b"x" * 1000
+        with pytest.raises(ConnectionBroken):
+            client.call("/test.Echo/Echo", b"x" * 1001, 30)
+
+
+def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+    """The oldest connection that has made no call is closed when there are more than `handshakes`."""
+    with serving(tmp_path) as path, contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(opened(path)) for _ in range(SETTINGS.handshakes + 3)]
+        client = stack.enter_context(connected(path))
+        assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+        strangers[0].settimeout(30)
+        while strangers[0].recv(1000):
+            pass
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_ends_one_connection_only(tmp_path: Path, seed: int) -> None:
+    """Random and damaged frames never stop the server, nor a call of somebody else."""
+    dice = random.Random(seed)
+    with serving(tmp_path) as path, connected(path) as client:
+        for _ in range(10):
+            with opened(path) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(frames.PREFACE * dice.choice([0, 1, 1, 1]))
+                for _ in range(dice.randrange(1, 6)):
+                    stranger.sendall(noise(dice))
+        assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+
+
+def noise(dice: random.Random) -> bytes:
+    """A frame in which something is wrong."""
+    payload = dice.randbytes(dice.choice([0, 1, 4, 5, 8, 9, 60]))
+    kind, flags = dice.randrange(12), dice.choice([0, 1, 4, 5, 8, 13, 0x25, 255])
+    whole = frames.frame(kind, flags, dice.choice([0, 1, 2, 3, 2**31 - 1]), payload)
+    return whole if dice.random() < 0.7 else whole[: dice.randrange(len(whole))] + dice.randbytes(3)

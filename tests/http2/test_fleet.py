@@ -1,0 +1,109 @@
+"""Fleets whose workers push and pull over psfleet's HTTP/2."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read, TableState
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
+from psfleet_worker.cluster_runtime import ClusterRuntime
+
+TRAINING = TrainingWorkload(steps=15)
+ROWS = TableSpec(
+    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
+)
+
+
+def train(fleet: LocalFleet, transport: str, lane: str = "auto") -> list[TableState]:
+    """Train two workers in sync mode; the tables."""
+    result: list[TableState] = []
+
+    def work(worker: int) -> None:
+        environment = replace(fleet.environment(worker), transport=transport, lane=lane)
+        runtime = ClusterRuntime(environment, "sync")
+        TRAINING.run(runtime)
+        runtime.barrier()
+        assert runtime.transports == [transport] * fleet.servers
+        if worker == 0:
+            result.extend(TRAINING.result(runtime))
+        runtime.barrier()
+        runtime.close()
+
+    in_threads([partial(work, worker) for worker in range(2)])
+    assert fleet.wait() == [0] * fleet.servers
+    return result
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[TableState]:
+    """The tables after the same training over grpcio."""
+    with LocalFleet(1, 2) as fleet:
+        return train(fleet, "grpcio")
+
+
+@pytest.mark.parametrize(
+    ("network", "lane"),
+    [("unix", "auto"), ("unix", "inline"), ("tcp", "inline"), ("plain tcp", "inline")],
+)
+def test_the_bits_are_those_of_grpcio(
+    expected: list[TableState],
+    monkeypatch: pytest.MonkeyPatch,
+    network: Literal["unix", "tcp", "plain tcp"],
+    lane: str,
+) -> None:
+    """Sync mode over unix sockets with and without shared memory, over TLS and over plain TCP."""
+    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
+    with LocalFleet(2, 2, network) as fleet:
+        same_bits(train(fleet, "http2", lane), expected)
+
+
+@pytest.mark.parametrize("network", ["unix", "tcp"])
+def test_a_server_that_starts_again_is_found(
+    monkeypatch: pytest.MonkeyPatch, network: Literal["unix", "tcp"]
+) -> None:
+    """Killed twice under a worker that goes on: no push is lost or made twice, and the worker comes back to
+    HTTP/2."""
+    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
+    ids, ones = np.arange(3), np.ones((3, 2), np.float32)
+    with LocalFleet(1, 1, network, durability="log") as fleet, fleet.reviving():
+        runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
+        runtime.create(ROWS)
+        for _ in range(2):
+            runtime.push([Gradient(ROWS.key, ones, ids, 1.0)])
+            runtime.flush()
+            fleet.kill(0)
+            runtime.push([Gradient(ROWS.key, ones, ids, 1.0)])
+        (rows,) = runtime.pull([Read(ROWS.key, ids)])
+        assert rows.tolist() == [[-4.0, -4.0]] * 3
+        assert runtime.transports == ["http2"]
+        runtime.close()
+
+
+def test_a_server_without_it_is_called_with_grpcio() -> None:
+    """The worker asks, hears of no other endpoint, and goes on as before."""
+    with LocalFleet(1, 1) as fleet:
+        runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
+        runtime.create(ROWS)
+        runtime.push([Gradient(ROWS.key, np.ones((1, 2), np.float32), np.arange(1), 1.0)])
+        runtime.flush()
+        assert runtime.transports == ["grpcio"]
+        runtime.close()
+        assert fleet.wait() == [0]
+
+
+def test_no_socket_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server removes the socket of its second endpoint when it ends."""
+    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
+    with LocalFleet(1, 1) as fleet:
+        folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
+        assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]
+        fleet.connect(0, "async").close()
+        assert fleet.wait() == [0]
+        assert not [*folder.glob("*.sock*")]
