@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -72,7 +73,7 @@ def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
         for method in ("/test.Echo/Echo", "/test.Echo/Later"):
             assert client.call(method, message, 30) == message
-            assert channel.unary_unary(method)(message, timeout=30) == message
+            assert channel.unary_unary(method, None, None)(message, timeout=30) == message
     with grpcio_server() as client:
         assert client.call("/test.Echo/Echo", message, 30) == message
 
@@ -81,10 +82,11 @@ def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
     """Code, text and the name of the class, between every pair of ends; unknown methods too."""
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/test.Echo/Fail")(SENTENCE.encode(), timeout=30)
+            channel.unary_unary("/test.Echo/Fail", None, None)(SENTENCE.encode(), timeout=30)
         assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
         assert caught.value.details() == SENTENCE
-        assert dict(caught.value.trailing_metadata())["psfleet-error"] == "Gap"
+        metadata: Any = caught.value.trailing_metadata()
+        assert dict(metadata)["psfleet-error"] == "Gap"
         check_errors(client)
     with grpcio_server() as client:
         check_errors(client)
@@ -106,7 +108,7 @@ def test_many_calls_at_once(tmp_path: Path) -> None:
     """One connection of grpcio's carries many calls; threads of ours have a connection each."""
     messages = [random.Random(seed).randbytes(150_000) for seed in range(6)]
     with serving(tmp_path) as path, connected(path) as client, grpcio_channel(path) as channel:
-        method = channel.unary_unary("/test.Echo/Later")
+        method = channel.unary_unary("/test.Echo/Later", None, None)
         futures = [method.future(message, timeout=30) for message in messages]
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(lambda one: client.call("/test.Echo/Echo", one, 30), messages)

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -34,6 +34,16 @@ __all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "prompt"]
 LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
+class CallContext(Protocol):
+    """What a reply needs of its call: grpc.ServicerContext has it, and psfleet.http2.server.IncomingCall."""
+
+    def time_remaining(self) -> float: ...
+    def add_callback(self, callback: Callable[[], None], /) -> bool: ...
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None: ...
+
+
 class DeferredReply:
     """The open reply of one call. Any thread may complete it; the first answer counts.
 
@@ -44,10 +54,7 @@ class DeferredReply:
     """
 
     def __init__(
-        self,
-        context: grpc.ServicerContext,
-        send: Callable[[bytes | None], None],
-        latency: LatencyHistogram,
+        self, context: CallContext, send: Callable[[bytes | None], None], latency: LatencyHistogram
     ) -> None:
         self._context = context
         self._send = send

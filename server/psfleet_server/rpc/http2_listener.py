@@ -12,6 +12,7 @@ from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet.http2.server import Behavior, Http2Server, IncomingCall, ServerSettings
+from psfleet.observability.latency import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
 from psfleet.settings.limits import ServerLimits
 from psfleet.wire.access import Access, is_tcp
@@ -19,7 +20,10 @@ from psfleet.wire.channel import HANDSHAKE
 from psfleet.wire.http2_access import accepts
 from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
 
-__all__ = ["Http2Listener"]
+__all__ = ["Http2Listener", "MeasuredMethod"]
+
+MeasuredMethod = tuple[Callable[[bytes, DeferredReply], None], LatencyHistogram]
+"""What answers a call, and what gets the time from the call to its answer."""
 
 _SUFFIX = ".h2"
 _BACKLOG = 1024
@@ -41,9 +45,7 @@ class Http2Listener:
         self._path = ""
         self._server: Http2Server | None = None
 
-    def start(
-        self, methods: Mapping[str, Callable[[bytes, DeferredReply], None]]
-    ) -> tuple[int, str]:
+    def start(self, methods: Mapping[str, MeasuredMethod]) -> tuple[int, str]:
         """Begin to answer; the port or else the path, (0, ""): it cannot listen.
 
         Raises:
@@ -64,7 +66,7 @@ class Http2Listener:
             handshake=HANDSHAKE,
             token=f"Bearer {credentials.token}" if proves and credentials is not None else None,
         )
-        behaviors = {name: _answering(method) for name, method in methods.items()}
+        behaviors = {name: _answering(*method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)
         self._server = Http2Server(listener, wrap, behaviors, settings)
         self._server.start()
@@ -100,9 +102,11 @@ class Http2Listener:
         return listener
 
 
-def _answering(method: Callable[[bytes, DeferredReply], None]) -> Behavior:
+def _answering(
+    method: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram
+) -> Behavior:
     def handle(request: bytes, call: IncomingCall) -> None:
-        reply = DeferredReply(call, call.send)
+        reply = DeferredReply(call, call.send, latency)
         try:
             method(request, reply)
         except Exception as error:

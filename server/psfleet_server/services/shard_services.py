@@ -1,7 +1,7 @@
 """The gRPC methods of a server: bytes in, checked; bytes out."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -38,6 +38,7 @@ from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Coordinator,
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable, prompt
+from psfleet_server.rpc.http2_listener import MeasuredMethod
 from psfleet_server.rpc.pull_response import ResponsePlaces
 
 __all__ = ["handlers", "tensor_methods"]
@@ -92,13 +93,16 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     return found
 
 
-def tensor_methods(host: ShardHost) -> dict[str, Callable[[bytes, DeferredReply], None]]:
+def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
     """The methods that carry tensors, by path: Push, Pull and Exchange."""
     shard = _ShardService(host)
     return {
-        "/psfleet.v1.Shard/Push": lambda request, reply: reply.answer(shard.push(request)),
-        "/psfleet.v1.Shard/Pull": shard.pull,
-        "/psfleet.v1.Shard/Exchange": shard.exchange,
+        "/psfleet.v1.Shard/Push": (
+            lambda request, reply: reply.answer(shard.push(request)),
+            host.latencies.push,
+        ),
+        "/psfleet.v1.Shard/Pull": (shard.pull, host.latencies.pull),
+        "/psfleet.v1.Shard/Exchange": (shard.exchange, host.latencies.exchange),
     }
 
 
