@@ -43,9 +43,9 @@ from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.rpc.http2_listener import Http2Listener
 from psfleet_server.rpc.inbound_limit import InboundLimit
 from psfleet_server.rpc.token_check import gates
+from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
-from psfleet_server.services.shard_services import handlers, tensor_methods
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.signals import stops_on_signals
 from psfleet_server.snapshots.restored_states import RestoredStates
@@ -160,12 +160,12 @@ class Server:
                 self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
             if not keeps_log:
                 self._begin()
+            if self.environment.transport == "http2":
+                self._tensors = Http2Listener(self.endpoint, self._access, self.environment.limits)
+                self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
         except BaseException:
             endpoint.release(self.endpoint)
             raise
-        if self.environment.transport == "http2":
-            self._tensors = Http2Listener(self.endpoint, self._access, self.environment.limits)
-            self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
         if self._log is not None:
             self._log.waits = False
         if self._door is not None:

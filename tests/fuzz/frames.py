@@ -31,8 +31,8 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import Deadlines
+from psfleet_server.services.method_handlers import handlers
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
-from psfleet_server.services.shard_services import handlers
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.mutations import mutated_bytes, mutated_message

@@ -22,6 +22,7 @@ from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
+from psfleet_server.services.messages import encoded
 
 __all__ = ["feeds_standby", "replica_handler"]
 
@@ -97,7 +98,7 @@ class _ReplicaService:
         yield from _messages(ShippedRecord(last, kind, joined(state)))
         for fed in feed.records(asked.attach):
             yield from _messages(fed)
-        yield _bytes(FollowReply(over=True))
+        yield encoded(FollowReply(over=True))
 
 
 def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
@@ -143,15 +144,10 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 def _messages(fed: ShippedRecord) -> Iterator[bytes]:
     """What is fed, as messages."""
     if not fed.kind:
-        yield _bytes(FollowReply(complete=fed.complete, required=not fed.complete))
+        yield encoded(FollowReply(complete=fed.complete, required=not fed.complete))
         return
     yield from replication.encode(fed.number, fed.kind, fed.body)
 
 
 def _read(request: bytes) -> FollowRequest:
     return parse(FollowRequest, request)
-
-
-def _bytes(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded

@@ -14,6 +14,7 @@ from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply, immediate, parkable
+from psfleet_server.services.messages import encoded, parsed
 from psfleet_server.snapshots.snapshot_events import (
     SnapshotRequest,
     WorkerIntroduced,
@@ -64,7 +65,7 @@ class _SnapshotService:
         self._host = host
 
     def begin(self, request: bytes) -> bytes:
-        asked = _parse(snapshot_pb2.BeginCutRequest, request)
+        asked = parsed(snapshot_pb2.BeginCutRequest, request)
         cutting = PendingCut(asked.number, since=asked.since, remember=asked.remember)
         if asked.at_round:
             cutting.round = asked.round
@@ -79,25 +80,25 @@ class _SnapshotService:
             left = shard.rounds.left
             lives = {seat: life for seat, life in shard.workers.lives.items() if seat not in left}
             remembered = list(shard.moments)
-        return _bytes(
+        return encoded(
             snapshot_pb2.BeginCutReply(
                 mode=mode, closed=answer.number, lives=lives, remembered=remembered
             )
         )
 
     def mark(self, request: bytes) -> bytes:
-        asked = _parse(snapshot_pb2.MarkRequest, request)
+        asked = parsed(snapshot_pb2.MarkRequest, request)
         self._host.ask(MarkCut(asked.number, asked.worker, asked.incarnation, asked.last))
-        return _bytes(snapshot_pb2.MarkReply())
+        return encoded(snapshot_pb2.MarkReply())
 
     def finish(self, request: bytes, reply: DeferredReply) -> None:
-        asked = _parse(snapshot_pb2.FinishRequest, request)
+        asked = parsed(snapshot_pb2.FinishRequest, request)
 
         def told(outcome: bytes | PsfleetError) -> None:
             if isinstance(outcome, PsfleetError):
                 reply.fail(outcome)
             else:
-                reply.answer(_bytes(snapshot_pb2.FinishReply(part=outcome)))
+                reply.answer(encoded(snapshot_pb2.FinishReply(part=outcome)))
 
         self._host.parts.await_part(asked.number, told, cut=asked.cut)
         what = "cut" if asked.cut else "write"
@@ -106,7 +107,7 @@ class _SnapshotService:
         )
 
     def settle(self, request: bytes) -> bytes:
-        asked = _parse(snapshot_pb2.SettleRequest, request)
+        asked = parsed(snapshot_pb2.SettleRequest, request)
         self._host.ask(EndCut(asked.number, asked.base))
         self._host.parts.forget(asked.number)
         keeper = self._host.keeper
@@ -114,7 +115,7 @@ class _SnapshotService:
             with self._host.lock:
                 keeper.shorten(asked.number)
             self._host.feed.complete(asked.number)
-        return _bytes(snapshot_pb2.SettleReply())
+        return encoded(snapshot_pb2.SettleReply())
 
 
 class _SnapshotCoordination:
@@ -125,24 +126,24 @@ class _SnapshotCoordination:
         self._runner = runner
 
     def ready(self, request: bytes, reply: DeferredReply) -> None:
-        asked = _parse(snapshot_pb2.ReadyRequest, request)
+        asked = parsed(snapshot_pb2.ReadyRequest, request)
         self._runner.post(WorkerLearned(reply, asked.number, asked.worker, asked.incarnation))
         self._host.park(reply, f"not all workers have heard of snapshot {asked.number} in time")
 
     def keep(self, request: bytes) -> bytes:
-        asked = _parse(snapshot_pb2.KeepRequest, request)
+        asked = parsed(snapshot_pb2.KeepRequest, request)
         state = _state(asked)
         self._runner.post(WorkerStateArrived(asked.number, asked.worker, asked.incarnation, state))
-        return _bytes(snapshot_pb2.KeepReply())
+        return encoded(snapshot_pb2.KeepReply())
 
     def kept(self, request: bytes) -> bytes:
-        asked = _parse(snapshot_pb2.KeptRequest, request)
+        asked = parsed(snapshot_pb2.KeptRequest, request)
         self._runner.learn(asked.servers)
         self._runner.post(WorkerIntroduced(asked.worker, asked.incarnation, asked.keeps))
-        return _bytes(snapshot_pb2.KeptReply(state=self._runner.restored.of(asked.worker)))
+        return encoded(snapshot_pb2.KeptReply(state=self._runner.restored.of(asked.worker)))
 
     def take(self, request: bytes, reply: DeferredReply) -> None:
-        asked = _parse(snapshot_pb2.TakeRequest, request)
+        asked = parsed(snapshot_pb2.TakeRequest, request)
         if asked.kind not in ("", "full", "delta"):
             raise FrameError(f"a snapshot of kind {asked.kind!r} is wanted; use full or delta")
         wanted = SnapshotRequest(asked.path, asked.kind == "delta", asked.base)
@@ -172,16 +173,4 @@ def _answer(reply: DeferredReply, ticket: "Future[tuple[int, str]]") -> None:
         reply.fail(error)
     else:
         number, path = ticket.result()
-        reply.answer(_bytes(snapshot_pb2.TakeReply(number=number, path=path)))
-
-
-def _parse(kind: Any, request: bytes) -> Any:
-    try:
-        return kind.FromString(request)
-    except Exception:
-        raise FrameError(f"a request of {len(request)} bytes is no {kind.__name__}") from None
-
-
-def _bytes(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded
+        reply.answer(encoded(snapshot_pb2.TakeReply(number=number, path=path)))

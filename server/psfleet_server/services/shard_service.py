@@ -1,0 +1,267 @@
+"""The methods of the service Shard: bytes in, checked; bytes out."""
+
+import numpy as np
+
+from psfleet.checkpoint import Snapshot
+from psfleet.errors import (
+    CheckpointError,
+    ConfigError,
+    FrameError,
+    IdError,
+    LimitExceeded,
+    NotReady,
+)
+from psfleet.kernels.dedup import first_repeat
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import TableSpec
+from psfleet.shard.dense_partition import dense_range
+from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
+from psfleet.tables.dense import DenseTable
+from psfleet.wire import frame, segments
+from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
+from psfleet.wire.table_messages import read_spec, write_mode
+from psfleet.wire.v1 import shard_pb2
+from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_shrink
+from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
+from psfleet_server.rpc.deferred_reply import DeferredReply
+from psfleet_server.rpc.pull_response import ResponsePlaces
+from psfleet_server.services.messages import encoded, parsed
+
+__all__ = ["ShardService"]
+
+_PAGE = 256 << 20  # bytes of an answer to ReadState
+
+
+class ShardService:
+    """Methods of the service Shard."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+
+    def push(self, request: bytes) -> bytes:
+        header, content, memory = self._open(request)
+        gradients = segments.read_gradients(header, content, self._spec_of)
+        if memory is not None and self._host.shard.consistency.declared.has_rounds:
+            # The push is held for its round; its places go back to the worker with the answer.
+            gradients = tuple(_kept(gradient) for gradient in gradients)
+        answer = self._host.ask(self._push(header, gradients))
+        assert answer.outcome is not None
+        return frame.encode(Header(outcome=OUTCOMES[answer.outcome]))
+
+    def pull(self, request: bytes, reply: DeferredReply) -> None:
+        header, content, memory = self._open(request)
+        reads = segments.read_reads(header, content, self._spec_of)
+        reply.places = _places(header, memory)
+        self._host.submit(_pull(header, reads), reply)
+
+    def exchange(self, request: bytes, reply: DeferredReply) -> None:
+        header, content, memory = self._open(request)
+        gradients, reads = segments.read_exchange(header, content, self._spec_of)
+        reply.places = _places(header, memory)
+        self._host.exchange(self._push(header, gradients), _pull(header, reads), reply)
+
+    def attach(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.AttachRequest, request)
+        with self._host.lock:
+            self._host.shard.workers.admit(asked.worker, asked.incarnation)
+        if asked.bytes > self._host.limits.lane:
+            raise LimitExceeded(
+                f"worker {asked.worker} offers {asked.bytes} bytes of shared memory, the limit is "
+                f"{self._host.limits.lane}; raise lane in PSFLEET_LIMITS"
+            )
+        offer = MemoryHandle(asked.boot, asked.pid, asked.descriptor, asked.bytes, asked.token)
+        shared = self._host.lanes.attach(asked.worker, asked.incarnation, asked.generation, offer)
+        return encoded(shard_pb2.AttachReply(attached=shared))
+
+    def _open(self, request: bytes) -> tuple[Header, segments.Bytes, SharedMemory | None]:
+        """The header of a data call, the bytes of its segments, and the memory they are in."""
+        header, payload = frame.decode(request)
+        memory = self._host.lanes.of(header)
+        self._host.bytes_in += len(request)
+        return header, payload if memory is None else memory.bytes, memory
+
+    def _push(self, header: Header, gradients: tuple[Gradient, ...]) -> Push:
+        for gradient in gradients:
+            _refuse_repeats(gradient, self._spec_of(gradient.table))
+        if header.HasField("lane"):
+            self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
+        cut = (header.cut, header.cut_after) if header.cut else None
+        return read_push(header, gradients, cut)
+
+    def join(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.JoinRequest, request)
+        join = read_join(asked)
+        answer = self._host.ask(join)
+        self._host.lanes.drop(asked.worker, before=asked.incarnation)
+        shard = self._host.shard
+        return encoded(
+            shard_pb2.JoinReply(
+                server=shard.index,
+                servers=shard.servers,
+                sequence=answer.number,
+                clock=answer.clock,
+                switches=shard.consistency.switches,
+                mode=write_mode(shard.mode or join.mode),
+                staleness=shard.consistency.clocks.staleness,
+            )
+        )
+
+    def leave(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.LeaveRequest, request)
+        answer = self._host.ask(read_leave(asked))
+        if not asked.rest:
+            self._host.lanes.drop(asked.worker)
+            if self._host.coordinator is not None:
+                self._host.meet(lambda c: c.leave(asked.worker, asked.incarnation))
+            self._host.end_if_over()
+        return encoded(shard_pb2.LeaveReply(remaining=answer.number))
+
+    def create_table(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.CreateTableRequest, request)
+        spec = read_spec(asked.spec)
+        if len(asked.value) % 4:
+            raise FrameError(
+                f"table {spec.name!r}: a first value of {len(asked.value)} bytes is "
+                "no whole number of float32"
+            )
+        value = np.frombuffer(asked.value, "<f4")
+        with self._host.changing():
+            self._refuse_if_awaited(spec, len(value))
+            self._refuse_if_too_many(spec)
+            self._host.shard.create(spec, value, asked.worker)
+            # By the seat: if the maker dies between two servers, its next life goes on.
+            created = self._host.shard.tables.makers.get(spec.key) == asked.worker
+        return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created))
+
+    def _refuse_if_too_many(self, spec: TableSpec) -> None:
+        tables, most = self._host.shard.tables, self._host.limits.tables
+        if len(tables) >= most and spec.key not in tables:
+            raise LimitExceeded(
+                f"table {spec.name!r} would be table {len(tables) + 1} of server "
+                f"{self._host.shard.index}, its limit is {most}; raise tables in PSFLEET_LIMITS"
+            )
+
+    def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
+        """A dense table asked for without its value is one that another worker is making."""
+        shard = self._host.shard
+        if spec.kind == "sparse" or values or spec.key in shard.tables:
+            return
+        low, high = dense_range(spec, shard.index, shard.servers)
+        if high > low:
+            raise NotReady(f"table {spec.name!r} is not yet on server {shard.index}")
+
+    def read_state(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.StateRequest, request)
+        with self._host.lock:
+            table = self._host.shard.tables.find(asked.table)
+        # The table's own lock is enough; pushes to others go on.
+        limit = min(asked.limit, _page(table.spec))
+        if isinstance(table, DenseTable):
+            step, values = table.part(asked.offset, asked.offset + limit)
+            state = PartState(asked.table, step, values)
+        else:
+            step, rows = table.step, table.page(asked.offset, limit)
+            state = PartState(asked.table, step, rows.values, rows.ids, rows.touched, rows.scores)
+        self._host.settle_read()
+        return segments.message(Header(), [segments.write_state(state)])
+
+    def write_state(self, request: bytes) -> bytes:
+        header, payload = frame.decode(request)
+        states = segments.read_states(header, payload, self._spec_of)
+        self._host.ask(
+            WriteState(tuple(states), header.worker, header.incarnation, header.sequence)
+        )
+        return frame.encode(Header())
+
+    def load(self, request: bytes) -> bytes:
+        asked = parsed(shard_pb2.LoadRequest, request)
+        shard, loaded = self._host.shard, 0
+        try:
+            for event in Snapshot(_path(asked.path)).events(shard.index, shard.servers):
+                if isinstance(event, CreateTable):
+                    with self._host.changing():
+                        shard.create(event.spec, event.value)
+                else:
+                    self._host.ask(event)
+                    loaded += len(event.columns.get("ids", event.columns.get("value", ())))
+        except OSError as error:
+            raise CheckpointError(
+                f"server {shard.index} cannot read {asked.path!r}: {error.strerror}"
+            ) from None
+        return encoded(shard_pb2.LoadReply(loaded=loaded))
+
+    def shrink(self, request: bytes) -> bytes:
+        answer = self._host.ask(read_shrink(parsed(shard_pb2.ShrinkRequest, request)))
+        return encoded(shard_pb2.ShrinkReply(removed=answer.number))
+
+    def status(self, request: bytes) -> bytes:
+        parsed(shard_pb2.StatusRequest, request)
+        return encoded(self._host.status())
+
+    def transport(self, request: bytes) -> bytes:
+        parsed(shard_pb2.TransportRequest, request)
+        port, path = self._host.tensor_endpoint
+        return encoded(shard_pb2.TransportReply(port=port, path=path))
+
+    def _spec_of(self, key: int) -> TableSpec:
+        return self._host.shard.tables.find(key).spec
+
+
+def _pull(header: Header, reads: tuple[Read, ...]) -> Pull:
+    keeps = header.delay_compensation > 0
+    return Pull(
+        header.worker,
+        header.incarnation,
+        reads,
+        header.commit,
+        header.clock,
+        keeps,
+        header.progress,
+    )
+
+
+def _places(header: Header, memory: SharedMemory | None) -> ResponsePlaces | None:
+    """Where the values of the header's reads go."""
+    if memory is None:
+        return None
+    return ResponsePlaces(
+        memory,
+        tuple(
+            segment.answer
+            for segment in header.segments
+            if segment.content in (segments.IDS, segments.WHOLE)
+        ),
+    )
+
+
+def _kept(gradient: Gradient) -> Gradient:
+    """The gradient in memory of this process."""
+    ids = None if gradient.ids is None else gradient.ids.copy()
+    return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
+
+
+def _page(spec: TableSpec) -> int:
+    """How many rows or values, with their state, one answer may hold."""
+    values = (1 + len(spec.rule.slots)) * (spec.dim if spec.kind == "sparse" else 1)
+    return _PAGE // (4 * values + 8)
+
+
+def _refuse_repeats(gradient: Gradient, spec: TableSpec) -> None:
+    """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
+    if (
+        gradient.ids is None
+        or spec.kind == "dense"
+        or (place := first_repeat(gradient.ids)) is None
+    ):
+        return
+    raise IdError(
+        f"table {spec.name!r}: the push names id {gradient.ids[place]} twice; sum its rows "
+        "before the push"
+    )
+
+
+def _path(said: str) -> str:
+    if not said or "\0" in said:
+        raise ConfigError(f"the folder of a checkpoint is {said!r}; name one")
+    return said
