@@ -174,11 +174,13 @@ def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict
     """Whether only a new interpreter can be what was asked for."""
     # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals.
     logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
+    # A launcher of other engines and its agents end whatever shows their marks: zygotes of theirs, too.
+    spans = {"agent", "--engine"} & {*program}
     names = {name for name in {*environment, *os.environ} if name.startswith("PYTHON")} - _SETTABLE
     reads = any(environment.get(name) != os.environ.get(name) for name in names)
     own = given["preexec_fn"]
     unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"
-    return bool(logs) or reads or unknown or given.get("umask", -1) != -1
+    return bool(logs or spans) or reads or unknown or given.get("umask", -1) != -1
 
 
 def _imports_torch(program: Sequence[str], folder: str) -> bool:

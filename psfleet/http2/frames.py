@@ -2,7 +2,7 @@
 
 import struct
 
-from psfleet.http2.errors import ConnectionBroken
+from psfleet.http2.call_errors import ConnectionBroken
 
 __all__ = [
     "ACK",

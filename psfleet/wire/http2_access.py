@@ -5,8 +5,8 @@ import ssl
 import time
 from collections.abc import Callable
 
-from psfleet.http2.errors import ConnectionBroken
-from psfleet.http2.transport import PlainTransport, Tick, TlsTransport, Transport
+from psfleet.http2.call_errors import ConnectionBroken
+from psfleet.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import HANDSHAKE
 from psfleet.wire.credentials import SERVER_NAME, Credentials

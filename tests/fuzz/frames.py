@@ -30,8 +30,10 @@ from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.observability.server_metrics import ServerMetrics
 from psfleet_server.rpc.deferred_reply import Deadlines
 from psfleet_server.services.method_handlers import handlers
+from psfleet_server.services.metrics_service import metrics_handler
 from psfleet_server.services.replica_service import feeds_standby, replica_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
@@ -118,6 +120,7 @@ class Ground:
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host),
+            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None)),
         ]
         self.methods = sorted(
             path for service in self._services for path in getattr(service, "_method_handlers", ())

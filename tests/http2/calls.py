@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from psfleet.http2.client import Http2Client
-from psfleet.http2.server import Http2Server, IncomingCall, ServerSettings
-from psfleet.http2.transport import PlainTransport
+from psfleet.http2.http2_client import Http2Client
+from psfleet.http2.http2_server import Http2Server, IncomingCall, ServerSettings
+from psfleet.http2.socket_transport import PlainTransport
 
 __all__ = ["METHODS", "SETTINGS", "connected", "opened", "serving"]
 

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from psfleet.http2 import frames
-from psfleet.http2.client import Http2Client
-from psfleet.http2.errors import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.transport import PlainTransport
+from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.http2_client import Http2Client
+from psfleet.http2.socket_transport import PlainTransport
 from tests.http2.calls import SETTINGS, connected, opened, serving
 
 SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]

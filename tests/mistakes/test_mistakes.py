@@ -165,7 +165,7 @@ JOBS = {
         TABLE + "t.push(ids, np.full((3, 4), np.nan))\nps.close()",
         [],
         0,
-        r"psfleet: worker 0, step 1: the gradient for table 'users' has nan, and is pushed as it is; .*",
+        r"psfleet: worker 0, step 1: the gradient for table 'users' has nan for id 0, and is .*",
     ),
 }
 

@@ -24,6 +24,8 @@ THREADS: dict[str, tuple[str, ...]] = {
     "deadlines": (),
     "door": ("--tcp",),
     "following": PAIR,
+    "http2": (),
+    "http2 connection": (),
     "lanes": (),
     "orders": PAIR,
     "pulse": (),
@@ -76,7 +78,9 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
     done = subprocess.run(
         command,
-        env=ENV | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)},
+        env=ENV
+        | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
+        | {"PSFLEET_TRANSPORT": "http2" if name.startswith("http2") else "grpcio"},
         capture_output=True,
         text=True,
         timeout=120,

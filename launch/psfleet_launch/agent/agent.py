@@ -62,6 +62,7 @@ class Agent:
             try:
                 while not (self._asked or self._refused or self._link.lost):
                     self._step()
+                self._hear_refusal()
             finally:
                 self._end()
         self._close()
@@ -69,6 +70,12 @@ class Agent:
         over = why == "the job is over"
         print(f"psfleet agent {self._name}: {why}", file=sys.stdout if over else sys.stderr)
         return 0 if over else 1
+
+    def _hear_refusal(self) -> None:
+        """What the launcher has said just before it hung up."""
+        for message in self._link.take():
+            if message.HasField("refused"):
+                self._perform(message)
 
     def _step(self) -> None:
         self._wait(min(_LOOK, self._engine.pause if self._engine else _LOOK))

@@ -35,7 +35,7 @@ LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class CallContext(Protocol):
-    """What a reply needs of its call: grpc.ServicerContext has it, and psfleet.http2.server.IncomingCall."""
+    """What a reply needs of its call: a grpc.ServicerContext, or an IncomingCall of psfleet.http2."""
 
     def time_remaining(self) -> float: ...
     def add_callback(self, callback: Callable[[], None], /) -> bool: ...

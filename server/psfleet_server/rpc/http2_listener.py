@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from psfleet.errors import ConfigError
-from psfleet.http2.server import Behavior, Http2Server, IncomingCall, ServerSettings
+from psfleet.http2.http2_server import Behavior, Http2Server, IncomingCall, ServerSettings
 from psfleet.observability.latency import LatencyHistogram
 from psfleet.platform.sockets import LONGEST_PATH
 from psfleet.settings.limits import ServerLimits

@@ -16,7 +16,7 @@ from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Coordinator,
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
-from psfleet_server.services.messages import encoded, parsed
+from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["CoordinatorService"]
 

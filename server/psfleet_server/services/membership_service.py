@@ -4,7 +4,7 @@ from psfleet.shard.membership_view import PrepareView
 from psfleet.wire.membership_messages import read_install, write_report
 from psfleet.wire.v1 import membership_pb2
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.services.messages import encoded, parsed
+from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["MembershipService"]
 

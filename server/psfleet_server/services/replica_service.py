@@ -22,7 +22,7 @@ from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import as_psfleet_error
-from psfleet_server.services.messages import encoded
+from psfleet_server.services.protobuf_messages import encoded
 
 __all__ = ["feeds_standby", "replica_handler"]
 

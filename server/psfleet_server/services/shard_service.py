@@ -26,7 +26,7 @@ from psfleet.wire.worker_requests import read_join, read_leave, read_push, read_
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply
 from psfleet_server.rpc.pull_response import ResponsePlaces
-from psfleet_server.services.messages import encoded, parsed
+from psfleet_server.services.protobuf_messages import encoded, parsed
 
 __all__ = ["ShardService"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import grpc
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.http2.client import Http2Client
-from psfleet.http2.errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.http2_client import Http2Client
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE
 from psfleet.wire.error_status import error_named

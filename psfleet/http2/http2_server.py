@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
-from psfleet.http2.connection import Http2Connection, StreamState
-from psfleet.http2.errors import ConnectionBroken
-from psfleet.http2.headers import OK_HEADERS, OK_TRAILERS, failure_trailers, read_timeout
-from psfleet.http2.transport import Part, Transport
+from psfleet.http2.call_errors import ConnectionBroken
+from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, failure_trailers, read_timeout
+from psfleet.http2.http2_connection import Http2Connection, StreamState
+from psfleet.http2.socket_transport import Part, Transport
 from psfleet.platform.service_thread import ServiceThread
 
 __all__ = ["Behavior", "Http2Server", "IncomingCall", "ServerSettings"]
@@ -135,7 +135,7 @@ class Http2Server:
         self.behaviors = behaviors
         self.settings = settings
         self._lock = threading.Condition()
-        self._peers: set[_Peer] = set()
+        self._peers: set[_OpenConnection] = set()
         self._over = False
         self._thread = ServiceThread(self._accept, "http2")
 
@@ -177,7 +177,7 @@ class Http2Server:
 
     def _meet(self, sock: socket.socket) -> None:
         try:
-            peer = _Peer(self._wrap(sock), time.monotonic())
+            peer = _OpenConnection(self._wrap(sock), time.monotonic())
         except OSError:  # it is closed already
             sock.close()
             return
@@ -192,7 +192,7 @@ class Http2Server:
             self._peers.add(peer)
         peer.thread.start()
 
-    def _serve(self, peer: "_Peer") -> None:
+    def _serve(self, peer: "_OpenConnection") -> None:
         try:
             connection = _ServerConnection(peer, self)
             peer.transport.handshake(connection.tick)
@@ -209,7 +209,7 @@ class Http2Server:
 
 
 @dataclass(eq=False)
-class _Peer:
+class _OpenConnection:
     """A connection; `connection`: once it has made a call that may be made."""
 
     transport: Transport
@@ -221,7 +221,7 @@ class _Peer:
 class _ServerConnection(Http2Connection):
     """The server's end of a connection."""
 
-    def __init__(self, peer: _Peer, server: Http2Server) -> None:
+    def __init__(self, peer: _OpenConnection, server: Http2Server) -> None:
         super().__init__(peer.transport, server.settings.message, server.settings.streams)
         self._peer = peer
         self._server = server

@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from psfleet.http2 import frames
-from psfleet.http2.errors import ConnectionBroken
-from psfleet.http2.headers import MAX_HEADERS, HeaderReader
-from psfleet.http2.transport import Part, Transport
+from psfleet.http2.call_errors import ConnectionBroken
+from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
+from psfleet.http2.socket_transport import Part, Transport
 
 __all__ = ["Http2Connection", "IncomingMessage", "StreamState"]
 

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 
 from psfleet.http2 import frames
-from psfleet.http2.connection import Http2Connection, StreamState
-from psfleet.http2.errors import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.headers import (
+from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.http2.header_blocks import (
     OK_HEADERS,
     OK_TRAILERS,
     read_message,
     request_prefix,
     timeout_field,
 )
-from psfleet.http2.transport import Transport
+from psfleet.http2.http2_connection import Http2Connection, StreamState
+from psfleet.http2.socket_transport import Transport
 
 __all__ = ["Http2Client"]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from psfleet.http2.errors import ConnectionBroken
+from psfleet.http2.call_errors import ConnectionBroken
 
 __all__ = ["Part", "PlainTransport", "Tick", "TlsTransport", "Transport"]
 

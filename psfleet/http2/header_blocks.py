@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from hpack import Decoder, HPACKError
 
-from psfleet.http2.errors import ConnectionBroken
+from psfleet.http2.call_errors import ConnectionBroken
 
 __all__ = [
     "MAX_HEADERS",
