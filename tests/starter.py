@@ -176,7 +176,8 @@ def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict
     logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
     # A launcher of other engines and its agents end whatever shows their marks: zygotes of theirs, too.
     spans = {"agent", "--engine"} & {*program}
-    names = {name for name in {*environment, *os.environ} if name.startswith("PYTHON")} - _SETTABLE
+    names = {name for name in {*environment, *os.environ} if name.startswith(("PYTHON", "NUMBA"))}
+    names -= _SETTABLE
     reads = any(environment.get(name) != os.environ.get(name) for name in names)
     own = given["preexec_fn"]
     unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"

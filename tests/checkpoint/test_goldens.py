@@ -62,10 +62,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_content_gives_the_same_bytes(built: Path) -> None:
-    """Every file that psfleet itself encodes equals its golden file, bit for bit."""
+    """Every file that psfleet itself encodes equals its golden file, bit for bit.
+
+    `names.json` is not one: new operations and rules may join it (test_names_in_files_stay).
+    """
     new, old = of_folder(built), of_folder(VERSION)
-    ours = [name for name in old if name.endswith(BY_PSFLEET) or "/shard-" in name]
-    assert len(ours) == 15
+    ours = {name for name in old if name.endswith(BY_PSFLEET) or "/shard-" in name} - {"names.json"}
+    assert len(ours) == 14
     for name in ours:
         assert new[name] == old[name], name
 

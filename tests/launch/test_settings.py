@@ -58,6 +58,7 @@ def test_what_is_written_is_read_again() -> None:
         dead_after=0.25,
         replicas=1,
         memory=1 << 33,
+        device="cuda",
         insecure=True,
         rules=("my_rules", "more.rules"),
         rules_folder="/scripts",

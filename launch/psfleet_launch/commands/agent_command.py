@@ -34,6 +34,9 @@ def agent(endpoint: str, credentials: str, name: str, address: str) -> int:
     psfleet-launch --engine join prints this command; --engine ssh runs it. All processes end with the agent,
     and the agent ends when its connection to the launcher is lost for 10 s.
     """
+    from psfleet_launch.job.spawn import children_without_grpc
+
+    children_without_grpc()  # before the imports that load gRPC
     from psfleet.settings.environment import check_endpoint
     from psfleet.wire.access import Access
     from psfleet.wire.credentials import Credentials
@@ -42,9 +45,7 @@ def agent(endpoint: str, credentials: str, name: str, address: str) -> int:
     from psfleet_launch.agent.machine import describe
     from psfleet_launch.engines.remote.agent_messages import read_invitation, write_secrets
     from psfleet_launch.job.job_folder import private_folder
-    from psfleet_launch.job.spawn import children_without_grpc
 
-    children_without_grpc()
     check_endpoint(endpoint)
     with private_folder() as folder:
         files = read_invitation(_read(credentials), credentials)

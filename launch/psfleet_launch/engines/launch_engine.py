@@ -23,6 +23,7 @@ from psfleet_launch import engines
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.supervisor import Timeouts
 
@@ -159,5 +160,6 @@ def load_engine(name: str) -> type[Engine]:
     known = sorted({*modules} - {"launch_engine"})
     if name not in known:
         raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(known)}")
+    children_without_grpc()  # an engine may load gRPC
     found: type[Engine] = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
     return found

@@ -37,7 +37,6 @@ from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.member_logs import MemberLogs
-from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import (
     Event,
     Output,
@@ -122,7 +121,6 @@ class RemoteEngine(Engine):
     def open(self) -> None:
         names = self.machines()
         MachinePlacement(self.job, names)  # refuses what cannot be placed while nothing has started
-        children_without_grpc()
         self._guard = guard.start(self.job.token, self.job.folder)
         self._logs.open_all()
         folders = make_credentials(self.job.folder / "agents")
