@@ -42,6 +42,7 @@ _LARGEST = 1 << 18  # bytes of a request: a command line and an environment
 _ROOM = (
     "PSFLEET_TEST_ROOM"  # a long variable: room for the environments that children show in /proc
 )
+_AT_START = dict(os.environ)  # what Python and numba have read in a zygote
 _SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # what a fork can still obey
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
@@ -176,9 +177,8 @@ def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict
     logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
     # A launcher of other engines and its agents end whatever shows their marks: zygotes of theirs, too.
     spans = {"agent", "--engine"} & {*program}
-    names = {name for name in {*environment, *os.environ} if name.startswith(("PYTHON", "NUMBA"))}
-    names -= _SETTABLE
-    reads = any(environment.get(name) != os.environ.get(name) for name in names)
+    names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
+    reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
     own = given["preexec_fn"]
     unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"
     return bool(logs or spans) or reads or unknown or given.get("umask", -1) != -1
