@@ -163,7 +163,8 @@ class ServerClient:
         self._changed = changed
         self.endpoint = endpoint
         self._access = access or Access()
-        self._transport = transport
+        # A server that moves to another machine is followed by its channel alone.
+        self._carries_tensors = transport == "http2" and not self._access.relocations
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
         self._tensors = TensorCalls(self.name, endpoint, self._access, self._ask)
@@ -334,7 +335,7 @@ class ServerClient:
         """
         if self._closing.is_set():
             raise ServerUnavailable(f"the connection to {self.name} is closed")
-        if self._transport == "http2" and self._tensors.carries(method):
+        if self._carries_tensors and self._tensors.carries(method):
             return self._tensors.call(method, request, seconds)
         return self._attempt(method, request, seconds)
 
