@@ -1,5 +1,6 @@
 """What holds in all tests: Hypothesis counts examples, processes start fast, and nothing is left behind."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ _forks = os.environ.get("PSFLEET_TEST_STARTER") != "0"
 if _forks:
     starter.install()
 
+importlib.import_module(
+    "numpy.testing"
+)  # that of NumPy 1.26 starts lscpu when it is first imported
+
 _HERE = Path(__file__).parent
 _QUICK = {
     *("checkpoint", "datasets", "fluid", "kernels", "metrics", "optimizer", "pipeline", "program"),
@@ -28,7 +33,8 @@ _QUICK = {
 }
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
 _SLOW = {
-    *("checkpoint/test_names.py", "checkpoint/test_replacing.py", "checkpoint/test_tools.py"),
+    *("checkpoint/test_goldens.py", "checkpoint/test_names.py"),
+    *("checkpoint/test_replacing.py", "checkpoint/test_tools.py"),
     "fluid/test_data.py",
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),

@@ -177,11 +177,12 @@ def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict
     logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
     # A launcher of other engines and its agents end whatever shows their marks: zygotes of theirs, too.
     spans = {"agent", "--engine"} & {*program}
+    counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
     names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
     reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
     own = given["preexec_fn"]
     unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"
-    return bool(logs or spans) or reads or unknown or given.get("umask", -1) != -1
+    return bool(logs or spans or counts) or reads or unknown or given.get("umask", -1) != -1
 
 
 def _imports_torch(program: Sequence[str], folder: str) -> bool:
