@@ -204,7 +204,9 @@ def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPa
             runtime.flush()
             assert rows(runtime, fills) == 5 * BATCH
             assert 10 * BATCH < rows(runtime, spills) < 60 * BATCH
-            with pytest.raises(UsageError, match="'fills' was asked to add 8192 rows"):
+            # In sync mode the push that waits for its round may be what there is no room for.
+            refusals = r"'fills' was asked to add 8192 rows|the pushes of round \d+ take"
+            with pytest.raises(UsageError, match=refusals):
                 send_many(runtime, fills, range(1000))
             assert rows(runtime, fills) % BATCH == 0
             assert peak(fleet.processes[0].pid) <= 420 * MIB
