@@ -310,7 +310,7 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(job.url, wait_until="domcontentloaded")
-        page.wait_for_function("document.body.dataset.at", timeout=60_000)
+        page.wait_for_selector("body[data-at]", state="attached", timeout=60_000)
         until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
