@@ -141,7 +141,6 @@ class _ClientConnection(Http2Connection):
         self._deadline = self._next_probe = 0.0
         self._number = -1
         self._ended = True
-        self._headers: dict[str, str] | None = None
         self._failure: CallFailed | None = None
         self._is_new = True
 
@@ -158,7 +157,7 @@ class _ClientConnection(Http2Connection):
             self._is_new = False
             self.send([frames.PREFACE + self.greeting()])
         self._number += 2
-        self._ended, self._headers, self._failure = False, None, None
+        self._ended, self._failure = False, None
         stream = self.open(self._number)
         self.send_message(stream, block, message, b"")
         while not self._ended:

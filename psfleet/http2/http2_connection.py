@@ -4,7 +4,6 @@ One thread reads (`read`). Messages may be sent by any thread; what the other en
 take yet is sent by the reading thread when it hears of more room.
 """
 
-import ctypes
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from psfleet.http2 import frames
 from psfleet.http2.call_errors import ConnectionBroken
 from psfleet.http2.header_blocks import MAX_HEADERS, HeaderReader
 from psfleet.http2.socket_transport import Part, Transport
+from psfleet.platform.unwritten_bytes import unwritten_bytes
 
 __all__ = ["Http2Connection", "IncomingMessage", "StreamState"]
 
@@ -20,12 +20,6 @@ _BUFFER = 64 << 10
 _RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
 _PREFIX = 5  # bytes before a message: not compressed, and its length
 _DEFAULT_WINDOW = 65_535
-
-# A bytes object whose content is not yet written, as in psfleet.wire.frame.
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
-_BYTES_HEAD = bytes.__basicsize__ - 1
 
 
 class IncomingMessage:
@@ -79,8 +73,7 @@ class IncomingMessage:
             raise ConnectionBroken(f"a message has {length} bytes, the limit is {self._most}")
         self.length = length
         if length:
-            self.content = _new_bytes(None, length)
-            place = (ctypes.c_uint8 * length).from_address(id(self.content) + _BYTES_HEAD)
+            self.content, place = unwritten_bytes(length)
             self._place = memoryview(place).cast("B")
 
 
@@ -407,11 +400,6 @@ class Http2Connection:
         if parts:
             self.transport.send(parts)
         return whole
-
-    def reset(self, stream: StreamState, code: int) -> None:
-        """Give a stream up."""
-        self.drop(stream)
-        self.send([frames.reset(stream.number, code)])
 
 
 def _trailers(number: int, block: bytes) -> bytes:

@@ -272,7 +272,7 @@ class _ServerConnection(Http2Connection):
         if refused:
             self.answer(stream, None, *refused, {})
             return
-        self._prove()
+        self._peer.connection = self
         try:
             seconds = read_timeout(headers)
         except (ValueError, KeyError):
@@ -303,9 +303,6 @@ class _ServerConnection(Http2Connection):
                 f"{settings.incoming}; send fewer at a time, or raise incoming in PSFLEET_LIMITS"
             )
         return None
-
-    def _prove(self) -> None:
-        self._peer.connection = self
 
     def on_end(self, stream: StreamState) -> None:
         """The request is here."""

@@ -154,12 +154,10 @@ class TlsTransport:
                 with self._lock:
                     size = self._socket.recv_into(into)
             except ssl.SSLWantReadError:
-                if not self._wait(select.POLLIN):
-                    tick()
+                self._await(select.POLLIN, tick)
                 continue
             except ssl.SSLWantWriteError:
-                if not self._wait(select.POLLOUT):
-                    tick()
+                self._await(select.POLLOUT, tick)
                 continue
             except (OSError, ValueError) as error:
                 raise ConnectionBroken(f"connection lost: {error}") from None

@@ -6,7 +6,6 @@ to serialize it, and at each access of the field. Here the payload is copied onc
 to its header, and not at all when it is read.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from psfleet.errors import FrameError
+from psfleet.platform.unwritten_bytes import unwritten_bytes
 from psfleet.wire.protobuf_fields import ALIGNMENT, BYTES, extent, field, opened, tag
 from psfleet.wire.v1.frame_pb2 import Header
 
@@ -25,12 +25,6 @@ MAX_HEADER = 2**20
 """Bytes of a header: enough for thousands of tables, and read in a tenth of a second whatever it holds."""
 
 Part = bytes | memoryview | NDArray[Any]
-
-# A bytes object whose content is not yet written: what CPython itself does in bytes.join().
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
-_BYTES_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
 _MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
@@ -56,10 +50,8 @@ def reserve(header: Header, length: int) -> tuple[bytes, NDArray[np.uint8]]:
         FrameError: The message would be longer than gRPC can carry.
     """
     head = _head(header, length)
-    message = _new_bytes(None, len(head) + length)
-    whole = np.ctypeslib.as_array(
-        (ctypes.c_uint8 * len(message)).from_address(id(message) + _BYTES_HEAD)
-    )
+    message, content = unwritten_bytes(len(head) + length)
+    whole = np.ctypeslib.as_array(content)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
     return message, whole[len(head) :]
 

@@ -29,7 +29,7 @@ from psfleet.wire.channel import GRACE
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.rpc.pull_response import ResponsePlaces
 
-__all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "prompt"]
+__all__ = ["Deadlines", "DeferredReply", "immediate", "parkable", "perform", "prompt"]
 
 LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
@@ -176,6 +176,16 @@ class Deadlines:
             return None
 
 
+def perform(
+    behavior: Callable[[bytes, DeferredReply], None], request: bytes, reply: DeferredReply
+) -> None:
+    """Let the behavior take the request; what it raises is the answer."""
+    try:
+        behavior(request, reply)
+    except Exception as error:
+        reply.fail(as_psfleet_error(error))
+
+
 def parkable(
     behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -190,11 +200,7 @@ def parkable(
         context: grpc.ServicerContext,
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
-        reply = DeferredReply(context, send_response_callback, measured)
-        try:
-            behavior(request, reply)
-        except Exception as error:
-            reply.fail(as_psfleet_error(error))
+        perform(behavior, request, DeferredReply(context, send_response_callback, measured))
 
     handle.experimental_non_blocking = True  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(handle)
@@ -212,11 +218,7 @@ def prompt(
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         sent: list[bytes | None] = []
-        reply = _ImmediateReply(context, sent.append, measured)
-        try:
-            behavior(request, reply)
-        except Exception as error:
-            reply.fail(as_psfleet_error(error))
+        perform(behavior, request, _ImmediateReply(context, sent.append, measured))
         return sent[0] or b""
 
     return grpc.unary_unary_rpc_method_handler(handle)

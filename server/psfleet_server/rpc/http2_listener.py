@@ -18,7 +18,7 @@ from psfleet.settings.limits import ServerLimits
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import HANDSHAKE
 from psfleet.wire.http2_access import accepts
-from psfleet_server.rpc.deferred_reply import DeferredReply, as_psfleet_error
+from psfleet_server.rpc.deferred_reply import DeferredReply, perform
 
 __all__ = ["Http2Listener", "MeasuredMethod"]
 
@@ -106,10 +106,6 @@ def _answering(
     method: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram
 ) -> Behavior:
     def handle(request: bytes, call: IncomingCall) -> None:
-        reply = DeferredReply(call, call.send, latency)
-        try:
-            method(request, reply)
-        except Exception as error:
-            reply.fail(as_psfleet_error(error))
+        perform(method, request, DeferredReply(call, call.send, latency))
 
     return handle

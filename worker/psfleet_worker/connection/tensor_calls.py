@@ -10,7 +10,7 @@ from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePass
 from psfleet.http2.http2_client import Http2Client
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE
-from psfleet.wire.error_status import error_named
+from psfleet.wire.error_status import KEY, error_named
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.http2_access import connects
 from psfleet.wire.v1 import shard_pb2
@@ -76,7 +76,7 @@ class TensorCalls:
             return client.call(f"/psfleet.v1.{method}", request, max(seconds, 0) + GRACE)
         except CallFailed as error:
             code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
-            named = error.metadata.get("psfleet-error", "")
+            named = error.metadata.get(KEY, "")
             raise error_named(named, code, error.details, self._name) from None
         except DeadlinePassed:
             raise DeadlineExceeded(
