@@ -53,7 +53,7 @@ class Access:
         """What goes with every call. (gRPC's own call credentials cost 150 microseconds a call.)"""
         if self.credentials is None:
             return None
-        return ((TOKEN_KEY, f"Bearer {self.credentials.token}"),)
+        return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
         """A channel with these options.

@@ -70,6 +70,11 @@ class Credentials:
         """The job's secret word."""
         return self._content("token").decode("ascii", "replace").strip()
 
+    @cached_property
+    def bearer(self) -> str:
+        """What the header of every call says."""
+        return f"Bearer {self.token}"
+
     def _content(self, name: str) -> bytes:
         path = self.folder / name
         try:

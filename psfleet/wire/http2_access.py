@@ -9,6 +9,7 @@ from psfleet.http2.call_errors import ConnectionBroken
 from psfleet.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import HANDSHAKE
+from psfleet.wire.client_socket import connected
 from psfleet.wire.credentials import SERVER_NAME, Credentials
 
 __all__ = ["accepts", "connects"]
@@ -39,7 +40,8 @@ def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
 
     def connect() -> Transport:
         try:
-            sock = _connected(endpoint)
+            sock = connected(endpoint, HANDSHAKE)
+            sock.settimeout(None)
         except OSError as error:
             raise ConnectionBroken(f"cannot connect to {endpoint!r}: {error.strerror}") from None
         if context is None:
@@ -63,22 +65,6 @@ def _until(deadline: float) -> Tick:
             raise ConnectionBroken("the server takes too long to agree on TLS")
 
     return tick
-
-
-def _connected(endpoint: str) -> socket.socket:
-    if is_tcp(endpoint):
-        host, _, port = endpoint.rpartition(":")
-        sock = socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE)
-    else:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(HANDSHAKE)
-            sock.connect(endpoint.removeprefix("unix:"))
-        except BaseException:
-            sock.close()
-            raise
-    sock.settimeout(None)
-    return sock
 
 
 def _prove(context: ssl.SSLContext, credentials: Credentials) -> None:

@@ -1,7 +1,8 @@
 """What a look at a server's socket tells of why it does not answer."""
 
 import contextlib
-import socket
+
+from psfleet.wire.client_socket import connected
 
 __all__ = ["answers_tls", "closes_at_once"]
 
@@ -33,7 +34,10 @@ def answers_tls(endpoint: str) -> bool:
 
 def _first(endpoint: str, tls: bool) -> bytes:
     """The first byte that comes over a new connection; none: it was closed."""
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError), _connected(endpoint) as probe:
+    with (
+        contextlib.suppress(ConnectionResetError, BrokenPipeError),
+        connected(endpoint, _MOMENT) as probe,
+    ):
         if tls:
             probe.sendall(_hello())
         return probe.recv(1)
@@ -51,17 +55,3 @@ def _hello() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         end.do_handshake()
     return outgoing.read()
-
-
-def _connected(endpoint: str) -> socket.socket:
-    if not endpoint.startswith("unix:"):
-        host, _, port = endpoint.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), _MOMENT)
-    probe = socket.socket(socket.AF_UNIX)
-    try:
-        probe.settimeout(_MOMENT)
-        probe.connect(endpoint.removeprefix("unix:"))
-    except OSError:
-        probe.close()
-        raise
-    return probe

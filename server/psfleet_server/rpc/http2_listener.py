@@ -64,7 +64,7 @@ class Http2Listener:
             streams=self._limits.streams,
             incoming=self._limits.incoming,
             handshake=HANDSHAKE,
-            token=f"Bearer {credentials.token}" if proves and credentials is not None else None,
+            token=credentials.bearer if proves and credentials is not None else None,
         )
         behaviors = {name: _answering(*method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)

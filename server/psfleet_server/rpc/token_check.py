@@ -23,14 +23,14 @@ def gates(access: Access, endpoint: str) -> "list[grpc.ServerInterceptor[Any, An
     """What stands before the handlers of a server at this endpoint."""
     if access.credentials is None or not is_tcp(endpoint):
         return []
-    return [_TokenInterceptor(access.credentials.token)]
+    return [_TokenInterceptor(access.credentials.bearer)]
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Lets calls with the token pass; about 5 microseconds each."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, bearer: str) -> None:
+        self._expected = bearer.encode()
         # A handler that takes a stream of requests is called before any of them is read.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
         self._log = RateLimitedLog()

@@ -86,7 +86,7 @@ class AgentHub(LauncherServicer):
     def __init__(self, access: Access, wake: Callable[[], None]) -> None:
         assert access.credentials is not None
         self._access = access
-        self._expected = f"Bearer {access.credentials.token}"
+        self._expected = access.credentials.bearer
         self._wake = wake
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._connections: list[AgentConnection] = []
