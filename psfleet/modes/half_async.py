@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,30 @@ from psfleet.runtime.forwarding import ForwardingRuntime
 from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
+from psfleet.shard.membership_view import Position
 from psfleet.strategy import ConsistencySettings
 
 __all__ = ["HalfAsyncRuntime"]
 
 Floats = NDArray[np.float32]
+
+
+class PositionedRuntime(Runtime, Protocol):
+    """A runtime whose pushes say how far the worker is with its data."""
+
+    @property
+    def position(self) -> Position:
+        """How far the worker is after the present step."""
+
+    def push(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        samples: int = 0,
+        loss: float | None = None,
+        position: Position | None = None,
+    ) -> PendingPush:
+        """See Runtime.push; `position`: after the last step of the gradients."""
 
 
 @dataclass(eq=False)
@@ -40,6 +59,7 @@ class _QueuedPush:
     gradients: list[Gradient]
     samples: int
     loss: float | None
+    position: Position
     runtime: "HalfAsyncRuntime"
     done: bool = False
 
@@ -58,8 +78,9 @@ class HalfAsyncRuntime(ForwardingRuntime):
         settings: How many gradients to merge, and how many may wait.
     """
 
-    def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
+    def __init__(self, fleet: PositionedRuntime, settings: ConsistencySettings) -> None:
         super().__init__(fleet)
+        self._cluster = fleet
         self._settings = settings
         self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
         self._changed = threading.Condition()
@@ -89,7 +110,13 @@ class HalfAsyncRuntime(ForwardingRuntime):
         """See Runtime.push. Waits while the queue is full."""
         # Checked before it waits: an error of what has been taken is final.
         check_gradients(self._spec_of, gradients)
-        step = _QueuedPush([_owned(gradient) for gradient in gradients], samples, loss, self)
+        step = _QueuedPush(
+            [_owned(gradient) for gradient in gradients],
+            samples,
+            loss,
+            self._cluster.position,
+            self,
+        )
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:
             self._queue.append(step)
@@ -147,7 +174,9 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     def _send(self, step: _QueuedPush) -> PendingPush:
         with self._alone():
-            return self._fleet.push(step.gradients, samples=step.samples, loss=step.loss)
+            return self._cluster.push(
+                step.gradients, samples=step.samples, loss=step.loss, position=step.position
+            )
 
     def _next(self) -> list[_QueuedPush] | None:
         """What leaves together next; None when this runtime is closed."""
@@ -248,4 +277,4 @@ def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
             values = np.concatenate([part.values for part in parts])
             ids = np.concatenate([part.ids.reshape(-1) for part in parts if part.ids is not None])
         gradients.append(replace(first, values=values, ids=ids))
-    return _QueuedPush(gradients, sum(step.samples for step in steps), last.loss, last.runtime)
+    return replace(last, gradients=gradients, samples=sum(step.samples for step in steps))

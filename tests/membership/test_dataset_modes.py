@@ -1,5 +1,6 @@
 """fleet.dataset beside what else a strategy says: local SGD, other modes, changes of the mode."""
 
+import threading
 from collections import Counter
 from functools import partial
 
@@ -137,6 +138,31 @@ def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
     with LocalFleet(2, 2) as fleet:
         together(fleet, ConsistencySettings("sync"), work)
     assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "half-async", "geo"])
+def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
+    """Worker 1 takes a lease, makes one of its steps and leaves. Worker 0 gets the other steps, not that
+    one, although worker 1 has not finished the lease."""
+    used: Counter[int] = Counter()
+    done = threading.Event()
+
+    def work(runtime: ModeSwitchRuntime) -> None:
+        leaves = runtime.worker_index == 1
+        assert leaves or done.wait(60)
+        for ranges in runtime.shares(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+            used.update(position for pair in ranges for position in range(*pair))
+            runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
+            if leaves:
+                break
+        if leaves:
+            runtime.close()
+            done.set()
+
+    with LocalFleet(2, 2) as fleet:
+        together(fleet, ConsistencySettings(mode), work)
+        assert fleet.wait(60) == [0, 0]
+    assert used == Counter(dict.fromkeys(range(SAMPLES), 1))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp", "half-async", "geo"])

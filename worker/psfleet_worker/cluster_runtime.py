@@ -28,6 +28,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.shard.events import Correction
+from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition
 from psfleet.strategy import WireSettings
 from psfleet.wire.v1 import shard_pb2
@@ -195,12 +196,28 @@ class ClusterRuntime:
         """See Runtime.pull_ahead."""
         return self._transfers.pull_ahead(reads)
 
+    @property
+    def position(self) -> Position:
+        """How far the script is with its data: leases used up, and samples of the next one."""
+        return self._shares.position or (0, 0)
+
     def push(
-        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        samples: int = 0,
+        loss: float | None = None,
+        position: Position | None = None,
     ) -> PendingPush:
-        """See Runtime.push. A push of an earlier life that counts is passed over."""
+        """See Runtime.push. A push of an earlier life that counts is passed over.
+
+        `position`: How far the script was with its data after the step; None: where it is now.
+        """
         gradients = with_counts(gradients, self.counters)
-        pushed = CompletedPush() if self.progress.passes() else self._push(gradients, samples, loss)
+        position = position or self.position
+        pushed: PendingPush = CompletedPush()
+        if not self.progress.passes():
+            pushed = self._push(gradients, samples, loss, position)
         for counter in self.counters:  # what left with a push that counts already counts with it
             counter.arrived()
         return pushed
@@ -209,10 +226,12 @@ class ClusterRuntime:
         """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
         self.push([])
 
-    def _push(self, gradients: Sequence[Gradient], samples: int, loss: float | None) -> PendingPush:
+    def _push(
+        self, gradients: Sequence[Gradient], samples: int, loss: float | None, position: Position
+    ) -> PendingPush:
         if self._audit is not None:
             gradients = [*gradients, self._audited(self._audit)]
-        return self._transfers.push(gradients, samples, loss, self._shares.position or (0, 0))
+        return self._transfers.push(gradients, samples, loss, position)
 
     def _audited(self, audit: PushAudit) -> Gradient:
         """Under `psfleet-launch --chaos`: what counts this push on every server."""

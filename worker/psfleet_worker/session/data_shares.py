@@ -159,11 +159,6 @@ class WorkerData:
             yield SkipStep() if ranges == _SKIP else TrainStep(ranges)
         return True
 
-    @property
-    def _exact(self) -> bool:
-        """Merged pushes leave later than their steps; then only what is flushed is said to be used."""
-        return not self._session.declared.merges_pushes
-
     def _leased(self, batch: int) -> Program[bool]:
         """All leases of the dataset; whether the mode has changed and another way is to go on."""
         turns = self._session.turns
@@ -183,8 +178,7 @@ class WorkerData:
         for low in range(0, total, batch):
             high = min(low + batch, total)
             self._handed = high
-            if self._exact:
-                self.position = (self._leases, high)
+            self.position = (self._leases, high)
             self.coming = part(lease, high, min(high + batch, total))
             ranges = part(lease, low, high)
             yield from self._tell(ranges)
@@ -195,8 +189,6 @@ class WorkerData:
     def _lease(self, batch: int) -> Program[Ranges | None]:
         """The next lease; None: everything is used."""
         while True:
-            if not self._exact:
-                yield from self._settle()
             dealt: DataReply = yield RequestData(
                 self.count, batch, lease=self._leases, used=self._used
             )
