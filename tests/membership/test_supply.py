@@ -12,7 +12,7 @@ import pytest
 from psfleet.data.assignment import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
 from psfleet.errors import Gap, UsageError
 from psfleet.shard.membership_view import ViewReport
-from psfleet_server.coordinator.coordinator import ViewDecided
+from psfleet_server.coordinator.coordinator_messages import ViewDecided
 from psfleet_server.coordinator.data_dispatch import (
     DataDispatch,
     DatasetRequest,

@@ -16,7 +16,8 @@ from psfleet.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.coordinator.coordinator import Arrival, Coordinator
+from psfleet_server.coordinator.barriers import Arrival
+from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog, records
 from tests.server.seating import register

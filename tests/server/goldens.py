@@ -49,8 +49,8 @@ from psfleet_server.coordinator.barriers import (
     ModeRequest,
     ModeSwitch,
 )
-from psfleet_server.coordinator.coordinator import (
-    Coordinator,
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import (
     Decision,
     TermStarted,
     ViewDecided,

@@ -2,7 +2,8 @@
 
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import PrepareView, ViewReport
-from psfleet_server.coordinator.coordinator import Coordinator, Outcome, Registration
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
 
 __all__ = ["register", "settled"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from psfleet.settings.environment import Environment
 from psfleet.wire.v1.membership_pb2 import BeatReply
-from psfleet_server.coordinator.coordinator import WorkerRequests
+from psfleet_server.coordinator.coordinator_messages import WorkerRequests
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.waiting import until

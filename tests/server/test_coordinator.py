@@ -18,14 +18,9 @@ from psfleet.errors import (
 )
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
-from psfleet_server.coordinator.coordinator import (
-    Arrival,
-    CollectiveReply,
-    Coordinator,
-    Heartbeat,
-    Outcome,
-    Registration,
-)
+from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration
 from tests.server.seating import register, settled
 
 

@@ -6,22 +6,29 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from psfleet.consistency import find_mode
 from psfleet.data.assignment import Range, RoundPlan
 from psfleet.errors import ConfigError, Fenced, Gap, NoRoom, NotReady, PsfleetError
 from psfleet.shard.events import Call, SendError
-from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet.shard.membership_view import PrepareView, ViewReport
 from psfleet_server.coordinator.barriers import (
-    DTYPES,
     Arrival,
     CollectiveCompleted,
-    CollectiveReply,
     CollectiveState,
-    ModeRequest,
     ModeSwitch,
+)
+from psfleet_server.coordinator.coordinator_messages import (
+    Decision,
+    Heartbeat,
+    Outcome,
+    PendingMessage,
+    Registration,
+    TermStarted,
+    ViewDecided,
+    WorkerLeft,
+    WorkerRequests,
 )
 from psfleet_server.coordinator.data_dispatch import (
     DataDispatch,
@@ -30,120 +37,14 @@ from psfleet_server.coordinator.data_dispatch import (
     DatasetRequest,
     LeaseGranted,
     SeatPosition,
-    TornStep,
 )
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 
-__all__ = [
-    "DTYPES",
-    "Arrival",
-    "CollectiveCompleted",
-    "CollectiveReply",
-    "Coordinator",
-    "Decision",
-    "Heartbeat",
-    "Outcome",
-    "PendingMessage",
-    "Registration",
-    "TermStarted",
-    "ViewDecided",
-    "WorkerLeft",
-    "WorkerRequests",
-]
+__all__ = ["Coordinator"]
 
 _MOST_SEATS = 1 << 16
 _START = 120.0  # seconds, at least, for a worker to come for the first time
 _CHANGES = 32  # bits of a view's number for the changes since the coordinator has started
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A heartbeat of a worker (of its `incarnation`) or of a server.
-
-    `step`: of a worker the last one it has started, of a server the last closed round.
-    """
-
-    index: int
-    server: bool = False
-    incarnation: int = 0
-    boot: int = 0
-    step: int = 0
-
-
-@dataclass
-class WorkerRequests:
-    """What every worker is asked to do, until withdrawn.
-
-    Attributes:
-        snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
-        wish: The mode request from outside; announced at the next barrier.
-    """
-
-    snapshot: tuple[int, int] | None = None
-    wish: ModeRequest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
-
-    `met`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
-    made yet. `progress`: the loop position of the seat's earlier incarnations.
-    """
-
-    call: Call
-    incarnation: int
-    first: int
-    view: int
-    met: int
-    switch: ModeSwitch | None = None
-    progress: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TermStarted:
-    """A process has become the coordinator, the `term`-th one."""
-
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class ViewDecided:
-    """A view is decided, with its membership and data dispatch."""
-
-    members: Membership
-    supply: DataDispatch
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
-    """A worker has left and takes part in no more collectives."""
-
-    worker: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMessage:
-    """A message for the process `boot` of a server; 0: the process is not known yet."""
-
-    server: int
-    boot: int
-    message: PrepareView | InstallView
-
-
-Decision = (
-    TermStarted
-    | ViewDecided
-    | CollectiveCompleted
-    | WorkerLeft
-    | DatasetBegun
-    | LeaseGranted
-    | DatasetEnded
-)
-"""A durable change of the coordinator."""
-
-Outcome = CollectiveReply | SendError | Registration
 
 
 class Coordinator:
@@ -336,10 +237,8 @@ class Coordinator:
             life = self.members.seats[worker].incarnation
             seen = self._seen.get(worker)
             if seen is None or seen[0] != life:
-                self._seen[worker] = (
-                    life,
-                    at,
-                )  # every life gets the whole time, also after a restart
+                # Every life gets the whole time, also after a restart of this process.
+                self._seen[worker] = (life, at)
             elif at - seen[1] > (self.dead_after if life else max(self.dead_after, _START)):
                 self._remove(worker)
 
@@ -548,12 +447,3 @@ class Coordinator:
         except NoRoom:
             self.waits_for_room = True
             return []
-
-
-def torn_words(torn: Sequence[TornStep]) -> list[str]:
-    """What a person reads about steps that only some servers have."""
-    return [
-        f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "
-        + ", ".join(f"server {server} {last}" for server, last in sorted(step.sequences.items()))
-        for step in torn
-    ]

@@ -22,6 +22,7 @@ __all__ = [
     "Leases",
     "SeatPosition",
     "TornStep",
+    "torn_words",
 ]
 
 _STEPS = 4  # batches of a lease
@@ -389,3 +390,12 @@ def _plan(
                 order.size, order.batch, (*plan.entries, PlanEntry(begin, seats, rest))
             )
     return plan
+
+
+def torn_words(torn: Sequence[TornStep]) -> list[str]:
+    """What a person reads about steps that only some servers have."""
+    return [
+        f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "
+        + ", ".join(f"server {server} {last}" for server, last in sorted(step.sequences.items()))
+        for step in torn
+    ]

@@ -10,7 +10,12 @@ from psfleet.wire.v1.log_pb2 import Leased as LeasedMessage
 from psfleet.wire.v1.log_pb2 import Left as LeftMessage
 from psfleet.wire.v1.log_pb2 import Met as MetMessage
 from psfleet_server.coordinator.barriers import CollectiveCompleted
-from psfleet_server.coordinator.coordinator import Decision, TermStarted, ViewDecided, WorkerLeft
+from psfleet_server.coordinator.coordinator_messages import (
+    Decision,
+    TermStarted,
+    ViewDecided,
+    WorkerLeft,
+)
 from psfleet_server.coordinator.data_dispatch import DatasetBegun, DatasetEnded, LeaseGranted
 from psfleet_server.durability import coordinator_state as state
 

@@ -12,7 +12,8 @@ from psfleet.settings.environment import Environment
 from psfleet.shard.events import MakeCut, Record
 from psfleet.shard.shard import Shard
 from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet_server.coordinator.coordinator import Coordinator, Decision
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability.log import ServerLog, records
 from psfleet_server.durability.records import (
     RecordKind,

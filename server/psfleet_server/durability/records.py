@@ -46,7 +46,7 @@ from psfleet.wire.worker_requests import (
     write_push,
     write_shrink,
 )
-from psfleet_server.coordinator.coordinator import Decision
+from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability.decisions import write_decision
 
 __all__ = ["RecordKind", "cut_of", "decode", "encode", "encode_change", "encode_state", "name_of"]

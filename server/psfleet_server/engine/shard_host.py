@@ -31,12 +31,9 @@ from psfleet.tables.dense import DenseTable
 from psfleet.wire.table_messages import write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
-from psfleet_server.coordinator.coordinator import (
-    CollectiveReply,
-    Coordinator,
-    Outcome,
-    Registration,
-)
+from psfleet_server.coordinator.barriers import CollectiveReply
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
 from psfleet_server.coordinator.mode_requests import ModeRequestFile
 from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal

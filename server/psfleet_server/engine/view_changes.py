@@ -15,8 +15,9 @@ from psfleet.shard.membership_view import PrepareView
 from psfleet.wire.access import Access
 from psfleet.wire.membership_messages import read_report, write_install
 from psfleet.wire.v1 import membership_pb2
-from psfleet_server.coordinator.coordinator import Coordinator, Outcome, PendingMessage, torn_words
-from psfleet_server.coordinator.data_dispatch import TornStep
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Outcome, PendingMessage
+from psfleet_server.coordinator.data_dispatch import TornStep, torn_words
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.peer import Peer
 

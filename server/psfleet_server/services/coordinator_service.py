@@ -11,8 +11,9 @@ from psfleet.errors import FrameError, ShapeError
 from psfleet.schema.table import MAX_AXES
 from psfleet.wire.membership_messages import write_plan, write_ranges
 from psfleet.wire.v1 import coordinator_pb2, membership_pb2
-from psfleet_server.coordinator.barriers import ModeRequest
-from psfleet_server.coordinator.coordinator import DTYPES, Arrival, Coordinator, Heartbeat, Outcome
+from psfleet_server.coordinator.barriers import DTYPES, Arrival, ModeRequest
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.deferred_reply import DeferredReply

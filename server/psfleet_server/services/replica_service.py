@@ -15,7 +15,7 @@ from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.wire import error_status, replication
 from psfleet.wire.body import parse
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator.coordinator import Decision
+from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import encode, encode_change

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from psfleet_server.coordinator.coordinator import Registration
+from psfleet_server.coordinator.coordinator_messages import Registration
 from psfleet_worker.session.instructions import SeatGranted
 from psfleet_worker.session.retries import Patience, Retries
 from tests.protocol.fleet.calls import Request

@@ -19,7 +19,8 @@ from psfleet.shard.ssp_clock import WorkerClocks
 from psfleet.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
 from psfleet_server.coordinator.barriers import CollectiveCompleted, CollectiveState
-from psfleet_server.coordinator.coordinator import Coordinator, Decision, Registration, ViewDecided
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Decision, Registration, ViewDecided
 from psfleet_server.coordinator.data_dispatch import DataDispatch, Leases
 from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log_shipping import LogShipping

@@ -26,13 +26,9 @@ from psfleet.shard.events import (
 from psfleet.shard.membership_view import InstallView, PrepareView
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_snapshot import FrozenShard
-from psfleet_server.coordinator.coordinator import (
-    Arrival,
-    Coordinator,
-    Decision,
-    Heartbeat,
-    Outcome,
-)
+from psfleet_server.coordinator.barriers import Arrival
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat, Outcome
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take

@@ -15,7 +15,7 @@ from psfleet.errors import Fenced, ProtocolError, PsfleetError
 from psfleet.kernels.dedup import owned_by
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
-from psfleet_server.coordinator.coordinator import Arrival, CollectiveReply
+from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 from psfleet_worker.session.collectives import Collectives
 from psfleet_worker.session.data_shares import WorkerData

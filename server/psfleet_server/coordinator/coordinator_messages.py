@@ -1,0 +1,125 @@
+"""What the coordinator decides, what it is told, and what it answers.
+
+Each decision goes to the journal before any reply depends on it; psfleet_server.durability.decisions
+writes and reads them.
+"""
+
+from dataclasses import dataclass
+
+from psfleet.shard.events import Call, SendError
+from psfleet.shard.membership_view import InstallView, PrepareView
+from psfleet_server.coordinator.barriers import (
+    CollectiveCompleted,
+    CollectiveReply,
+    ModeRequest,
+    ModeSwitch,
+)
+from psfleet_server.coordinator.data_dispatch import (
+    DataDispatch,
+    DatasetBegun,
+    DatasetEnded,
+    LeaseGranted,
+)
+from psfleet_server.coordinator.membership import Membership
+
+__all__ = [
+    "Decision",
+    "Heartbeat",
+    "Outcome",
+    "PendingMessage",
+    "Registration",
+    "TermStarted",
+    "ViewDecided",
+    "WorkerLeft",
+    "WorkerRequests",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A heartbeat of a worker (of its `incarnation`) or of a server.
+
+    `step`: of a worker the last one it has started, of a server the last closed round.
+    """
+
+    index: int
+    server: bool = False
+    incarnation: int = 0
+    boot: int = 0
+    step: int = 0
+
+
+@dataclass
+class WorkerRequests:
+    """What every worker is asked to do, until withdrawn.
+
+    Attributes:
+        snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
+        wish: The mode request from outside; announced at the next barrier.
+    """
+
+    snapshot: tuple[int, int] | None = None
+    wish: ModeRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
+
+    `met`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
+    made yet. `progress`: the loop position of the seat's earlier incarnations.
+    """
+
+    call: Call
+    incarnation: int
+    first: int
+    view: int
+    met: int
+    switch: ModeSwitch | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TermStarted:
+    """A process has become the coordinator, the `term`-th one."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDecided:
+    """A view is decided, with its membership and data dispatch."""
+
+    members: Membership
+    supply: DataDispatch
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker has left and takes part in no more collectives."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """A message for the process `boot` of a server; 0: the process is not known yet."""
+
+    server: int
+    boot: int
+    message: PrepareView | InstallView
+
+
+Decision = (
+    TermStarted
+    | ViewDecided
+    | CollectiveCompleted
+    | WorkerLeft
+    | DatasetBegun
+    | LeaseGranted
+    | DatasetEnded
+)
+"""A durable change of the coordinator."""
+
+Outcome = CollectiveReply | SendError | Registration
