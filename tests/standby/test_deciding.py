@@ -1,5 +1,6 @@
 """Who takes over, and what a primary waits for, without a process."""
 
+import signal
 import threading
 
 import numpy as np
@@ -8,7 +9,13 @@ import pytest
 from psfleet.errors import Fenced, ProtocolError
 from psfleet.wire.frame import Part
 from psfleet_launch.job.job_plan import Member
-from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
+from psfleet_launch.supervision.job_events import (
+    FinishJob,
+    ProcessExited,
+    SendSignal,
+    ServerReady,
+    StartProcesses,
+)
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
 from psfleet_server.durability.log_shipping import LogShipping, joined
@@ -60,6 +67,21 @@ def test_a_dead_standby_is_released_and_replaced() -> None:
     ]
     job.handle(ProcessExited(SERVER, -9), 3.0)
     assert job.failure is not None
+
+
+def test_a_primary_that_is_killed_when_all_is_done() -> None:
+    """Its workers have ended well and its standby has all that they pushed: the job has succeeded. The
+    standby, which nobody else tells, is asked to end if it has not ended."""
+    for standby_ends_first in (False, True):
+        job = training()
+        job.handle(ServerReady(FIRST), 2.0)
+        assert job.handle(ProcessExited(WORKER, 0, left=True), 3.0) == []
+        if standby_ends_first:
+            assert job.handle(ProcessExited(FIRST, 0), 3.0) == []
+            assert job.handle(ProcessExited(SERVER, -9), 3.0) == [FinishJob(0)]
+            continue
+        assert job.handle(ProcessExited(SERVER, -9), 3.0) == [SendSignal((FIRST,), signal.SIGTERM)]
+        assert job.handle(ProcessExited(FIRST, 0), 3.0) == [FinishJob(0)]
 
 
 def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:

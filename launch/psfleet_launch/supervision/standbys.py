@@ -86,15 +86,20 @@ class Standbys:
                 yield self.primary[rank], heir
             yield heir, self.primary[rank]
 
+    def has_heir(self, member: Member) -> bool:
+        """Whether the member is a primary whose standby has all that was acknowledged."""
+        rank = member.rank
+        return self.primary.get(rank) == member and self.standby.get(rank) in self.ready
+
     def take_over(self, member: Member) -> PromoteStandby | None:
         """Return the standby that takes over from an ended primary; None: there is none.
 
         The ready file of who does is to be removed before it hears of that.
         """
-        rank = member.rank
-        heir = self.standby.get(rank)
-        if self.primary.get(rank) != member or heir is None or heir not in self.ready:
+        if not self.has_heir(member):
             return None
+        rank = member.rank
+        heir = self.standby[rank]
         self.primary[rank] = heir
         del self.standby[rank]
         self.ready.discard(heir)

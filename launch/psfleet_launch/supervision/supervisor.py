@@ -199,6 +199,9 @@ class Supervisor:
             return self._going_back(at)
         if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
             code = 0  # it is not needed any more
+            orphan = self._orphan(member)
+            if orphan is not None:  # nobody else tells it that all is over
+                return [SendSignal((orphan,), signal.SIGTERM)]
         if code and (found := self._taken_over(member)):
             return found
         if code and self._had_left(exited):
@@ -238,6 +241,13 @@ class Supervisor:
         return (exited.left or bool(self.over)) and bool(
             self.worker_restarts or self.spares_workers
         )
+
+    def _orphan(self, member: Member) -> Member | None:
+        """The standby of this primary, if it runs."""
+        if self.standbys is None or self.standbys.primary.get(member.rank) != member:
+            return None
+        heir = self.standbys.standby.get(member.rank)
+        return heir if heir in self.alive else None
 
     def _follows(self, member: Member) -> bool:
         return self.standbys is not None and self.standbys.follows(member)
@@ -309,8 +319,11 @@ class Supervisor:
         return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
 
     def _was_killed(self, exited: ProcessExited) -> bool:
-        """Whether a server was killed that has kept a log of all that its workers have pushed."""
-        return exited.member.role == "server" and self.restarts > 0 and exited.code < 0
+        """Whether a server was killed whose log or standby has all that its workers have pushed."""
+        kept = self.restarts > 0 or (
+            self.standbys is not None and self.standbys.has_heir(exited.member)
+        )
+        return exited.member.role == "server" and kept and exited.code < 0
 
     def _may_lose(self, member: Member) -> bool:
         return (
