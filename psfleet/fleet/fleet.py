@@ -3,31 +3,26 @@
 import atexit
 import dataclasses
 import importlib.metadata
-import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from psfleet.data.dispatch import batches
 from psfleet.data.peekable import SizedPeekable
-from psfleet.errors import ConfigError, UsageError
+from psfleet.errors import ConfigError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
-from psfleet.execution.inference import save_inference
-from psfleet.execution.model_files import load, save
 from psfleet.fleet import stats
 from psfleet.fleet.data_loops import DataLoops
+from psfleet.fleet.fleet_saving import FleetSaving
 from psfleet.fleet.util import Util
 from psfleet.modes.local_sgd import LocalSGDRuntime
 from psfleet.modes.switch import change, check_mode, connect
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
 from psfleet.runtime import interface as runtimes
-from psfleet.schema.table import key_of
-from psfleet.settings.environment import Environment, check_alone, read_environment
+from psfleet.settings.environment import read_environment
 from psfleet.stages import links
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 
@@ -37,12 +32,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Fleet:
+class Fleet(FleetSaving):
     """One process's view of the fleet: its role, and the way to everybody's parameters."""
 
     def __init__(self) -> None:
-        self._joined: Environment | None = None
-        self._place = links.StagePosition()
+        super().__init__()
         self._strategy: DistributedStrategy | runtimes.Parts | None = None
         self._load_path: str | None = None
         self._loops: DataLoops | None = None
@@ -83,14 +77,6 @@ class Fleet:
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
-    @property
-    def _environment(self) -> Environment:
-        """What `init` has found; a script that trains alone need not call it."""
-        if self._joined is None:
-            check_alone()
-            return Environment()
-        return self._joined
-
     def _own_loops(self) -> DataLoops:
         if self._loops is None:
             here = self._environment
@@ -128,46 +114,6 @@ class Fleet:
     def _settings(self, strategy: DistributedStrategy | runtimes.Parts | None) -> Settings:
         """What counts of the script's strategy and the launcher's."""
         return resolve(strategy, self._environment.strategy)
-
-    def is_server(self) -> bool:
-        """Whether this process is a server."""
-        return self._environment.role == "server"
-
-    def is_worker(self) -> bool:
-        """Whether this process trains."""
-        return not self.is_server()
-
-    def is_first_worker(self) -> bool:
-        """Whether this process is worker 0, or its first stage."""
-        return self.is_worker() and self.worker_index() == 0 and not self.is_later_stage()
-
-    def is_later_stage(self) -> bool:
-        """Whether this process is a stage of a pipeline and not the worker's first."""
-        return self._place.process > 0
-
-    def worker_index(self) -> int:
-        """This worker's index, from 0; all its stages have the same."""
-        return self._environment.rank
-
-    def server_index(self) -> int:
-        """This server's index, from 0."""
-        return self._environment.rank
-
-    def worker_num(self) -> int:
-        """How many workers train."""
-        return self._environment.workers
-
-    def server_num(self) -> int:
-        """How many servers there are; 0 embedded."""
-        return len(self._environment.servers)
-
-    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """The servers' endpoints, as a list or joined by commas."""
-        return _listed(self._environment.servers, to_string)
-
-    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """The workers' addresses as far as the environment names them."""
-        return _listed(self._environment.worker_endpoints, to_string)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -402,97 +348,6 @@ class Fleet:
         """
         self._own_loops().step_done()
 
-    def snapshot(self) -> str:
-        """Take a snapshot of the whole fleet in the job's folder; where it lies.
-
-        Training of the other workers goes on. Worker 0 asks for it; for the others the call does
-        nothing and gives "".
-        """
-        return runtimes.active().save("") if self.is_first_worker() else ""
-
-    # -- saving --------------------------------------------------------------------------------
-
-    def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
-        """Write every table, optimizer state included, to a folder: weights and all to go on from.
-
-        Worker 0 saves, for the others the call does nothing. Called as `save_persistables(dirname)` or
-        with the reference's `(executor, dirname)`.
-
-        Args:
-            mode: 0: everything. 1: a delta, what has changed since the last delta or base. 2: a base,
-                everything, and the next delta says the changes since. 3: everything; the reference
-                also ages its rows then, which here only `shrink` does.
-
-        Raises:
-            CheckpointError: The fleet has no table, or the folder cannot be written.
-        """
-        path = _dirname("save_persistables", arguments)
-        if mode not in (0, 1, 2, 3):
-            raise ConfigError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
-        if self.is_first_worker():
-            save(runtimes.active(), path, delta=mode == 1, base=mode == 2)
-
-    def load_model(self, *arguments: Any, mode: int = 0) -> None:
-        """Set every table from a folder written by `save_persistables`, by any number of servers.
-
-        Worker 0 loads; the others wait for it. All workers must call it, once the model is made.
-
-        Raises:
-            CheckpointError: No table or parameter of the script would get a value; nothing was changed.
-        """
-        path = _dirname("load_model", arguments)
-        if mode != 0:
-            raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
-        load(runtimes.active(), path)
-
-    def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
-        """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
-
-        Called as `(dirname, feeded_var_names, target_vars)` or with the reference's executor first.
-        Worker 0 saves, for the others the call does nothing.
-        """
-        if arguments and not isinstance(arguments[0], str | os.PathLike):
-            arguments = arguments[1:]
-        if len(arguments) != 3:
-            raise UsageError(
-                "save_inference_model needs dirname, feeded_var_names and target_vars; "
-                f"it got {len(arguments)} of them"
-            )
-        path, feeds, targets = arguments
-        if self.is_first_worker():
-            runtimes.active().flush()
-            save_inference(str(Path(path)), list(feeds), list(targets), main_program)
-
-    def shrink(
-        self, threshold: float | None = None, unseen: int | None = None, table: str | None = None
-    ) -> int:
-        """Remove rows of sparse tables that are worth little or not in use.
-
-        All workers must call it: they meet before and after. Worker 0 shrinks.
-
-        Args:
-            threshold: In tables with a ShowClickEntry the least score of a row that stays; None: the
-                entry's delete_threshold. In other tables the same as `unseen`.
-            unseen: Rows go that no push has named since the unseen-th shrink before this one. None: the
-                entry's delete_after_unseen; in other tables none go.
-            table: Name of the one table that is meant; None: every sparse table.
-
-        Returns:
-            How many rows went; 0 on workers other than the first.
-        """
-        if threshold is not None and not math.isfinite(threshold):
-            raise ConfigError(f"the threshold of shrink is {threshold}; use a number")
-        if unseen is not None and not 1 <= unseen < 2**31:
-            raise ConfigError(f"unseen of shrink is {unseen}; use a whole number from 1 on")
-        runtimes.active().barrier()
-        gone = 0
-        if self.is_first_worker() and not runtimes.passes(runtimes.active()):
-            key = 0 if table is None else key_of(table)
-            gone = runtimes.active().shrink(key, threshold, unseen)
-        runtimes.active().barrier()
-        invalidate()
-        return gone
-
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
         stats.print_table_stat(table)
@@ -516,21 +371,9 @@ def _link(place: links.StagePosition, queue_size: int) -> links.Links:
     return found
 
 
-def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:
-    return ",".join(endpoints) if to_string else list(endpoints)
-
-
 def _check_strategy(strategy: Any) -> None:
     if not isinstance(strategy, DistributedStrategy | Mapping | None):
         raise ConfigError(
             f"the strategy is {strategy!r}; it must be a fleet.DistributedStrategy, such as "
             "DistributedStrategy(a_sync=True)"
         )
-
-
-def _dirname(function: str, arguments: Sequence[Any]) -> str:
-    """The folder among (dirname) or (executor, dirname[, program])."""
-    for argument in arguments[:2]:
-        if isinstance(argument, str | os.PathLike) and os.fspath(argument):
-            return os.fspath(argument)
-    raise UsageError(f"{function} needs a folder; it got {arguments!r}")

@@ -1,14 +1,14 @@
 """One shard: what events do to its workers, rounds and tables, and in which order.
 
-`handle` decides; what it decides over lies with the parts of a shard, each of which knows nothing of
-the others: the workers' lives (workers.py), the mode with its rounds and clocks (consistency.py), the
-tables (tables.py, updates.py, room.py) and the cuts of snapshots (cuts.py, moments.py).
+`handle` decides. The parts of a shard know nothing of each other: the workers' lives (workers.py), the mode
+with its rounds and clocks (consistency.py), the tables (shard_tables.py, updates.py, capacity.py) and the
+cuts of snapshots (snapshot_cuts.py, delta_bases.py).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import Later, NoRoom, ProtocolError, PsfleetError
+from psfleet.errors import Later, NoRoom, PsfleetError
 from psfleet.schema.table import TableSpec
 from psfleet.settings.mode import Mode
 from psfleet.shard import capacity
@@ -71,6 +71,7 @@ class Shard:
         journal: Gets every record before it takes effect; None: nothing is kept.
         waits_for_room: A round is complete whose close could not be kept; the event Retry tries again.
         counters, staleness: For displays; not part of its state.
+        replaying: Events are records of an earlier process, see psfleet.shard.journal_replay.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -86,7 +87,7 @@ class Shard:
         self.counters = ShardCounters()
         self.staleness = StalenessHistogram()
         self.stale_gradients = StaleGradients()
-        self._replaying = False
+        self.replaying = False
         self._parked: dict[Call, Pull] = {}
 
     @property
@@ -275,7 +276,7 @@ class Shard:
         return [*kept, *(self._serve(call, self._parked.pop(call)) for call in ready)]
 
     def _may_close(self) -> bool:
-        if self._replaying:  # then records say what closes
+        if self.replaying:  # then records say what closes
             return False
         return self.workers.is_settled() and self.rounds.is_complete()
 
@@ -294,7 +295,7 @@ class Shard:
         """
         if self.tables.has(spec):
             return False
-        made = self.tables.make(spec, value, may_refuse=not self._replaying)
+        made = self.tables.make(spec, value, may_refuse=not self.replaying)
         self._record(CreateTable(spec, value, maker))
         self.tables[spec.key] = made
         if maker is not None:
@@ -341,25 +342,10 @@ class Shard:
     # -- snapshots -----------------------------------------------------------------------------
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
-        cutting = event.cutting
-        self._check_cut(cutting)
-        self.cuts.begin(cutting)
+        other = None if self.consistency.declared.has_rounds else self.mode
+        event.cutting.check_round(self.rounds.closed, other, self.index)
+        self.cuts.begin(event.cutting)
         return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
-
-    def _check_cut(self, cutting: PendingCut) -> None:
-        """Refuse a round that does not say any more where all servers cut."""
-        last = cutting.round
-        if last is not None and self.mode is not None and not self.consistency.declared.has_rounds:
-            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
-            raise ProtocolError(
-                f"snapshot {cutting.number} is to hold round {last}, but the fleet now runs in mode "
-                f"{self.mode!r} on server {self.index}; take it again"
-            )
-        if last is not None and last < self.rounds.closed:
-            raise ProtocolError(
-                f"snapshot {cutting.number} is to hold round {last}, but round "
-                f"{self.rounds.closed} is closed on server {self.index}"
-            )
 
     def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
         self.cuts.give_up(event.number)
@@ -411,9 +397,8 @@ class Shard:
 
     def state(self) -> ShardState:
         """What the shard is beside the content of its tables."""
-        return ShardState(
-            self.workers, self.consistency, self.cuts.last, self.tables.makers
-        ).copied()
+        found = ShardState(self.workers, self.consistency, self.cuts.last, self.tables.makers)
+        return found.copied()
 
     def become(self, state: ShardState) -> None:
         """Be what another shard was beside the content of its tables."""
@@ -430,25 +415,14 @@ class Shard:
         """Close no round until the view is installed; where this shard stands."""
         self.workers.freeze(event)
         self.cuts.give_up()
-        workers, rounds = self.workers, self.rounds
-        return ViewReport(
-            self.mode or "",
-            rounds.closed,
-            dict(workers.lives),
-            {seat: rounds.sure_of(seat) for seat in workers.lives},
-            dict(rounds.rests),
-            frozenset(rounds.left),
-            dict(workers.sequences),
-            dict(workers.positions),
-            dict(workers.progress),
-        )
+        return self.workers.report(self.mode or "", self.rounds)
 
     def _install(self, event: InstallView, call: Call) -> list[Instruction]:
         if event.view == self.workers.view:
             return [SendOutcome(call, number=self.rounds.remaining())]
         self.workers.check_install(event)
         self._record(event)
-        self._take_view(event)
+        self.take_view(event)
         self.workers.frozen = False
         ended = [
             SendError(parked, self.workers.fenced(pull.worker, pull.incarnation))
@@ -459,58 +433,15 @@ class Shard:
             del self._parked[refusal.call]
         return [SendOutcome(call, number=self.rounds.remaining()), *ended, *self._advance()]
 
-    def _take_view(self, event: InstallView) -> None:
+    def take_view(self, event: InstallView) -> None:
+        """Let a view take effect."""
         self.consistency.install(event.seats, self.workers.lives)
         for worker, incarnation in self.workers.install(event):
             self._begin(worker, incarnation)
 
-    # -- the journal ---------------------------------------------------------------------------
-
     def _record(self, record: Record) -> None:
         if self.journal is not None:
             self.journal(record)
-
-    def replay(self, record: Record) -> None:
-        """Take a record of an earlier process once more; the journal must be None.
-
-        Raises:
-            ProtocolError: The record cannot follow those before it.
-            PsfleetError: It was refused then too, or does not fit the tables.
-        """
-        budget = self.tables.budget
-        limit, budget.limit = budget.limit, None  # what was accepted then is accepted now
-        self._replaying = True
-        try:
-            self._replay(record)
-        finally:
-            budget.limit, self._replaying = limit, False
-
-    def _replay(self, record: Record) -> None:
-        match record:
-            case CreateTable(spec, value, maker):
-                self.create(spec, value, maker)
-            case CloseRound():
-                self._replay_close(record)
-            case InstallView():
-                self._take_view(record)
-            case MakeCut(number):
-                self.cuts.last = number
-            case Evict(key, ids):
-                self.tables.evict(key, ids)
-            case _:
-                for instruction in self.handle(record, None):
-                    if isinstance(instruction, SendError):
-                        raise instruction.error
-
-    def _replay_close(self, record: CloseRound) -> None:
-        number, held = self.rounds.closed + 1, sorted(self.rounds.held)
-        if record.round != number or record.members != tuple(held):
-            raise ProtocolError(
-                f"round {record.round} closes with the pushes of workers {list(record.members)}, "
-                f"but round {number} holds those of {held}"
-            )
-        update(self.tables, self.rounds.close())
-        self.workers.progress.update(record.progress)
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""

@@ -34,6 +34,25 @@ class PendingCut:
     since: int = 0
     remember: bool = False
 
+    def check_round(self, closed: int, other_mode: str | None, server: int) -> None:
+        """Refuse a round that does not say any more where all servers cut.
+
+        Args:
+            closed: The last closed round of the server.
+            other_mode: The mode, if it is one without rounds.
+            server: The server's index.
+        """
+        if self.round is None:
+            return
+        holds = f"snapshot {self.number} is to hold round {self.round}, but"
+        if other_mode is not None:
+            # Nobody had joined when the round was chosen. Pushes that come now are not in rounds.
+            raise ProtocolError(
+                f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
+            )
+        if self.round < closed:
+            raise ProtocolError(f"{holds} round {closed} is closed on server {server}")
+
 
 @dataclass
 class CutState:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from psfleet.errors import ConfigError, Fenced, Gap, NotReady, ProtocolError
 from psfleet.shard.events import Push, Shrink, WriteState
-from psfleet.shard.membership_view import InstallView, Position, PrepareView
+from psfleet.shard.membership_view import InstallView, Position, PrepareView, ViewReport
+from psfleet.shard.rounds import Rounds
 
 __all__ = ["Workers"]
 
@@ -183,6 +184,20 @@ class Workers:
             )
         self.promised = event.view
         self.refused |= set(event.ended.items())  # of decided views that have not come, too
+
+    def report(self, mode: str, rounds: Rounds) -> ViewReport:
+        """Where the shard stands with these workers."""
+        return ViewReport(
+            mode,
+            rounds.closed,
+            dict(self.lives),
+            {seat: rounds.sure_of(seat) for seat in self.lives},
+            dict(rounds.rests),
+            frozenset(rounds.left),
+            dict(self.sequences),
+            dict(self.positions),
+            dict(self.progress),
+        )
 
     def check_install(self, event: InstallView) -> None:
         """Refuse a view for which the shard is not frozen."""

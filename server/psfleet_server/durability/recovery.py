@@ -10,6 +10,7 @@ from pathlib import Path
 from psfleet.checkpoint import Snapshot, own_name, read_manifest
 from psfleet.errors import CheckpointError, LogError, UsageError
 from psfleet.formats.document import reading
+from psfleet.shard.journal_replay import replay
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.wire.body import read_alone
@@ -71,7 +72,7 @@ def begin(
             why = why or f": {error}"
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
-            shard.replay(event)
+            replay(shard, event)
         _become(snapshot.server(shard.index), shard, coordinator)
         return number
     raise LogError(
@@ -233,4 +234,4 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
         if body:
             raise LogError("its body is not empty")
     else:
-        shard.replay(decode(kind, body, lambda key: shard.tables.find(key).spec))
+        replay(shard, decode(kind, body, lambda key: shard.tables.find(key).spec))

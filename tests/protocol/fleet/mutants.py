@@ -120,7 +120,7 @@ def _close_while_frozen(patch: pytest.MonkeyPatch) -> None:
     closing = Shard._may_close
 
     def hasty(shard: Shard) -> bool:
-        return closing(shard) or (not shard._replaying and shard.rounds.is_complete())
+        return closing(shard) or (not shard.replaying and shard.rounds.is_complete())
 
     patch.setattr(Shard, "_may_close", hasty)
 

@@ -1,0 +1,118 @@
+"""Snapshots, saved models and loaded ones, and what is no longer worth saving."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from psfleet.errors import ConfigError, UsageError
+from psfleet.execution.inference import save_inference
+from psfleet.execution.model_files import load, save
+from psfleet.fleet.fleet_role import FleetRole
+from psfleet.parameters.binding import invalidate
+from psfleet.runtime import interface as runtimes
+from psfleet.schema.table import key_of
+
+__all__ = ["FleetSaving"]
+
+
+class FleetSaving(FleetRole):
+    """What a script keeps of the fleet's tables; worker 0 does it for all."""
+
+    def snapshot(self) -> str:
+        """Take a snapshot of the whole fleet in the job's folder; where it lies.
+
+        Training of the other workers goes on. Worker 0 asks for it; for the others the call does
+        nothing and gives "".
+        """
+        return runtimes.active().save("") if self.is_first_worker() else ""
+
+    def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
+        """Write every table, optimizer state included, to a folder: weights and all to go on from.
+
+        Worker 0 saves, for the others the call does nothing. Called as `save_persistables(dirname)` or
+        with the reference's `(executor, dirname)`.
+
+        Args:
+            mode: 0: everything. 1: a delta, what has changed since the last delta or base. 2: a base,
+                everything, and the next delta says the changes since. 3: everything; the reference
+                also ages its rows then, which here only `shrink` does.
+
+        Raises:
+            CheckpointError: The fleet has no table, or the folder cannot be written.
+        """
+        path = _dirname("save_persistables", arguments)
+        if mode not in (0, 1, 2, 3):
+            raise ConfigError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
+        if self.is_first_worker():
+            save(runtimes.active(), path, delta=mode == 1, base=mode == 2)
+
+    def load_model(self, *arguments: Any, mode: int = 0) -> None:
+        """Set every table from a folder written by `save_persistables`, by any number of servers.
+
+        Worker 0 loads; the others wait for it. All workers must call it, once the model is made.
+
+        Raises:
+            CheckpointError: No table or parameter of the script would get a value; nothing was changed.
+        """
+        path = _dirname("load_model", arguments)
+        if mode != 0:
+            raise ConfigError(f"load_model mode is {mode!r}; only 0 (everything) is available")
+        load(runtimes.active(), path)
+
+    def save_inference_model(self, *arguments: Any, main_program: Any = None) -> None:
+        """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
+
+        Called as `(dirname, feeded_var_names, target_vars)` or with the reference's executor first.
+        Worker 0 saves, for the others the call does nothing.
+        """
+        if arguments and not isinstance(arguments[0], str | os.PathLike):
+            arguments = arguments[1:]
+        if len(arguments) != 3:
+            raise UsageError(
+                "save_inference_model needs dirname, feeded_var_names and target_vars; "
+                f"it got {len(arguments)} of them"
+            )
+        path, feeds, targets = arguments
+        if self.is_first_worker():
+            runtimes.active().flush()
+            save_inference(str(Path(path)), list(feeds), list(targets), main_program)
+
+    def shrink(
+        self, threshold: float | None = None, unseen: int | None = None, table: str | None = None
+    ) -> int:
+        """Remove rows of sparse tables that are worth little or not in use.
+
+        All workers must call it: they meet before and after. Worker 0 shrinks.
+
+        Args:
+            threshold: In tables with a ShowClickEntry the least score of a row that stays; None: the
+                entry's delete_threshold. In other tables the same as `unseen`.
+            unseen: Rows go that no push has named since the unseen-th shrink before this one. None: the
+                entry's delete_after_unseen; in other tables none go.
+            table: Name of the one table that is meant; None: every sparse table.
+
+        Returns:
+            How many rows went; 0 on workers other than the first.
+        """
+        if threshold is not None and not math.isfinite(threshold):
+            raise ConfigError(f"the threshold of shrink is {threshold}; use a number")
+        if unseen is not None and not 1 <= unseen < 2**31:
+            raise ConfigError(f"unseen of shrink is {unseen}; use a whole number from 1 on")
+        runtimes.active().barrier()
+        gone = 0
+        if self.is_first_worker() and not runtimes.passes(runtimes.active()):
+            key = 0 if table is None else key_of(table)
+            gone = runtimes.active().shrink(key, threshold, unseen)
+        runtimes.active().barrier()
+        invalidate()
+        return gone
+
+
+def _dirname(function: str, arguments: Sequence[Any]) -> str:
+    """The folder among (dirname) or (executor, dirname[, program])."""
+    for argument in arguments[:2]:
+        if isinstance(argument, str | os.PathLike) and os.fspath(argument):
+            return os.fspath(argument)
+    raise UsageError(f"{function} needs a folder; it got {arguments!r}")
