@@ -1,19 +1,20 @@
 """What every optimizer does: differentiate, clip, push with the current rate, keep its state."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.optimizer import optimizer_state, program_access
+from psfleet.optimizer import program_access
 from psfleet.optimizer.amp import GradientScaler
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, clip_by_own
 from psfleet.optimizer.gradient_merge import GradientMerger
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
+from psfleet.optimizer.optimizer_state import StatefulOptimizer, restore
 from psfleet.parameters.binding import BoundTable, as_gradient, tables
 from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
 from psfleet.parameters.parameter import Parameter, SparseGrad
@@ -22,12 +23,11 @@ from psfleet.parameters.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 from psfleet.stages.links import here
-from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, check, checked
+from psfleet.validation.annotations import Must, NonNegative, check, checked
 
 __all__ = ["LegacyArguments", "Optimizer", "Rate"]
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
-_WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
 Floats = NDArray[np.float32]
 Pairs = Sequence[tuple[Parameter, Grad]]
 T = TypeVar("T", bound="Optimizer")
@@ -41,7 +41,7 @@ class LegacyArguments(TypedDict, total=False):
     multi_precision: bool
 
 
-class Optimizer:
+class Optimizer(StatefulOptimizer):
     """Base of the optimizers. A subclass sets `_rule`.
 
     The optimizer owns no array: weights and state live in the tables of the active runtime, made at
@@ -81,8 +81,9 @@ class Optimizer:
         **older: Unpack[LegacyArguments],
     ) -> None:
         owner = type(self).__name__
-        self._name = name or owner
-        self._rate = _rate(owner, learning_rate)
+        super().__init__(
+            name or owner, _rate(owner, learning_rate), older.get("multi_precision", False)
+        )
         self._parameters = program_access.parameters_of(
             owner,
             _one(owner, "parameters", parameters, "parameter_list", older.get("parameter_list")),
@@ -92,15 +93,8 @@ class Optimizer:
         )
         self.regularization = as_regularizer(decay, owner)
         self._grad_clip = grad_clip
-        self.multi_precision = older.get("multi_precision", False)
         self._lenders: dict[str, Optimizer] = {}  # of parameters in groups, by their names
-        self._known: dict[str, Parameter] = {}
-        self._planned: list[Parameter] = []  # what runs of a program update, in all stages
-        self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
-        self._updates = 0
-        self._last_rate: float | None = None
         self.merger: GradientMerger[Parameter] | None = None
-        self.shortener: GradientScaler | None = None
         self._promise(self._parameters or [], early=False)
 
     # -- what it is ----------------------------------------------------------------------------
@@ -397,13 +391,16 @@ class Optimizer:
         """What is pushed for a gradient. A hook for compression."""
         return grad
 
+    def _find(self, parameter: Parameter) -> BoundTable | None:
+        return tables().find(self, parameter)
+
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         home = tables()
-        known = home.find(self, parameter) is not None
+        known = self._find(parameter) is not None
         seat = home.seat(self, parameter, by_rows)
         self._known[parameter.name] = parameter
         if not known and self._waiting:
-            optimizer_state.restore(home, self._name, [seat], self._waiting)
+            restore(home, self._name, [seat], self._waiting)
         return seat
 
     def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
@@ -417,94 +414,6 @@ class Optimizer:
         self._updates += 1
         if isinstance(self._rate, LRScheduler) and self._rate.steps_itself:
             self._rate.step()
-
-    # -- state ---------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's whole state, gathered from the tables; empty before the first update.
-
-        Returns:
-            `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
-            State that was set and still waits for its parameter's first update is in it as well.
-            A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
-            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
-            with multi_precision `master_weights` has the float32 weights by name.
-        """
-        if not self._updates:
-            return dict(self._waiting)
-        home = tables()
-        if here().processes > 1:
-            for (
-                parameter
-            ) in self._planned:  # other stages have made, and update, the others' tables
-                self._seat(parameter)
-        home.runtime.flush()
-        seats = [seat for p in self._known.values() if (seat := home.find(self, p)) is not None]
-        seated = {seat.parameter.name for seat in seats}
-        found = {
-            key: value
-            for key, value in self._waiting.items()
-            if "." in key and key.rpartition(".")[0] not in seated
-        }
-        found |= optimizer_state.gather(home, seats)
-        if self.multi_precision:
-            found["master_weights"] = optimizer_state.masters(home, seats)
-        found["global_step"] = self._updates
-        if self.shortener is not None:
-            found["loss_scaling"] = self.shortener.state_dict()
-        if isinstance(self._rate, LRScheduler):
-            found["LR_Scheduler"] = self._rate.state_dict()
-        return found
-
-    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`; weights are not part of it.
-
-        State of a parameter that was not updated yet waits for its first update. On a cluster every
-        worker must call it.
-
-        Raises:
-            UsageError: An entry is missing, or none is of this optimizer's parameters. ShapeError: One
-                has another shape. Nothing was changed.
-        """
-        self._check_state(state_dict)
-        home = tables()
-        seats = [home.find(self, p) for p in self._known.values()]
-        optimizer_state.restore(
-            home, self._name, [seat for seat in seats if seat is not None], state_dict
-        )
-        self._waiting = dict(state_dict)
-        self._updates = int(state_dict.get("global_step", self._updates))
-        self._last_rate = None
-        if self.shortener is not None and "loss_scaling" in state_dict:
-            self.shortener.set_state_dict(state_dict["loss_scaling"])
-        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
-            self._rate.set_state_dict(state_dict["LR_Scheduler"])
-
-    def _check_state(self, found: Any) -> None:
-        """Refuse what is no state of this optimizer, before any of it is used."""
-        if not isinstance(found, Mapping):
-            raise UsageError(
-                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
-            )
-        check(self._name, "the state's global_step", found.get("global_step", 0), NonNegativeInt)
-        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in found:
-            self._rate.check_state(found["LR_Scheduler"])
-        named = {str(key).rpartition(".")[0]: key for key in found if key not in _WHOLE}
-        known = {p.name for p in (*self.parameters, *self._planned)} or named.keys() - {""}
-        if named and not known & named.keys():
-            raise UsageError(
-                f"{self._name}: the state has {next(iter(named.values()))!r} and nothing of the "
-                f"optimizer's own parameters ({', '.join(sorted(known)) or 'none yet'}); is it of "
-                "another model?"
-            )
-
-    def set_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
-        self.set_state_dict(state_dict)
-
-    def load(self, stat_dict: dict[str, Any]) -> None:
-        """As `set_state_dict`."""
-        self.set_state_dict(stat_dict)
 
 
 def _rate(owner: str, value: Any) -> float | LRScheduler:

@@ -1,21 +1,142 @@
 """An optimizer's state as arrays by name: gathered from the tables and written back."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.parameters.binding import BoundTable, BoundTables
-from psfleet.parameters.parameter import as_numbers
+from psfleet.optimizer.amp import GradientScaler
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.parameters.binding import BoundTable, BoundTables, tables
+from psfleet.parameters.parameter import Parameter, as_numbers
 from psfleet.parameters.parameter_client import slots_of
 from psfleet.runtime.interface import TableState
+from psfleet.stages.links import here
 from psfleet.validation.annotations import NonNegativeInt, check
 
-__all__ = ["gather", "masters", "restore"]
+__all__ = ["StatefulOptimizer", "gather", "masters", "restore"]
 
 Floats = NDArray[np.float32]
+_WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
+
+
+class StatefulOptimizer(ABC):
+    """What an optimizer knows beside its settings, and how that is saved and set.
+
+    Args:
+        name: For messages.
+        rate: The learning rate, or its schedule.
+        multi_precision: Whether the state has float32 masters.
+    """
+
+    def __init__(self, name: str, rate: float | LRScheduler, multi_precision: bool) -> None:
+        self._name = name
+        self._rate = rate
+        self.multi_precision = multi_precision
+        self._known: dict[str, Parameter] = {}
+        self._planned: list[Parameter] = []  # what runs of a program update, in all stages
+        self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
+        self._updates = 0
+        self._last_rate: float | None = None
+        self.shortener: GradientScaler | None = None
+
+    @property
+    @abstractmethod
+    def parameters(self) -> list[Parameter]:
+        """The parameters that it was given, or else those that it has updated."""
+
+    @abstractmethod
+    def _find(self, parameter: Parameter) -> BoundTable | None:
+        """The parameter's table; None: there is none yet."""
+
+    @abstractmethod
+    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+        """The parameter's table, made if there is none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's whole state, gathered from the tables; empty before the first update.
+
+        Returns:
+            `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
+            State that was set and still waits for its parameter's first update is in it as well.
+            A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
+            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
+            with multi_precision `master_weights` has the float32 weights by name.
+        """
+        if not self._updates:
+            return dict(self._waiting)
+        home = tables()
+        if here().processes > 1:
+            for parameter in self._planned:  # other stages have made the others' tables
+                self._seat(parameter)
+        home.runtime.flush()
+        seats = [seat for p in self._known.values() if (seat := self._find(p)) is not None]
+        seated = {seat.parameter.name for seat in seats}
+        found = {
+            key: value
+            for key, value in self._waiting.items()
+            if "." in key and key.rpartition(".")[0] not in seated
+        }
+        found |= gather(home, seats)
+        if self.multi_precision:
+            found["master_weights"] = masters(home, seats)
+        found["global_step"] = self._updates
+        if self.shortener is not None:
+            found["loss_scaling"] = self.shortener.state_dict()
+        if isinstance(self._rate, LRScheduler):
+            found["LR_Scheduler"] = self._rate.state_dict()
+        return found
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state made by `state_dict()`; weights are not part of it.
+
+        State of a parameter that was not updated yet waits for its first update. On a cluster every
+        worker must call it.
+
+        Raises:
+            UsageError: An entry is missing, or none is of this optimizer's parameters. ShapeError: One
+                has another shape. Nothing was changed.
+        """
+        self._check_state(state_dict)
+        home = tables()
+        seats = [self._find(p) for p in self._known.values()]
+        restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
+        self._waiting = dict(state_dict)
+        self._updates = int(state_dict.get("global_step", self._updates))
+        self._last_rate = None
+        if self.shortener is not None and "loss_scaling" in state_dict:
+            self.shortener.set_state_dict(state_dict["loss_scaling"])
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
+            self._rate.set_state_dict(state_dict["LR_Scheduler"])
+
+    def _check_state(self, found: Any) -> None:
+        """Refuse what is no state of this optimizer, before any of it is used."""
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                f"{self._name}: the state is {found!r}, it must be what state_dict() gave"
+            )
+        check(self._name, "the state's global_step", found.get("global_step", 0), NonNegativeInt)
+        if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in found:
+            self._rate.check_state(found["LR_Scheduler"])
+        named = {str(key).rpartition(".")[0]: key for key in found if key not in _WHOLE}
+        known = {p.name for p in (*self.parameters, *self._planned)} or named.keys() - {""}
+        if named and not known & named.keys():
+            raise UsageError(
+                f"{self._name}: the state has {next(iter(named.values()))!r} and nothing of the "
+                f"optimizer's own parameters ({', '.join(sorted(known)) or 'none yet'}); is it of "
+                "another model?"
+            )
+
+    def set_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(state_dict)
+
+    def load(self, stat_dict: dict[str, Any]) -> None:
+        """As `set_state_dict`."""
+        self.set_state_dict(stat_dict)
 
 
 def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
