@@ -233,8 +233,8 @@ class UserSettings(NumberSettings):
         names="PSFLEET_LANE",
     )
     transport: str = setting(
-        "grpcio",
-        "Http2: push and pull over psfleet's own HTTP/2, for less CPU a call; grpcio: every call with grpcio",
+        "http2",
+        "Http2: push and pull over psfleet's own HTTP/2 where both ends have it; grpcio: all over grpcio",
         one_of("grpcio", "http2"),
         names="PSFLEET_TRANSPORT",
     )

@@ -5,7 +5,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-from psfleet.http2.call_errors import ConnectionBroken
+from psfleet.http2.call_errors import ConnectionBroken, DeadlinePassed
 from psfleet.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import HANDSHAKE
@@ -32,7 +32,10 @@ def accepts(access: Access, endpoint: str) -> Callable[[socket.socket], Transpor
 
 
 def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
-    """What makes a connection to `unix:/path` or `host:port`."""
+    """What makes a connection to `unix:/path` or `host:port`.
+
+    It raises ConnectionBroken, or DeadlinePassed if nobody says anything.
+    """
     context = None
     if is_tcp(endpoint) and access.credentials is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -42,6 +45,8 @@ def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
         try:
             sock = connected(endpoint, HANDSHAKE)
             sock.settimeout(None)
+        except TimeoutError:
+            raise DeadlinePassed from None
         except OSError as error:
             raise ConnectionBroken(f"cannot connect to {endpoint!r}: {error.strerror}") from None
         if context is None:

@@ -19,6 +19,9 @@ class RelocatingChannel:
         endpoint: Where the server listened at first.
         moves: The file of psfleet.formats.relocations.
         connect: Opens a channel to an endpoint.
+
+    Attributes:
+        endpoint: Where calls go.
     """
 
     def __init__(self, endpoint: str, moves: Path, connect: Callable[[str], grpc.Channel]) -> None:
@@ -27,17 +30,17 @@ class RelocatingChannel:
         self._connect = connect
         self._lock = threading.Lock()
         self._closed = False
-        self._endpoint = self._find()
-        self._channel = connect(self._endpoint)
+        self.endpoint = self._find()
+        self._channel = connect(self.endpoint)
 
     def look(self) -> None:
         """Connect anew if the server has moved."""
         found = self._find()
         with self._lock:
-            if found == self._endpoint or self._closed:
+            if found == self.endpoint or self._closed:
                 return
             self._channel.close()
-            self._endpoint, self._channel = found, self._connect(found)
+            self.endpoint, self._channel = found, self._connect(found)
 
     def unary_unary(self, *method: Any) -> Callable[..., Any]:
         """As of grpc.Channel."""

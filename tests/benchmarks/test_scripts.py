@@ -73,6 +73,18 @@ def test_startup(tmp_path: Path) -> None:
     assert row["CPU s of the job"] > 0
 
 
+def test_small_steps(tmp_path: Path) -> None:
+    """Each fleet with each transport takes some time of the servers and some of the workers."""
+    rows = run("small_steps.py", "--steps", "2", "--servers", "1", folder=tmp_path)["rows"]
+    assert [(row["fleet"], row["transport"]) for row in rows] == [
+        ("async, 1 x 1", "http2"),
+        ("async, 1 x 1", "grpcio"),
+        ("sync, 2 x 2", "http2"),
+        ("sync, 2 x 2", "grpcio"),
+    ]
+    assert all(0 < row["of it servers"] < row["CPU us / step"] for row in rows)
+
+
 def test_multitable(tmp_path: Path) -> None:
     """Three modes, each with one call for all tables and with a call for each."""
     rows = run("multitable.py", "--steps", "2", folder=tmp_path)["rows"]

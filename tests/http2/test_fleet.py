@@ -53,27 +53,20 @@ def expected() -> list[TableState]:
     [("unix", "auto"), ("unix", "inline"), ("tcp", "inline"), ("plain tcp", "inline")],
 )
 def test_the_bits_are_those_of_grpcio(
-    expected: list[TableState],
-    monkeypatch: pytest.MonkeyPatch,
-    network: Literal["unix", "tcp", "plain tcp"],
-    lane: str,
+    expected: list[TableState], network: Literal["unix", "tcp", "plain tcp"], lane: str
 ) -> None:
     """Sync mode over unix sockets with and without shared memory, over TLS and over plain TCP."""
-    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
     with LocalFleet(2, 2, network) as fleet:
         same_bits(train(fleet, "http2", lane), expected)
 
 
 @pytest.mark.parametrize("network", ["unix", "tcp"])
-def test_a_server_that_starts_again_is_found(
-    monkeypatch: pytest.MonkeyPatch, network: Literal["unix", "tcp"]
-) -> None:
+def test_a_server_that_starts_again_is_found(network: Literal["unix", "tcp"]) -> None:
     """Killed twice under a worker that goes on: no push is lost or made twice, and the worker comes back to
     HTTP/2."""
-    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
     ids, ones = np.arange(3), np.ones((3, 2), np.float32)
     with LocalFleet(1, 1, network, durability="log") as fleet, fleet.reviving():
-        runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
+        runtime = ClusterRuntime(fleet.environment(0), "async")
         runtime.create(ROWS)
         for _ in range(2):
             runtime.push([Gradient(ROWS.key, ones, ids, 1.0)])
@@ -86,8 +79,9 @@ def test_a_server_that_starts_again_is_found(
         runtime.close()
 
 
-def test_a_server_without_it_is_called_with_grpcio() -> None:
-    """The worker asks, hears of no other endpoint, and goes on as before."""
+def test_a_server_without_it_is_called_with_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker asks, hears of no other endpoint, and makes all calls over grpcio."""
+    monkeypatch.setenv("PSFLEET_TRANSPORT", "grpcio")
     with LocalFleet(1, 1) as fleet:
         runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
         runtime.create(ROWS)
@@ -98,9 +92,8 @@ def test_a_server_without_it_is_called_with_grpcio() -> None:
         assert fleet.wait() == [0]
 
 
-def test_no_socket_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_socket_is_left() -> None:
     """A server removes the socket of its second endpoint when it ends."""
-    monkeypatch.setenv("PSFLEET_TRANSPORT", "http2")
     with LocalFleet(1, 1) as fleet:
         folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
         assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]

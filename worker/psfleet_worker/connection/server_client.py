@@ -28,6 +28,7 @@ from psfleet.platform.service_thread import ServiceThread
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.error_status import error_of
+from psfleet.wire.relocating_channel import RelocatingChannel
 from psfleet.wire.socket_probe import closes_at_once
 from psfleet_worker.connection.tensor_calls import TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
@@ -163,11 +164,10 @@ class ServerClient:
         self._changed = changed
         self.endpoint = endpoint
         self._access = access or Access()
-        # A server that moves to another machine is followed by its channel alone.
-        self._carries_tensors = transport == "http2" and not self._access.relocations
+        self._carries_tensors = transport == "http2"
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
-        self._tensors = TensorCalls(self.name, endpoint, self._access, self._ask)
+        self._tensors = TensorCalls(self.name, self._location, self._access, self._ask)
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
@@ -338,6 +338,11 @@ class ServerClient:
         if self._carries_tensors and self._tensors.carries(method):
             return self._tensors.call(method, request, seconds)
         return self._attempt(method, request, seconds)
+
+    def _location(self) -> str:
+        """Where the server listens now, if it may move to another machine."""
+        channel: object = self._channel
+        return channel.endpoint if isinstance(channel, RelocatingChannel) else self.endpoint
 
     def _ask(self, seconds: float) -> bytes:
         return self._attempt("Shard/Transport", b"", seconds)

@@ -28,14 +28,14 @@ class TensorCalls:
 
     Args:
         name: Of the server, for messages.
-        endpoint: Where it listens for all methods.
+        endpoint: Says where it listens for all methods now.
         access: With what this process proves itself over TCP.
         ask: Makes the call `Shard/Transport` over the other transport, within so many seconds; raises
             PsfleetError.
     """
 
     def __init__(
-        self, name: str, endpoint: str, access: Access, ask: Callable[[float], bytes]
+        self, name: str, endpoint: Callable[[], str], access: Access, ask: Callable[[float], bytes]
     ) -> None:
         self._name = name
         self._endpoint = endpoint
@@ -43,7 +43,9 @@ class TensorCalls:
         self._ask = ask
         self._lock = threading.Lock()
         self._client: Http2Client | None = None
+        self._found = endpoint()  # where it listened when it was asked
         self._asks = True
+        self._closed = False
         self._failures = 0  # connections one after the other that could not be made
 
     @property
@@ -59,6 +61,8 @@ class TensorCalls:
         """
         if method not in _METHODS:
             return False
+        if self._endpoint() != self._found:
+            self._follow()
         if self._client is None and self._asks:
             self._connect()
         return self._client is not None
@@ -89,7 +93,7 @@ class TensorCalls:
     def close(self) -> None:
         """Let go of the connections; calls under way fail. Safe to call twice."""
         with self._lock:
-            client, self._client, self._asks = self._client, None, False
+            client, self._client, self._closed = self._client, None, True
         if client is not None:
             client.close()
 
@@ -99,13 +103,14 @@ class TensorCalls:
         if client is not None:
             try:
                 client.connect()
-            except ConnectionBroken:
+            except (ConnectionBroken, DeadlinePassed) as error:
                 client.close()
                 self._failures += 1
-                self._asks = self._failures < _MOST_FAILURES
+                silent = isinstance(error, DeadlinePassed)  # another try would take as long
+                self._asks = not silent and self._failures < _MOST_FAILURES
                 return
         with self._lock:
-            kept = self._asks
+            kept = not self._closed
             if kept:
                 self._client, self._asks, self._failures = client, False, 0
         if client is not None and not kept:  # closed meanwhile
@@ -114,7 +119,7 @@ class TensorCalls:
     def _made(self, offer: shard_pb2.TransportReply) -> Http2Client:
         endpoint = f"unix:{offer.path}"
         if offer.port:
-            endpoint = f"{self._endpoint.rpartition(':')[0]}:{offer.port}"
+            endpoint = f"{self._found.rpartition(':')[0]}:{offer.port}"
         return Http2Client(
             connects(self._access, endpoint),
             "psfleet",
@@ -129,6 +134,14 @@ class TensorCalls:
             self._ask(_PATIENCE)
         except PsfleetError as error:
             raise ConnectionBroken(str(error)) from None
+
+    def _follow(self) -> None:
+        """The server has moved; where it is now it is asked anew."""
+        with self._lock:
+            client, self._client = self._client, None
+            self._found, self._asks, self._failures = self._endpoint(), True, 0
+        if client is not None:
+            client.close()
 
     def _lose(self, client: Http2Client) -> None:
         """The server may have ended; the next one at its endpoint is asked anew."""

@@ -1,0 +1,85 @@
+"""What a step with a small batch costs: pull and push 8 ids of one table and a dense one of 64 values.
+
+Dim 16, Adam, tensors in shared memory; async with one worker and 1 to 8 servers, and sync with 2 workers
+and 2 servers. CPU is that of servers and workers together.
+"""
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+from measuring import Summary, in_turn
+from processes import obey, psfleet_crew
+from reporting import Report, arguments, finish
+
+DIM, IDS, ROWS = 16, 8, 100_000
+
+
+def work(mode: Any) -> None:
+    """A worker of a fleet in this mode."""
+    import psfleet
+
+    with psfleet.connect(mode=mode) as ps:
+        adam = psfleet.optimizer.Adam(1e-3)
+        sparse = ps.sparse_table("rows", DIM, adam)
+        dense = ps.dense_table("bias", np.zeros(64), adam)
+        batches = np.random.default_rng(0).integers(0, ROWS, (50, IDS))
+        rows, slope = np.full((IDS, DIM), 0.01, np.float32), np.full(64, 0.01, np.float32)
+
+        def step(number: int) -> None:
+            ids = batches[number % len(batches)]
+            ps.pull({sparse: ids, dense: None})
+            ps.push({sparse: (ids, rows), dense: slope})
+
+        obey(step, ps.flush)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--transports", default="http2,grpcio", help="what to compare")
+    parser.add_argument("--servers", default="1,2,4,8", help="of the asynchronous fleets")
+    options = parser.parse_args()
+    report = Report("small_steps", f"Steps of {IDS} ids and 64 dense values")
+    steps = options.steps or (200 if options.short else 1000)
+    fleets = [("async", int(servers), 1) for servers in options.servers.split(",")]
+    for mode, servers, workers in (*fleets, ("sync", 2, 2)):
+        with contextlib.ExitStack() as stack:
+            crews = [
+                stack.enter_context(
+                    psfleet_crew(
+                        transport,
+                        [__file__, "--worker", mode],
+                        servers=servers,
+                        workers=workers,
+                        variables={"PSFLEET_TRANSPORT": transport},
+                    )
+                )
+                for transport in options.transports.split(",")
+            ]
+            found = in_turn(crews, warm=100, steps=steps, runs=options.runs)
+        report.rows += [
+            row(f"{mode}, {servers} x {workers}", transport, summary, steps * workers)
+            for transport, summary in found.items()
+        ]
+    finish(report, options.json)
+
+
+def row(fleet: str, transport: str, found: Summary, steps: int) -> dict[str, Any]:
+    return {
+        "fleet": fleet,
+        "transport": transport,
+        "CPU us / step": found.cpu / steps * 1e6,
+        "of it servers": found.parts["servers"] / steps * 1e6,
+        "steps / s": steps / found.wall,
+        "CPU spread": found.cpu_spread,
+        "others' cores": found.others,
+        "runs": found.runs,
+    }
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        work(sys.argv[-1])
+    else:
+        main()
