@@ -5,7 +5,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import FrameType
 
@@ -37,6 +37,8 @@ from psfleet_launch.supervision.supervisor import Phase, Supervisor
 
 __all__ = ["JobRunner"]
 
+Taker = Callable[[Event | Shown | Action, float], None]
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REFRESH = 0.25  # seconds between two pictures of the progress
 
@@ -50,6 +52,8 @@ class JobRunner:
     Attributes:
         ended_at: When the last process of a member ended.
         counters: Of what happens to the job's processes.
+        takers: Are given all that happens and is done, with the time of the monotonic clock.
+        on_training: Is called when the workers have been started.
         endpoints: Of the servers, in order of rank, as far as they are known.
     """
 
@@ -68,6 +72,8 @@ class JobRunner:
         self._screen = screen
         self._trouble = trouble
         self.counters = JobCounters()
+        self.takers: list[Taker] = [self.counters.take]
+        self.on_training: Callable[[], None] = lambda: None
         self.endpoints = engine.endpoints()
         self._codes: dict[Member, int] = {}
         self._answering: set[Member] = set()
@@ -135,10 +141,10 @@ class JobRunner:
         return bool(ready)
 
     def _happened(self) -> list[Event]:
-        asked = [StopRequested(self._asked.pop(0)) for _ in range(len(self._asked))]
+        asked: list[Event] = [StopRequested(self._asked.pop(0)) for _ in range(len(self._asked))]
         events = self._engine.events()
-        for event in events:
-            self.counters.take(event, time.monotonic())
+        for event in [*asked, *events]:
+            self._tell(event)
             match event:
                 case ProcessExited(member, code):
                     self.ended_at[member] = datetime.now()
@@ -148,6 +154,10 @@ class JobRunner:
                     self.endpoints[member.rank] = endpoint
                     self._answering.add(member)
         return [*asked, *self._show(events)]
+
+    def _tell(self, item: Event | Shown | Action) -> None:
+        for take in self.takers:
+            take(item, time.monotonic())
 
     def _show(self, events: Sequence[Event | Shown]) -> list[Event]:
         """Show what members write and say; the other events."""
@@ -170,7 +180,9 @@ class JobRunner:
         standbys = self._supervisor.standbys
         for strike in trouble.due(time.monotonic(), living, trains=trains, standbys=standbys):
             if strike.text:
-                self._screen.say(f"chaos: {strike.text}")
+                said = Said(None, f"chaos: {strike.text}")
+                self._tell(said)
+                self._show([said])
             if strike.signal:
                 self._engine.send(strike.member, strike.signal)
 
@@ -178,7 +190,7 @@ class JobRunner:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            self.counters.take(action, time.monotonic())
+            self._tell(action)
             match action:
                 case StartProcesses(members):
                     self._start(members)
@@ -223,6 +235,7 @@ class JobRunner:
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
             self._screen.servers_ready(self.endpoints)
+            self.on_training()
 
     def _told(self, member: Member) -> Told:
         standbys = self._supervisor.standbys

@@ -7,6 +7,7 @@ import secrets
 import selectors
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 from psfleet.consistency import MODES, NO_MODE
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, FrameError
 from psfleet.settings.declaration import settings_of
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
@@ -36,11 +37,14 @@ from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name
 from psfleet_launch.job.job_request import JobRequest, Launch
-from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader
+from psfleet_launch.observability.job_history import JobHistory, heading
+from psfleet_launch.observability.job_report import write_report
+from psfleet_launch.observability.recorder import Recorder
 from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.hang_detection import HangDetector
+from psfleet_launch.supervision.job_events import FinishJob
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor, Timeouts
 
@@ -157,7 +161,7 @@ def _place(
         timeouts = replace(engine.timeouts, start=launch.start_timeout)
         try:
             engine.open()
-            code = _run(job, engine, timeouts, Screen(launch.progress), trouble, launch.watch)
+            code = _run(job, engine, timeouts, launch, trouble)
         finally:
             engine.close()
     notes = logs if trouble is None else trouble.folder
@@ -189,9 +193,8 @@ def _run(
     job: Job,
     engine: Engine,
     timeouts: Timeouts,
-    screen: Screen,
+    launch: Launch,
     trouble: ChaosSchedule | None = None,
-    watch: str = "",
 ) -> int:
     often = _RESTARTS if trouble is None else _RESTARTS_IN_CHAOS
     restarts = often if job.request.keeps_log else 0
@@ -208,11 +211,14 @@ def _run(
         watch=HangDetector(job.request.hung_after) if job.request.hung_after else None,
         restarts_hung=job.request.restart_hung,
     )
+    screen = Screen(launch.progress)
     runner = JobRunner(job, engine, supervisor, screen, trouble)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
-    with _watched(watch, job, runner, screen):
+    with _observed(launch, engine, runner, screen) as history:
         code = runner.run()
-    if code == 0 and not engine.has_joined():
+        if is_unused := code == 0 and not engine.has_joined():
+            history.take(FinishJob(1), time.monotonic())
+    if is_unused:
         screen.end(1)
         screen.say(_NEVER_JOINED.format(script=job.request.script))
         return 1
@@ -223,20 +229,32 @@ def _run(
 
 
 @contextlib.contextmanager
-def _watched(address: str, job: Job, runner: JobRunner, screen: Screen) -> Iterator[None]:
-    """Within, the job can be watched at this address; empty: nowhere."""
-    if not address:
-        yield
-        return
-    children_without_grpc()
+def _observed(
+    launch: Launch, engine: Engine, runner: JobRunner, screen: Screen
+) -> Iterator[JobHistory]:
+    """Within, the job's history is written, and it can be watched; then its report is written.
+
+    Figures are recorded where the servers are asked anyway: for the progress or for who watches.
+    """
+    job, version = engine.job, importlib.metadata.version("psfleet")
+    history = JobHistory(job.logs, heading(job, engine.name, version, engine.placement()))
+    runner.takers.append(history.take)
     reader = FleetReader(job.name, runner.endpoints, job.reader, runner.counters)
-    port = WatchPort(address, job, reader)
-    port.open()
-    screen.say(f"watch     {port.url}")
-    try:
-        yield
-    finally:
-        port.close()
+    recorder = Recorder(reader.read, history.add_frame)
+    if launch.progress or launch.watch:
+        runner.on_training = recorder.start
+    with contextlib.ExitStack() as closing:
+        closing.callback(history.close)
+        closing.callback(reader.close)
+        if launch.watch:
+            port = WatchPort(launch.watch, job, reader, recorder)
+            port.open()
+            closing.callback(port.close)
+            screen.say(f"watch     {port.url}")
+        closing.callback(recorder.stop)
+        yield history
+    with contextlib.suppress(OSError, FrameError):  # the job is over, whatever the disk says
+        write_report(job.logs)
 
 
 def _let_go_of_lost_streams() -> None:

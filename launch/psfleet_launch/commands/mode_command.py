@@ -9,6 +9,7 @@ from psfleet.consistency import MODES
 from psfleet.errors import ConfigError, FrameError
 from psfleet.formats.mode_request import DONE, read_answer, read_request, write_request
 from psfleet.settings.kinds import one_of
+from psfleet_launch.commands.job_argument import job_argument, job_folder
 from psfleet_launch.job.job_folder import is_claimed
 
 __all__ = ["mode"]
@@ -30,13 +31,7 @@ MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.sh
 
 
 @click.command(help=_HELP)
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    default=Path("psfleet-logs"),
-    show_default=True,
-    help="Where the job's logs are, as it was launched.",
-)
+@job_argument
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -44,13 +39,10 @@ MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.sh
     show_default=True,
     help="Seconds until the workers must have been told; the wish stays beyond that.",
 )
-@click.argument("job")
 @click.argument("wanted", metavar="MODE[:NUMBER]")
-def mode(log_dir: Path, wait: float, job: str, wanted: str) -> int:
+def mode(log_dir: Path, job: str, wait: float, wanted: str) -> int:
     """See _HELP."""
-    part, folder = _part(wanted), log_dir / job
-    if not (folder / "serverlog.0").is_file():
-        raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
+    part, folder = _part(wanted), job_folder(log_dir, job)
     _check_running(folder)
     number = _number(folder) + 1
     (folder / DONE).unlink(missing_ok=True)

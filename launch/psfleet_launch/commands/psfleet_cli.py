@@ -19,6 +19,7 @@ from psfleet_launch.commands.certificates_command import certs
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
+from psfleet_launch.commands.report_command import report
 
 __all__ = ["main"]
 
@@ -37,6 +38,7 @@ psfleet.add_command(certs)
 psfleet.add_command(ckpt)
 psfleet.add_command(log)
 psfleet.add_command(mode)
+psfleet.add_command(report)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})

@@ -89,6 +89,8 @@ def _clear(folder: Path) -> None:
         *folder.glob("server.*.log"),
         *folder.glob("standby.*/server.*.log"),
         *folder.glob("watch-ca.pem"),
+        *folder.glob("history.jsonl"),
+        *folder.glob("report.html"),
         *folder.glob(WISH),
         *folder.glob(DONE),
     ):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.observability.expressions import Look
 from psfleet.observability.panels import PANELS
+from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.fleet_reader import look_at
 
 if TYPE_CHECKING:
@@ -24,10 +25,17 @@ class Recorder:
 
     Args:
         read: Reads the metrics of the job.
+        listener: Gets each frame, in the thread.
     """
 
-    def __init__(self, read: "Callable[[], list[Metric]]", every: float = _EVERY) -> None:
+    def __init__(
+        self,
+        read: "Callable[[], list[Metric]]",
+        listener: Callable[[dict[str, Any]], None] = lambda frame: None,
+        every: float = _EVERY,
+    ) -> None:
         self._read = read
+        self._listener = listener
         self._every = every
         self._changed = threading.Condition()
         self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT)
@@ -36,15 +44,18 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
+        """Begin to look, unless it has begun. Call from the main thread."""
+        if self._thread.ident is None:
+            children_without_grpc()
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread, and whoever follows."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def follow(self) -> Iterator[list[dict[str, Any]]]:
         """The frames that are kept, then each new one, until `stop`."""
@@ -71,6 +82,7 @@ class Recorder:
                 self._changed.wait_for(lambda: self._over, self._every)
 
     def _add(self, frame: dict[str, Any]) -> None:
+        self._listener(frame)
         with self._changed:
             self._frames.append(frame)
             self._count += 1

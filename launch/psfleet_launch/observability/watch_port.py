@@ -1,4 +1,4 @@
-"""The one port of a launcher: /metrics, /sd, /events and the page.
+"""The one port of a launcher: /metrics, /sd, /events, the page and the report.
 
 On loopback whoever may use this machine may look. Elsewhere a look needs the token, over TLS.
 """
@@ -19,17 +19,16 @@ from psfleet.errors import ConfigError
 from psfleet.observability.exposition import encode
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader
+from psfleet_launch.observability.job_history import read_history
+from psfleet_launch.observability.job_report import job_report
 from psfleet_launch.observability.recorder import Recorder, panel_texts
 
 __all__ = ["WatchPort"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PATIENCE = 2.0  # seconds for a browser to take what is left
+_HTML = "text/html; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:"
-)
 
 
 @dataclass
@@ -40,6 +39,7 @@ class WatchPort:
         address: `PORT` of loopback, or `HOST:PORT`; port 0 takes a free one.
         job: Which job.
         reader: Of its metrics.
+        recorder: Of its recent figures.
 
     Attributes:
         url: Of the page, with the token if one is needed.
@@ -48,6 +48,7 @@ class WatchPort:
     address: str
     job: Job
     reader: FleetReader
+    recorder: Recorder
     url: str = ""
 
     def open(self) -> None:
@@ -77,20 +78,16 @@ class WatchPort:
         self.host = f"{host}:{self._server.server_address[1]}"
         secret = f"?token={self.token}" if self.token else ""
         self.url = f"{'http' if is_plain else 'https'}://{self.host}/{secret}"
-        self.recorder = Recorder(self.reader.read)
-        self.recorder.start()
         self._thread = Thread(target=self._server.serve_forever, name="psfleet-port", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of the port, and of whoever looks."""
+        """Let go of the port, and of whoever looks; the recorder has been stopped."""
         self._server.shutdown()
         self._thread.join()
-        self.recorder.stop()
         for stream in [*self._server.streams]:
             stream.join(_PATIENCE)  # so that its reader hears of the end
         self._server.server_close()
-        self.reader.close()
 
     def _certificate(self) -> ssl.SSLContext:
         """A certificate of its own; who looks can check it with `watch-ca.pem` beside the logs."""
@@ -139,10 +136,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif asked.path == "/events":
             self._stream()
         elif asked.path == "/":
-            page = files(__package__).joinpath("dashboard.html").read_bytes()
-            self._answer(200, "text/html; charset=utf-8", page)
+            self._answer(200, _HTML, files(__package__).joinpath("dashboard.html").read_bytes())
+        elif asked.path == "/report":
+            page = job_report(read_history(self.server.port.job.logs), is_running=True)
+            self._answer(200, _HTML, page.encode())
         else:
-            self._answer(404, "text/plain", b"404: there are /, /metrics, /sd and /events\n")
+            there = b"404: there are /, /metrics, /sd, /events and /report\n"
+            self._answer(404, "text/plain", there)
 
     def _may_look(self, token: str) -> bool:
         wanted = self.server.port.token
@@ -182,7 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
         if size is not None:
             self.send_header("Content-Length", str(size))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _POLICY)
         self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
 

@@ -1,0 +1,34 @@
+"""The argument JOB of commands about a job that was launched before."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from psfleet.errors import ConfigError
+
+__all__ = ["job_argument", "job_folder"]
+
+
+def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument JOB and the option --log-dir."""
+    where = click.option(
+        "--log-dir",
+        type=click.Path(path_type=Path),
+        default=Path("psfleet-logs"),
+        show_default=True,
+        help="Where the job's logs are, as it was launched.",
+    )
+    return where(click.argument("job")(command))
+
+
+def job_folder(log_dir: Path, job: str) -> Path:
+    """The folder of a job's logs.
+
+    Raises:
+        ConfigError: There is no such job.
+    """
+    if not (log_dir / job / "serverlog.0").is_file():
+        raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
+    return log_dir / job

@@ -1,0 +1,305 @@
+"""What happened to a job and how fast it was: the file `history.jsonl` in the folder of its logs.
+
+The launcher appends a line for each event and each frame of figures, so that a job whose launcher is
+killed has its history too. The file stays small: when it has many frames, all but the newest are thinned
+out evenly over time; of the events the newest are kept. docs/formats.md describes the lines.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psfleet.errors import FrameError
+from psfleet.formats.document import Format, Misfit, exact, reading
+from psfleet.platform.atomic_files import read_small
+from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.observability.recorder import panel_texts
+from psfleet_launch.supervision.job_events import (
+    Action,
+    Event,
+    FinishJob,
+    KillHung,
+    ProcessExited,
+    ReportHung,
+    Said,
+    ServerReady,
+    Shown,
+    StartProcesses,
+    StopRequested,
+)
+from psfleet_launch.supervision.standbys import PromoteStandby
+
+__all__ = ["HISTORY", "JobEvent", "JobHistory", "PastJob", "heading", "read_history", "thinned"]
+
+HISTORY = "history.jsonl"
+
+_FORMAT = Format("job history")
+_HEADING = {
+    "job": str,
+    "psfleet": str,
+    "engine": str,
+    "script": str,
+    "settings": dict,
+    "machines": dict,
+    "began": float,
+    "panels": list,
+}
+_EVENT = {"at": float, "kind": str, "member": str, "code": int | None, "text": str}
+_FRAME = {"at": float, "panels": list}
+_DROPPED = {"events": int}
+
+_MOST_FRAMES = 600
+_NEWEST = 150  # frames that are never thinned out: 5 minutes
+_MOST_EVENTS = 4000
+_MOST_BYTES = 16 << 20
+_READABLE = 2 * _MOST_BYTES
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """Something that has happened.
+
+    Attributes:
+        at: Seconds since the epoch.
+        kind: `started`, `ready`, `ended`, `hung`, `takeover`, `stop`, `said` or `finished`.
+        member: Whom it is about; empty: the job.
+        code: With which a process or the job has ended, as in subprocess.
+        text: Of a takeover the member that had the place before; else a cause or a sentence for people.
+    """
+
+    at: float
+    kind: str
+    member: str = ""
+    code: int | None = None
+    text: str = ""
+
+
+def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
+    """The fields of the first line.
+
+    Args:
+        machines: What runs on each.
+    """
+    asked = job.request
+    settings = {
+        "servers": asked.servers,
+        "workers": asked.workers,
+        "replicas": asked.replicas,
+        "durability": asked.durability,
+        "network": "unix sockets" if asked.port is None else "TCP" if asked.insecure else "TLS",
+        "strategy": {part: dict(said) for part, said in asked.strategy.items()},
+    }
+    return {
+        "job": job.name,
+        "psfleet": version,
+        "engine": engine,
+        "script": asked.script,
+        "settings": settings,
+        "machines": {name: list(map(str, members)) for name, members in machines.items()},
+        "began": time.time(),
+        "panels": panel_texts(),
+    }
+
+
+class JobHistory:
+    """Writes the history of one job. Any thread may call.
+
+    A disk that is full ends the history, not the job.
+
+    Args:
+        folder: Of the job's logs.
+        said: Fields of the first line, see `heading`.
+    """
+
+    def __init__(self, folder: Path, said: Mapping[str, Any]) -> None:
+        self._path = folder / HISTORY
+        self._lock = threading.Lock()
+        self._frames = self._events = self._bytes = self._dropped = 0
+        self._epoch = time.time() - time.monotonic()
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._replace([_line(_FORMAT.document(**said))])
+
+    def take(self, item: Event | Shown | Action, now: float) -> None:
+        """Something has happened or is done, at this time of the monotonic clock."""
+        for event in _events(item, self._epoch + now):
+            self._append("event", event.__dict__)
+
+    def add_frame(self, frame: Mapping[str, Any]) -> None:
+        """Keep the answers to all panels' questions, as the recorder has them."""
+        self._append("frame", {"at": frame["at"], "panels": list(map(_short, frame["panels"]))})
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _append(self, kind: str, content: Mapping[str, Any]) -> None:
+        line = _line({kind: content})
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                written = os.write(self._file, line)
+                self._bytes += written
+                self._frames += kind == "frame"
+                self._events += kind == "event"
+                if written == len(line):
+                    self._bound()
+                    return
+            except OSError:
+                pass
+            os.close(self._file)
+            self._file = None
+
+    def _bound(self) -> None:
+        """Make the file smaller if it is large."""
+        if (
+            self._frames <= _MOST_FRAMES
+            and self._events <= _MOST_EVENTS
+            and self._bytes <= _MOST_BYTES
+        ):
+            return
+        first, *lines = self._path.read_bytes().splitlines(keepends=True)
+        told = [json.loads(line) for line in lines]
+        frames = [n for n, one in enumerate(told) if "frame" in one]
+        events = [n for n, one in enumerate(told) if "event" in one]
+        most = min(len(frames), _MOST_FRAMES) // 2
+        times = [told[n]["frame"]["at"] for n in frames]
+        kept = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
+        kept.update(events[-_MOST_EVENTS // 2 :])
+        self._dropped += max(len(events) - _MOST_EVENTS // 2, 0)
+        dropped = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
+        self._replace([first, *dropped, *(line for n, line in enumerate(lines) if n in kept)])
+        self._frames, self._events = most, min(len(events), _MOST_EVENTS // 2)
+
+    def _replace(self, lines: Sequence[bytes]) -> None:
+        """Let a file of these lines take the place of the present one."""
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        draft.write_bytes(b"".join(lines))
+        draft.replace(self._path)
+        if self._file is not None:
+            os.close(self._file)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._bytes = sum(map(len, lines))
+
+
+def _events(item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
+    match item:
+        case StartProcesses(members):
+            for member in members:
+                yield JobEvent(at, "started", str(member))
+        case ServerReady(member, endpoint):
+            yield JobEvent(at, "ready", str(member), text=endpoint)
+        case ProcessExited(member, code):
+            yield JobEvent(at, "ended", str(member), code, item.cause)
+        case ReportHung(member, seconds) | KillHung(member, seconds):
+            killed = " and is killed" if isinstance(item, KillHung) else ""
+            yield JobEvent(at, "hung", str(member), text=f"silent for {seconds:g} s{killed}")
+        case PromoteStandby(member, before):
+            yield JobEvent(at, "takeover", str(member), text=str(before))
+        case StopRequested(number):
+            yield JobEvent(at, "stop", text=f"signal {number}")
+        case Said(member, text):
+            yield JobEvent(at, "said", str(member or ""), text=text)
+        case FinishJob(code):
+            yield JobEvent(at, "finished", code=code)
+
+
+def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
+    """Which of these moments stay, at most so many: the newest all, the others evenly over time."""
+    old, rest = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
+    bins = most - len(rest)
+    if len(old) <= bins:
+        return [*old, *rest]
+    span = times[old[-1]] - times[0] or 1.0
+    last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
+    return [*sorted(last.values()), *rest]
+
+
+def _short(series: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Nine digits are enough for a curve."""
+    return {
+        name: None if value is None else float(f"{value:.9g}") for name, value in series.items()
+    }
+
+
+def _line(content: Any) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass
+class PastJob:
+    """The history of a job, as far as it is written.
+
+    Attributes:
+        heading: The fields of the first line.
+        frames: Answers to the panels' questions, oldest first.
+        dropped: Events that the history was too small for.
+    """
+
+    heading: dict[str, Any]
+    events: list[JobEvent] = field(default_factory=list)
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    dropped: int = 0
+
+    @property
+    def code(self) -> int | None:
+        """The job's exit code; None: no end is recorded."""
+        return next((one.code for one in reversed(self.events) if one.kind == "finished"), None)
+
+    def last(self, title: str) -> dict[str, float | None]:
+        """The last known values of a panel by series; empty: there are none, or no such panel."""
+        found: dict[str, float | None] = {}
+        for series in self.panel(title):
+            found |= series
+        return found
+
+    def panel(self, title: str) -> list[dict[str, float | None]]:
+        """The answers to a panel's question in each frame."""
+        for n, one in enumerate(self.heading["panels"]):
+            if one["title"] == title:
+                return [frame["panels"][n] for frame in self.frames]
+        return []
+
+
+def read_history(folder: Path) -> PastJob:
+    """The history of the job with these logs.
+
+    Raises:
+        FileNotFoundError: It has none.
+        FrameError: It is damaged or of another version.
+    """
+    with reading(folder / HISTORY, FrameError):
+        content = read_small(folder / HISTORY, _READABLE)
+        # The launcher may be writing the last line, or was killed while it did.
+        first, *lines = content[: content.rfind(b"\n") + 1].splitlines() or [b""]
+        values = exact(_FORMAT.parse(first), "heading", **_HEADING)
+        found = PastJob(dict(zip(_HEADING, values, strict=True)))
+        for line in lines:
+            _add(found, json.loads(line))
+    return found
+
+
+def _add(job: PastJob, said: Any) -> None:
+    """Take one line."""
+    kind, content = next(iter(said.items())) if isinstance(said, dict) and said else ("", None)
+    if kind == "event":
+        job.events.append(JobEvent(*exact(content, kind, **_EVENT)))
+    elif kind == "frame":
+        at, panels = exact(content, kind, **_FRAME)
+        if len(panels) != len(job.heading["panels"]):
+            raise Misfit(f"has a frame of {len(panels)} panels")
+        job.frames.append({"at": at, "panels": panels})
+    elif kind == "dropped":
+        [job.dropped] = exact(content, kind, **_DROPPED)
+    else:
+        raise Misfit(f"has the line {said!r:.60}, which is none of its kinds")
