@@ -5,8 +5,10 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,38 @@ def test_standbys(tmp_path: Path, seed: int) -> None:
     assert (found["1"], found["2"], found["7"]) == ("kept", "kept", "kept"), errors
     assert "BROKEN" not in found.values()
     assert code == 0
+    check_report(tmp_path / "job", report["faults"])
+
+
+def check_report(folder: Path, faults: list[dict[str, Any]]) -> None:
+    """The job's report lists every death that the fault log has, and who took over."""
+    page = (folder / "report.html").read_text()
+    told = re.search(r'<script id="report" type="application/json">(.+)</script>', page)
+    assert told
+    [incidents] = [
+        table["rows"]
+        for table in json.loads(told[1])["tables"]
+        if table["title"] == "Deaths and takeovers"
+    ]
+    wanted = Counter(
+        fault["member"].removeprefix("standby of ")
+        for fault in faults
+        if fault["kind"] in ("kill", "hang")
+    )
+    deaths = Counter(
+        member.partition(" copy ")[0] for _, member, text in incidents if "signal 9" in text
+    )
+    assert wanted
+    assert deaths == wanted
+    primaries = Counter(
+        fault["member"]
+        for fault in faults
+        if fault["kind"] in ("kill", "hang") and not fault["member"].startswith("standby")
+    )
+    takeovers = Counter(
+        member.partition(" copy ")[0] for _, member, text in incidents if "takes over from" in text
+    )
+    assert takeovers == primaries
 
 
 @pytest.mark.parametrize("seed", range(1, 2 + MORE))

@@ -18,6 +18,7 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader
 from psfleet_launch.observability.job_counters import JobCounters
+from psfleet_launch.observability.recorder import Recorder
 from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
 from psfleet_launch.supervision.standbys import PromoteStandby
@@ -35,7 +36,8 @@ def made(address: str, folder: Path, **request: bool) -> WatchPort:
     counters.take(StartProcesses((SERVER,)), 13.0)
     asked = JobRequest(script=__file__, port=0, **request)  # type: ignore[arg-type]
     job = Job(asked, "alone", "token", folder, folder)
-    return WatchPort(address, job, FleetReader("alone", [], Environment(), counters))
+    reader = FleetReader("alone", [], Environment(), counters)
+    return WatchPort(address, job, reader, Recorder(reader.read))
 
 
 @pytest.fixture
@@ -123,6 +125,7 @@ def test_whoever_follows_is_told_of_the_end(tmp_path: Path) -> None:
     port.open()
     with urllib.request.urlopen(f"{port.url}events", timeout=60) as stream:
         assert stream.readline() == b"event: panels\n"
+        port.recorder.stop()
         port.close()
         assert stream.read().endswith(b"event: end\ndata: {}\n\n")
 
@@ -135,4 +138,3 @@ def test_an_address_that_is_none_is_quoted(address: str, tmp_path: Path) -> None
     port = made(address, tmp_path)
     with pytest.raises(ConfigError, match=rf"--watch is '{address}', which cannot be listened on"):
         port.open()
-    port.reader.close()

@@ -21,6 +21,8 @@ from psfleet.observability.exposition import decode
 from psfleet.observability.expressions import Level, Look
 from psfleet.observability.panels import PANELS, Panel
 from psfleet_launch.observability.fleet_reader import look_at
+from psfleet_launch.observability.job_history import read_history
+from psfleet_launch.observability.job_report import job_report, slow_processes
 from psfleet_launch.observability.recorder import answers
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.observability.trainer import ID, STEP, WORKER
@@ -104,6 +106,8 @@ def job(folder: Path) -> Iterator[Watched]:
         (folder / "hold").unlink(missing_ok=True)
         (folder / "stop").touch()
         assert process.wait(120) == 0, said.read_text()
+        report = (folder / "psfleet-logs/watched/report.html").read_text()
+        assert '"state":"ended with exit code 0 after ' in report
     finally:
         if process.poll() is None:
             process.terminate()
@@ -294,31 +298,60 @@ def _event(stream: Any) -> tuple[str, Any]:
 
 def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
     """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere."""
+    (folder / "hold").touch()
+    phone = {"width": 390, "height": 844}
+    with _browser(job.url, viewport=phone, color_scheme="dark") as page:
+        until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert back == "rgb(17, 20, 24)"
+    (folder / "hold").unlink()
+
+
+def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
+    """The figures are the last ones of the job's history; /report has them too."""
+    logs = folder / "psfleet-logs" / "watched"
+    until(lambda: read_history(logs).last("Loss").keys() == {"0", "1"}, "figures of both workers")
+    (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
+    with _browser((folder / "report.html").as_uri()) as page:
+        assert _shown(page) == {title: past.last(title) for title in _STILL}
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert page.text_content("#state").startswith("runs: ")
+        facts = dict(page.evaluate(_CELLS, "The job"))
+        assert (facts["Servers"], facts["Workers"], facts["Network"]) == ("2", "2", "TLS")
+        assert [row[0] for row in page.evaluate(_CELLS, "Speed of processes")[1:]] == [
+            row[0] for row in slow_processes(past)
+        ]
+    with _browser(job.url + "report") as page:
+        assert page.text_content("#state").startswith("runs: ")
+
+
+_CELLS = """title => [...document.querySelectorAll(`table[data-title="${title}"] tr`)].map(
+    row => [...row.cells].map(cell => cell.textContent))"""
+
+
+@contextlib.contextmanager
+def _browser(url: str, **options: Any) -> Iterator[Any]:
+    """A page in Chromium, with figures; it complains about nothing and loads nothing from elsewhere."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
     )
-    (folder / "hold").touch()
     asked: list[str] = []
     complaints: list[str] = []
     with playwright.sync_playwright() as player:
         browser = player.chromium.launch(
             executable_path=_program("chromium", "chromium"), args=["--no-sandbox"]
         )
-        phone = {"width": 390, "height": 844}
-        page = browser.new_page(viewport=phone, color_scheme="dark")
+        page = browser.new_page(**options)
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(job.url, wait_until="domcontentloaded")
+        page.goto(url, wait_until="domcontentloaded")
         page.wait_for_selector("body[data-at]", state="attached", timeout=60_000)
-        until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
-        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
-        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert back == "rgb(17, 20, 24)"
+        yield page
         browser.close()
-    (folder / "hold").unlink()
     assert not complaints
-    assert all(url.startswith((job.url, "data:")) for url in asked)
+    assert all(one.startswith((url.removesuffix("report"), "data:")) for one in asked)
 
 
 def _shown(page: Any) -> dict[str, dict[str, float]]:

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from psfleet.errors import ConfigError
+from psfleet_launch.observability.job_history import HISTORY
 
-__all__ = ["job_argument", "job_folder"]
+__all__ = ["job_argument", "job_folder", "recorded_job"]
 
 
 def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,3 +33,15 @@ def job_folder(log_dir: Path, job: str) -> Path:
     if not (log_dir / job / "serverlog.0").is_file():
         raise ConfigError(f"{str(log_dir)!r} has no job {job!r}; name its logs with --log-dir")
     return log_dir / job
+
+
+def recorded_job(log_dir: Path, job: str) -> Path:
+    """The same, of a job that has a history.
+
+    Raises:
+        ConfigError: There is no such job, or an older psfleet has launched it.
+    """
+    folder = job_folder(log_dir, job)
+    if not (folder / HISTORY).is_file():
+        raise ConfigError(f"job {job!r} has no history: {str(folder / HISTORY)!r} does not exist")
+    return folder

@@ -20,6 +20,7 @@ from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
 from psfleet_launch.commands.report_command import report
+from psfleet_launch.commands.top_command import top
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ psfleet.add_command(ckpt)
 psfleet.add_command(log)
 psfleet.add_command(mode)
 psfleet.add_command(report)
+psfleet.add_command(top)
 
 
 @psfleet.command(context_settings={"allow_interspersed_args": False})

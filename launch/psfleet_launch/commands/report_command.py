@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from psfleet.errors import ConfigError
-from psfleet_launch.commands.job_argument import job_argument, job_folder
+from psfleet_launch.commands.job_argument import job_argument, recorded_job
 from psfleet_launch.observability.job_report import write_report
 
 __all__ = ["report"]
@@ -25,11 +24,5 @@ def report(log_dir: Path, job: str, output: Path | None) -> int:
     It shows the job's processes, curves, slow workers, deaths, takeovers and losses. The job may be running,
     finished, or cut off by the death of its launcher.
     """
-    folder = job_folder(log_dir, job)
-    try:
-        click.echo(str(write_report(folder, output)))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"job {job!r} cannot be reported: {error.filename!r} does not exist"
-        ) from None
+    click.echo(str(write_report(recorded_job(log_dir, job), output)))
     return 0

@@ -56,15 +56,15 @@ class FleetReader:
             self._channels.clear()
 
     def _of_processes(self) -> "Iterator[Metric]":
-        import grpc  # here: a job that nobody watches does without
+        with self._lock:  # gRPC is begun by one thread; threads that begin it at once can crash it
+            import grpc  # here: a job that nobody watches does without
 
-        from psfleet.wire.access import Access
-        from psfleet.wire.channel import open_channel
-        from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
+            from psfleet.wire.access import Access
+            from psfleet.wire.channel import open_channel
+            from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
 
-        access = Access.of(self._environment)
-        request = CollectRequest().SerializeToString()
-        with self._lock:
+            access = Access.of(self._environment)
+            request = CollectRequest().SerializeToString()
             calls = []
             for endpoint in self._endpoints:
                 if endpoint.endswith(":0"):  # it has not said yet where it listens

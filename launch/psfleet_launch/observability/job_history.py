@@ -263,6 +263,10 @@ class PastJob:
             found |= series
         return found
 
+    def newest(self, title: str) -> dict[str, float | None]:
+        """The values of a panel in the last frame."""
+        return (self.panel(title) or [{}])[-1]
+
     def panel(self, title: str) -> list[dict[str, float | None]]:
         """The answers to a panel's question in each frame."""
         for n, one in enumerate(self.heading["panels"]):

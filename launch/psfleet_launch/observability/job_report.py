@@ -14,7 +14,17 @@ from typing import Any
 from psfleet_launch.job.job_folder import is_claimed
 from psfleet_launch.observability.job_history import JobEvent, PastJob, read_history
 
-__all__ = ["REPORT", "job_report", "slow_processes", "state", "tables", "write_report"]
+__all__ = [
+    "REPORT",
+    "clock",
+    "duration",
+    "incidents",
+    "job_report",
+    "slow_processes",
+    "state",
+    "tables",
+    "write_report",
+]
 
 REPORT = "report.html"
 
@@ -55,7 +65,7 @@ def state(job: PastJob, is_running: bool) -> str:
     """One sentence: is it over, and how?"""
     began = job.heading["began"]
     last = max([began, *(one.at for one in job.events), *(one["at"] for one in job.frames)])
-    spent = f"{_duration(last - began)} from {_moment(began)} on"
+    spent = f"{duration(last - began)} from {_moment(began)} on"
     if job.code is not None:
         return f"ended with exit code {job.code} after {spent}"
     if is_running:
@@ -70,7 +80,7 @@ def tables(job: PastJob) -> list[Table]:
         _table(
             "Deaths and takeovers",
             ("Time", "Process", "What happened"),
-            [(_clock(one.at), one.member, text) for one, text in _incidents(job)],
+            [(clock(one.at), one.member, text) for one, text in incidents(job)],
         ),
         _table(
             "Speed of processes",
@@ -90,7 +100,7 @@ def tables(job: PastJob) -> list[Table]:
         _table(
             "What was said",
             ("Time", "Process", "Text"),
-            [(_clock(one.at), one.member, one.text) for one in job.events if one.kind == "said"],
+            [(clock(one.at), one.member, one.text) for one in job.events if one.kind == "said"],
         ),
     ]
     return [table for table in made if table["rows"]]
@@ -118,7 +128,7 @@ def _facts(job: PastJob) -> Iterator[tuple[str, str]]:
         yield "Events that are not kept", f"{job.dropped:,}"
 
 
-def _incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
+def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
     """Deaths, silences, takeovers and restarts, in order, each with what is said about it."""
     ended: dict[str, float] = {}
     heirs: dict[str, tuple[str, float]] = {}  # by standby whose place it takes, and since when
@@ -135,7 +145,7 @@ def _incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
                 yield one, f"takes over from {one.text}"
             case "ready" if one.member in heirs:
                 before, since = heirs.pop(one.member)
-                yield one, f"has the place of {before} {_duration(one.at - since)} after its end"
+                yield one, f"has the place of {before} {duration(one.at - since)} after its end"
             case "started" if one.member in ended:
                 yield one, "is started again"
             case "stop":
@@ -160,8 +170,8 @@ def slow_processes(job: PastJob) -> Iterator[tuple[str, ...]]:
         ratio = own[rank] / usual if usual else 1.0
         yield (
             f"worker {rank}",
-            _duration(steps[rank]),
-            _duration(own[rank]),
+            duration(steps[rank]),
+            duration(own[rank]),
             f"{ratio:.2f}",
             "slow" if ratio >= _SLOW else "",
         )
@@ -199,7 +209,8 @@ def _code(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`3.2 min`."""
     if seconds >= 120:
         return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
@@ -209,5 +220,6 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
 
 
-def _clock(at: float) -> str:
+def clock(at: float) -> str:
+    """The time of day, here."""
     return datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-5]

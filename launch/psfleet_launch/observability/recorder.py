@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.observability.expressions import Look
 from psfleet.observability.panels import PANELS
-from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.fleet_reader import look_at
 
 if TYPE_CHECKING:
@@ -44,9 +43,8 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, unless it has begun. Call from the main thread."""
+        """Begin to look, unless it has begun."""
         if self._thread.ident is None:
-            children_without_grpc()
             self._thread.start()
 
     def stop(self) -> None:
