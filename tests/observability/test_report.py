@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from psfleet.errors import FrameError
 from psfleet_launch.commands.psfleet_cli import main
@@ -19,6 +20,7 @@ from psfleet_launch.observability.job_history import (
     thinned,
 )
 from psfleet_launch.observability.job_report import slow_processes, state, tables
+from psfleet_launch.observability.job_view import job_view
 from psfleet_launch.observability.recorder import panel_texts
 from psfleet_launch.supervision.job_events import (
     FinishJob,
@@ -174,6 +176,24 @@ def test_the_slow_worker_is_named() -> None:
         ("worker 0", "100 ms", "20 ms", "0.36", ""),
         ("worker 2", "100 ms", "20 ms", "0.36", ""),
     ]
+
+
+def test_top_shows_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job that is over the last known figures of each worker and server, and its last incidents."""
+    history = begun(tmp_path)
+    cores = {"server 0": 0.5, "worker 0": 1.25}
+    history.add_frame(frame(1.0, Steps={"": 1204.0}, CPU_cores_in_use=cores, Loss={"0": 0.5}))
+    history.add_frame(frame(3.0, Steps={"": 1304.0}, Step_time_by_worker={"0": 0.0125}))
+    history.take(ProcessExited(SERVER, -9), 4.0)
+    history.take(FinishJob(137), 5.0)
+    history.close()
+    Console(width=100).print(job_view(read_history(tmp_path), is_running=False))
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said[0][:6] == ["j", "ended", "with", "exit", "code", "137"]
+    assert said[1] == ["1,304", "steps"]
+    assert said[3] == ["0", "1.25", "12.5", "ms", "0.5"]
+    assert said[5] == ["0", "0.50"]
+    assert said[6][1:] == ["server", "1:", "ended", "with", "signal", "9"]
 
 
 def test_a_job_that_is_not_there_is_named(

@@ -13,6 +13,7 @@ __all__ = ["job_view"]
 
 _INCIDENTS = 8  # that are shown
 _Format = Callable[[float], str]
+_Ask = Callable[[str], dict[str, float | None]]
 
 
 def _share(value: float) -> str:
@@ -45,13 +46,14 @@ _SERVERS: tuple[tuple[str, str, _Format], ...] = (
 
 
 def job_view(job: PastJob, is_running: bool) -> RenderableType:
-    """What `psfleet top` shows of a history."""
+    """What `psfleet top` shows of a history: of a job that is over the last known figures."""
+    ask = job.newest if is_running else job.last
     shown: list[RenderableType] = [
         Text.assemble((job.heading["job"], "bold"), "  ", state(job, is_running)),
-        Text(" · ".join(_progress(job)) or "no figures yet"),
+        Text(" · ".join(_progress(ask)) or "no figures yet"),
     ]
     if job.frames:
-        shown += [_table("worker", job, _WORKERS), _table("server", job, _SERVERS)]
+        shown += [_table("worker", ask, _WORKERS), _table("server", ask, _SERVERS)]
     shown += [
         Text(f"{clock(one.at)}  {one.member or 'job'}: {text}", style="red")
         for one, text in list(incidents(job))[-_INCIDENTS:]
@@ -59,7 +61,7 @@ def job_view(job: PastJob, is_running: bool) -> RenderableType:
     return Group(*shown)
 
 
-def _progress(job: PastJob) -> Iterator[str]:
+def _progress(ask: _Ask) -> Iterator[str]:
     for title, words in (
         ("Steps", "{:,.0f} steps"),
         ("Samples per second", "{:,.0f} samples/s"),
@@ -67,19 +69,19 @@ def _progress(job: PastJob) -> Iterator[str]:
         ("Torn steps", "{:,.0f} torn steps"),
         ("Age of the last snapshot", "last snapshot {:,.0f} s old"),
     ):
-        values = [value for value in job.newest(title).values() if value is not None]
+        values = [value for value in ask(title).values() if value is not None]
         if values and (any(values) or title != "Torn steps"):
             yield words.format(sum(values))
 
 
-def _table(role: str, job: PastJob, columns: tuple[tuple[str, str, _Format], ...]) -> Table:
+def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str, _Format], ...]) -> Table:
     """A row for each process of a role."""
     cores = {
         name.removeprefix(f"{role} "): value
-        for name, value in job.newest("CPU cores in use").items()
+        for name, value in ask("CPU cores in use").items()
         if name.startswith(f"{role} ")
     }
-    found = [(job.newest(title), shown) for _, title, shown in columns]
+    found = [(ask(title), shown) for _, title, shown in columns]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (role, "CPU", *(heading for heading, _, _ in columns)):
         table.add_column(heading, justify="left" if heading == role else "right", no_wrap=True)
