@@ -13,23 +13,69 @@ reference in NumPy.
 import operator
 from typing import Any
 
-from numba import config, cuda
+import numpy as np
+from numba import config, cuda, int64, uint64
 
-__all__ = ["math", "rounded_product"]
+from psfleet.kernels import hashing
+
+__all__ = [
+    "SIMULATED",
+    "device_function",
+    "math",
+    "mix",
+    "random_bits",
+    "rounded_double_product",
+    "rounded_product",
+]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""Whether kernels run as Python, in threads of the host."""
 
 math: Any
+mix: Any
+random_bits: Any
 rounded_product: Any
+rounded_double_product: Any
 
-if config.ENABLE_CUDASIM:
+
+def device_function(function: Any) -> Any:
+    """A function that kernels call; its text takes the place of the call."""
+    return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
+
+
+if SIMULATED:
     from psfleet.kernels.reference import FLOAT32_MATH as math
 
-    rounded_product = operator.mul
+    rounded_product = rounded_double_product = operator.mul
+
+    def mix(x):
+        """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
+        return hashing.hash_ids(np.array([x], np.uint64).view(np.int64))[0]
+
+    def random_bits(hashed, stream, k):
+        """As below."""
+        number = int(mix(hashed ^ stream)) + (int(k) + 1) * hashing.GOLDEN
+        return int(mix(number % 2**64)) >> 40
+
 else:
     import math
 
     from numba.cuda import libdevice
 
-    @cuda.jit(device=True, inline="always")
+    mix = device_function(hashing.mix.py_func)
+
+    @device_function
+    def random_bits(hashed, stream, k):
+        """The upper 24 bits of number k of the generator that hash and stream seed."""
+        seed = mix(hashed ^ stream)
+        return int64(mix(seed + uint64(k + 1) * uint64(hashing.GOLDEN)) >> uint64(40))
+
+    @device_function
     def rounded_product(a, b):
         """a * b in float32, rounded before anything is added to it."""
         return libdevice.fmul_rn(a, b)
+
+    @device_function
+    def rounded_double_product(a, b):
+        """The same in float64."""
+        return libdevice.dmul_rn(a, b)

@@ -1,7 +1,8 @@
 """The same rules as CUDA kernels: text in which a thread updates one weight.
 
 Dense kernels take one array for the weights and one for each state slot; sparse ones take the
-table's rows as one flat array and the row numbers that the gradients belong to. Sums over a unit
+table's rows as one flat array and the row numbers that the gradients belong to. `scores` values follow
+each row and each gradient; they are not touched here. Sums over a unit
 have the order of the CPU kernels (see rule_text), so both end with the same values.
 """
 
@@ -31,17 +32,19 @@ class CudaSource:
     """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
 
     Kernels, with `values` standing for the arrays named in `arguments`:
-        update(units, n, turn, gradient, *values, extra, h): one thread per weight.
+        update(units, n, turn, gradient, *values, extra, h): for each weight.
     and, for a rule with sums or slots that a unit shares, to be run before it, in this order:
-        lanes(units, n, turn, gradient, *values, sums, h): one thread per lane of each chunk.
-        fold(count, sums, totals): one thread per chunk and sum.
-        combine(units, n, *values, totals, extra, h): one thread per unit.
+        lanes(units, n, turn, gradient, *values, sums, h): for each lane of each chunk.
+        fold(count, sums, totals): for each chunk and sum.
+        combine(units, n, *values, totals, extra, h): for each unit.
 
-    `extra` holds for each unit what `combine` adds to h, and the unit's own slots before the update.
+    Each thread takes every so many-th of these, so any number of threads will do. `extra` holds for each
+    unit what `combine` adds to h, and the unit's own slots before the update.
     """
 
-    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int) -> None:
+    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int, scores: int = 0) -> None:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
+        self._scores = scores
         self._numbers = len(rule.scalars(0.1, 1))
         self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         combine = rule.combine()
@@ -74,7 +77,8 @@ class CudaSource:
     @property
     def stride(self) -> int:
         """Sparse: float32 in a row."""
-        return self._dim + sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
+        state = sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
+        return self._dim + state + self._scores
 
     def _place(self, slot: int, unit: str, i: str) -> str:
         """Where weight `i` of a unit has its slot; slot -1 is the weight itself."""
@@ -89,7 +93,10 @@ class CudaSource:
 
     def _load(self, saved: bool) -> str:
         """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
-        lines = [f"w = {self._place(-1, 'unit', 'i')}", "g = gradient[unit * n + i]"]
+        lines = [
+            f"w = {self._place(-1, 'unit', 'i')}",
+            f"g = gradient[unit * (n + {self._scores}) + i]",
+        ]
         if self._l2:
             lines.append(f"g = g + rounded_product(h[{self._numbers}], w)")
         if self._l1:
@@ -119,7 +126,7 @@ class CudaSource:
         return f"g, = {direction.__name__}(w, {self._slot_names()}h)"
 
     def _update(self) -> str:
-        extended = f"h = h[:{self._numbers}]"
+        extended = f"numbers = h[:{self._numbers}]"
         if self.extras:
             extended += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
         load, names = self._load(saved=True), self._slot_names()
@@ -130,13 +137,12 @@ class CudaSource:
         return f"""
 @cuda.jit
 def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
-    place = cuda.grid(1)
-    if place < units * n:
+    for place in range(cuda.grid(1), units * n, cuda.gridsize(1)):
         unit = place // n
         i = place - unit * n
 {indent(load, " " * 8)}
         {extended}
-        w, {names}= {self._rule.scalar().__name__}(w, g, {names}h)
+        w, {names}= {self._rule.scalar().__name__}(w, g, {names}numbers)
 {indent(chr(10).join(stores), " " * 8)}
 """
 
@@ -155,11 +161,10 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
         return f"""
 @cuda.jit
 def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
-    place = cuda.grid(1)
     chunks = (n + {CHUNK - 1}) // {CHUNK}
-    chunk = place // {LANES}
-    lane = place - chunk * {LANES}
-    if chunk < units * chunks:
+    for place in range(cuda.grid(1), units * chunks * {LANES}, cuda.gridsize(1)):
+        chunk = place // {LANES}
+        lane = place - chunk * {LANES}
         unit = chunk // chunks
         first = (chunk - unit * chunks) * {CHUNK}
 {indent(start, " " * 8)}
@@ -174,8 +179,7 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
         return f"""
 @cuda.jit
 def fold(count, sums, totals):
-    place = cuda.grid(1)
-    if place < {self.sums} * count:
+    for place in range(cuda.grid(1), {self.sums} * count, cuda.gridsize(1)):
         k = place // count
         chunk = place - k * count
         half = {LANES // 2}
@@ -203,8 +207,7 @@ def fold(count, sums, totals):
         return f"""
 @cuda.jit
 def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
-    unit = cuda.grid(1)
-    if unit < units:
+    for unit in range(cuda.grid(1), units, cuda.gridsize(1)):
         chunks = (n + {CHUNK - 1}) // {CHUNK}
 {indent(start, " " * 8)}
         for chunk in range(unit * chunks, (unit + 1) * chunks):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels.intrinsics import helper
 
-__all__ = ["GOLDEN", "drawn", "hash_ids", "mix", "unmix"]
+__all__ = ["GOLDEN", "drawn", "hash_ids", "ids_of", "mix", "unmix"]
 
 GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -42,6 +42,15 @@ def hash_ids(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     return x ^ (x >> np.uint64(31))
+
+
+def ids_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The opposite of `hash_ids`."""
+    x = hashes
+    x = (x ^ (x >> np.uint64(31)) ^ (x >> np.uint64(62))) * np.uint64(_SECOND_INVERSE)
+    x = (x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))) * np.uint64(_FIRST_INVERSE)
+    ids: NDArray[np.int64] = (x ^ (x >> np.uint64(30)) ^ (x >> np.uint64(60))).view(np.int64)
+    return ids
 
 
 def drawn(ids: NDArray[np.int64], probability: float, stream: int, step: int) -> NDArray[np.bool_]:

@@ -140,7 +140,7 @@ class JobSettings:
     )
     device: str = setting(
         "cpu",
-        "Where servers hold dense tables that name no device: in host memory, in the memory of an NVIDIA "
+        "Where servers hold tables that name no device: in host memory, in the memory of an NVIDIA "
         "GPU, or there if there is one",
         one_of("cpu", "cuda", "auto"),
         names="--device PSFLEET_DEVICE servers.device",

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, TableConflict, UnknownTable, UsageError
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
-from psfleet.schema.table import LARGEST, TableSpec
+from psfleet.schema.table import LARGEST, Device, TableSpec
 from psfleet.shard.counters import MOST
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import PartState, Shrink
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable
-from psfleet.tables.devices import DeviceChoice
+from psfleet.tables.devices import DeviceChoice, device_memory
 from psfleet.tables.packed_rows import check_rows
 from psfleet.tables.sparse import SparseTable
 
@@ -32,6 +32,7 @@ class ShardTables(dict[int, Table]):
     Attributes:
         makers: By key the worker that made a table, if one did.
         budget: The host memory that they share.
+        device_budget: The device's memory that they share.
         devices: Which memory each gets.
     """
 
@@ -41,6 +42,7 @@ class ShardTables(dict[int, Table]):
         self.servers = servers
         self.makers: dict[int, int] = {}
         self.budget = MemoryBudget()
+        self.device_budget = MemoryBudget(place="the GPU's memory")
         self.devices = DeviceChoice()
 
     def find(self, key: int) -> Table:
@@ -82,21 +84,27 @@ class ShardTables(dict[int, Table]):
             may_refuse: Refuse a device that is not here; else the table gets host memory.
         """
         device = self.devices.of(spec, may_refuse)
+        budget = self._budget_of(device)
         if spec.kind == "sparse":
-            return SparseTable(spec, servers=self.servers, budget=self.budget)
+            return SparseTable(spec, servers=self.servers, budget=budget, device=device)
         low, high = dense_range(spec, self.index, self.servers)
         if value.shape != (high - low,):
             raise ShapeError(
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
-        if device != "cpu":
-            return DenseTable(spec, value, device)
         taken = value.nbytes * (1 + len(spec.rule.slots))
-        self.budget.check(spec.name, taken, "be made")
-        made = DenseTable(spec, value)
-        self.budget.take(spec.name, made.bytes)
+        budget.check(spec.name, taken, "be made")
+        made = DenseTable(spec, value, device)
+        budget.take(spec.name, made.bytes)
         return made
+
+    def _budget_of(self, device: Device) -> MemoryBudget:
+        if device == "cpu":
+            return self.budget
+        if self.device_budget.limit is None:  # nothing of psfleet's is there yet
+            self.device_budget.limit = device_memory()
+        return self.device_budget
 
     # -- read ----------------------------------------------------------------------------------
 

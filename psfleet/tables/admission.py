@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.hashing import drawn
+from psfleet.kernels.initial_values import initializer_arguments
 from psfleet.schema.entry import ProbabilityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
 from psfleet.tables.candidates import CandidateIds
-from psfleet.tables.index import RowIndex
 from psfleet.tables.memory_accounting import MemoryAccount
+from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
 
 __all__ = ["AdmissionFilter"]
@@ -31,24 +32,22 @@ class AdmissionFilter:
         census: Removes those that have to go.
         room: Memory for more.
         waiting: The ids that wait for a row, if the entry lets them.
-        stream: Of the table's random numbers.
     """
 
     def __init__(
         self,
         spec: TableSpec,
-        index: RowIndex,
+        index: RowMemory,
         census: RowScan,
         room: MemoryAccount,
         waiting: CandidateIds | None,
-        stream: int,
     ) -> None:
         self._index = index
         self._census = census
         self._room = room
         self._waiting = waiting
         self._chance = part_of(spec.entry, ProbabilityEntry)
-        self._stream = stream
+        self._stream = int(initializer_arguments(spec.initializer, spec.seed, spec.name)[3])
 
     def check(self, parts: Sequence[Ids], step: int) -> None:
         """Refuse ids that the table cannot all take with its next update."""

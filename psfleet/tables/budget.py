@@ -14,10 +14,12 @@ class MemoryBudget:
     Attributes:
         limit: Bytes that they may take in all; None: as many as there are.
         held: Bytes of pushes that wait for their round.
+        place: Whose memory it is, as messages say it.
     """
 
     limit: int | None = None
     held: int = 0
+    place: str = "memory"
     _taken: dict[str, int] = field(default_factory=dict)
 
     def take(self, table: str, total: int) -> None:
@@ -42,7 +44,7 @@ class MemoryBudget:
         """
         if not self.fits(table, total):
             raise UsageError(
-                f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of memory; "
+                f"table {table!r} was asked to {wanted}, for which it needs {_mib(total)} of {self.place}; "
                 f"this server may give it {_mib(max(self.room(table), 0))}. Give the server more memory, "
                 "use more servers, or let rows go (entry=CapacityEntry())"
             )

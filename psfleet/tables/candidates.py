@@ -3,12 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial_values import address_of
 from psfleet.schema.entry import CountFilterEntry
+from psfleet.schema.table import Device
 from psfleet.tables import expiry
-from psfleet.tables.index import RowIndex
 from psfleet.tables.row_data import CandidateData
+from psfleet.tables.row_update import row_memory
 
 __all__ = ["CandidateIds"]
 
@@ -23,11 +22,10 @@ class CandidateIds:
         capacity: How many are remembered.
     """
 
-    def __init__(self, entry: CountFilterEntry, servers: int) -> None:
+    def __init__(self, entry: CountFilterEntry, servers: int, device: Device) -> None:
         self._needed = entry.count_filter
         self.capacity = -(-entry.candidates // servers)
-        self.index = RowIndex(1, self.capacity, marks=False)
-        self._kernels = static_kernels("index")
+        self.index = row_memory(1, self.capacity, False, device)
 
     @property
     def room(self) -> int:
@@ -49,11 +47,7 @@ class CandidateIds:
             self.index.remove(expiry.leaving(self.index, step, unknown, self.capacity))
             room = self.capacity - len(self.index)
             ids = np.ascontiguousarray(ids[(slots != 0) | (np.cumsum(slots == 0) <= room)])
-        self.index.expect(len(ids))
-        passed = np.empty(len(ids), np.int64)
-        self._kernels.count(
-            self.index.address, address_of(ids), len(ids), step, self._needed, address_of(passed)
-        )
+        self.index.count(ids, step, self._needed)
 
     def read(self, step: int) -> CandidateData:
         """All of them."""

@@ -10,46 +10,23 @@ view takes the lock for each page, so that a push waits for one page at most.
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of
+from psfleet.tables.row_memory import EVERY, Listed, RowMemory
 
-__all__ = ["PAGE", "FrozenArrays", "FrozenRows", "Listed", "RowMemory"]
+__all__ = ["PAGE", "FrozenArrays", "FrozenRows"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-SECTIONS = 256
 PAGE = 2048
 """Rows that are read at a time: a push waits no longer than that takes."""
 
 
-class RowMemory(Protocol):
-    """What a memory of rows must tell to be frozen: psfleet.tables.index.RowIndex."""
-
-    def __len__(self) -> int: ...
-    @property
-    def next_slot(self) -> int:
-        """The first slot that no row has had."""
-
-    def free_slots(self) -> Ids:
-        """The slots below it that have no row."""
-
-    def section(self, number: int, step: int) -> "Listed":
-        """The rows of one of SECTIONS parts; an id never changes its part."""
-
-    def recall(self, ids: Ids, step: int) -> "Listed":
-        """The rows of these ids; slot 0 for an unknown one."""
-
-    def gather(self, slots: Ids) -> Floats: ...
-
-
-Listed = tuple[Ids, Ids, Ids]
-"""Ids, slots, and the step of each row's last push."""
 Page = tuple[Ids, Floats, Ids]
 """Ids, whole rows as they are stored, and the step of each row's last push."""
 
@@ -121,7 +98,7 @@ class FrozenRows:
         if self._only is not None:
             yield self._only
             return
-        for number in range(SECTIONS):
+        for number in range(*EVERY):
             with self._lock:
                 found = self._rows.section(number, self._step())
             yield found

@@ -1,12 +1,13 @@
 """Which memory a table gets: the one that its definition names, or what the server's setting says."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.schema.table import Device, TableSpec
 
-__all__ = ["DeviceChoice", "check_device_memory", "why_no_gpu"]
+__all__ = ["DeviceChoice", "check_device_memory", "device_memory", "why_no_gpu"]
 
 
 @functools.cache
@@ -60,8 +61,8 @@ class DeviceChoice:
         Raises:
             ConfigError: Its definition names a device that this process lacks.
         """
-        if spec.device is None:  # the setting is for dense tables
-            return "cpu" if spec.kind == "sparse" else self.default
+        if spec.device is None:
+            return self.default
         if spec.device == "cpu" or not (why := self._why_not(spec)):
             return spec.device
         if may_refuse:
@@ -69,17 +70,20 @@ class DeviceChoice:
         return "cpu"
 
     def _why_not(self, spec: TableSpec) -> str:
-        if spec.kind == "sparse":
-            return (
-                f"table {spec.name!r} is sparse; a GPU holds dense tables only, so keep it on the CPU "
-                "with device='cpu'"
-            )
         why = why_no_gpu() if self.has_gpu else "this process keeps tables in host memory"
         return (
             f"table {spec.name!r} asks for device='cuda', but {why}; use device='cpu'"
             if why
             else ""
         )
+
+
+def device_memory() -> int | None:
+    """Bytes of the GPU's memory that are free; None: nobody can say, as under a simulator."""
+    from numba import cuda
+
+    free, _ = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
+    return int(free) if math.isfinite(free) else None
 
 
 def check_device_memory(table: str, wanted: int) -> None:

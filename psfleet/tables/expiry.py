@@ -1,11 +1,14 @@
 """Which rows go because no push has named them for long."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.tables.index import Ids, RowIndex
+from psfleet.tables.row_memory import RowMemory
 
 __all__ = ["SETTLED", "due", "leaving"]
+
+Ids = NDArray[np.int64]
 
 SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to date
 _PART = 16  # of a full table, the part that goes at a time
@@ -21,7 +24,7 @@ def due(step: int, ttl: int) -> tuple[int, int]:
     return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
 
 
-def leaving(index: RowIndex, step: int, wanted: int, capacity: int) -> Ids:
+def leaving(index: RowMemory, step: int, wanted: int, capacity: int) -> Ids:
     """Ids of the rows that have to go so that `wanted` more fit; none if they do.
 
     At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.

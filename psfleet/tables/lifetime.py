@@ -4,8 +4,8 @@ from psfleet.schema.entry import ShowClickEntry, TTLEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables import expiry
 from psfleet.tables.candidates import CandidateIds
-from psfleet.tables.index import EVERY, RowIndex
 from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_memory import EVERY, RowMemory
 from psfleet.tables.row_scan import RowScan
 
 __all__ = ["RowLifetime"]
@@ -27,7 +27,7 @@ class RowLifetime:
     def __init__(
         self,
         spec: TableSpec,
-        index: RowIndex,
+        index: RowMemory,
         census: RowScan,
         waiting: CandidateIds | None,
         scores: int,

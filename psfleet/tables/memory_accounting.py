@@ -8,7 +8,7 @@ from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.candidates import CandidateIds
-from psfleet.tables.index import RowIndex
+from psfleet.tables.row_memory import RowMemory
 
 __all__ = ["MemoryAccount"]
 
@@ -32,7 +32,7 @@ class MemoryAccount:
     """
 
     def __init__(
-        self, spec: TableSpec, index: RowIndex, waiting: CandidateIds | None, budget: MemoryBudget
+        self, spec: TableSpec, index: RowMemory, waiting: CandidateIds | None, budget: MemoryBudget
     ) -> None:
         capacity = part_of(spec.entry, CapacityEntry)
         self.evicts = capacity is not None and capacity.evicts

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.tables.history import ChangeHistory
-from psfleet.tables.index import RowIndex
 from psfleet.tables.row_data import HistoryPoint, TableChanges
+from psfleet.tables.row_memory import RowMemory
 
 __all__ = ["RowScan"]
 
@@ -23,7 +23,7 @@ class RowScan:
         dropped: Rows that went so far, for displays.
     """
 
-    def __init__(self, index: RowIndex, rests: bool) -> None:
+    def __init__(self, index: RowMemory, rests: bool) -> None:
         self._index = index
         self._rests = rests
         self.dropped = 0

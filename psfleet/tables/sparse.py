@@ -19,22 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.generate import sparse_kernels
-from psfleet.kernels.initial_values import address_of, initializer_arguments
-from psfleet.kernels.rule_text import scalars_of, scratch_for
+from psfleet.kernels.rule_text import scalars_of
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.candidates import CandidateIds
-from psfleet.tables.copy_on_write import SECTIONS, FrozenRows
-from psfleet.tables.index import ROW_BYTES, RowIndex
+from psfleet.tables.copy_on_write import FrozenRows
 from psfleet.tables.lifetime import RowLifetime
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.packed_rows import PackedRows, check_rows
 from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableChanges, TableClock
+from psfleet.tables.row_memory import EVERY, ROW_BYTES
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_snapshot import FrozenSparseTable
+from psfleet.tables.row_update import row_memory, row_update
 
 __all__ = ["SparseTable"]
 
@@ -50,6 +49,7 @@ class SparseTable:
     Attributes:
         spec: The table's definition.
         step: How many updates the table has had.
+        device: Whose memory holds its rows.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class SparseTable:
         max_rows: int = 2**28,
         servers: int = 1,
         budget: MemoryBudget | None = None,
+        device: Device = "cpu",
     ) -> None:
         """An empty table.
 
@@ -66,32 +67,27 @@ class SparseTable:
             max_rows: The most rows this part can hold, whatever the entry says.
             servers: How many parts the table has; limits of the entry are dealt to them.
             budget: The memory that this table shares with others; None: it takes what there is.
+            device: Whose memory holds it.
 
         Raises:
             UsageError: There is no memory for it.
         """
-        rule, decay = spec.rule, spec.decay
         self.spec = spec
         self.step = 0
+        self.device = device
         self._packed = packed = PackedRows(spec)
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is not None:
             max_rows = min(max_rows, _limit(capacity, 4 * packed.width + ROW_BYTES, servers))
-        self._index = index = RowIndex(packed.width, max_rows, marks=spec.every_row)
+        self._index = index = row_memory(packed.width, max_rows, spec.every_row, device)
+        self._rule = row_update(spec, index)
         filter_ = part_of(spec.entry, CountFilterEntry)
-        self._waiting = waiting = CandidateIds(filter_, servers) if filter_ is not None else None
-        self._kernels = sparse_kernels(
-            rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
-        )
-        self._initial = initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
-        self._ring = np.empty(128, np.int64)
-        self._scratch = scratch_for(rule)
-        self._zeros = np.zeros(spec.dim, np.float32)
+        self._waiting = waiting = CandidateIds(filter_, servers, device) if filter_ else None
         self._census = census = RowScan(index, spec.every_row)
         self._room = MemoryAccount(
             spec, index, waiting, MemoryBudget() if budget is None else budget
         )
-        self._admission = AdmissionFilter(spec, index, census, self._room, waiting, int(initial[3]))
+        self._admission = AdmissionFilter(spec, index, census, self._room, waiting)
         self._lifetime = RowLifetime(spec, index, census, waiting, packed.scores)
         self._lock = threading.Lock()
 
@@ -129,14 +125,7 @@ class SparseTable:
         if not out.flags.c_contiguous:
             raise ShapeError(f"table {self.spec.name!r}: the rows of `out` must lie side by side")
         with self._lock:
-            self._kernels.pull(
-                self._index.address,
-                address_of(ids),
-                len(ids),
-                address_of(out),
-                *self._initial,
-                address_of(self._ring),
-            )
+            self._rule.pull_into(ids, out)
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
@@ -161,38 +150,18 @@ class SparseTable:
             self._lifetime.age(self.step)
 
     def _update(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
-        rule = self.spec.rule
+        rule, decay = self.spec.rule, self.spec.decay
         if self.spec.every_row:
-            self._index.keep_sections(0, SECTIONS)
+            self._index.keep_sections(*EVERY)
         else:
             self._index.keep(ids)
-        self._index.expect(len(ids))
-        scalars = scalars_of(rule, self.spec.decay, learning_rate, self.step + 1)
-        turn = self.step % rule.turns if rule.turns else 0
+        scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
         self.step += 1
-        self._kernels.push(
-            self._index.address,
-            address_of(ids),
-            len(ids),
-            address_of(gradients),
-            address_of(scalars),
-            turn,
-            self.step,
-            *self._initial,
-            address_of(self._ring),
-            address_of(self._scratch),
-        )
+        self._rule.push(ids, gradients, scalars, self.step)
         self._room.account()
         if self.spec.every_row:
-            resting = scalars_of(rule, self.spec.decay, learning_rate, self.step, resting=True)
-            self._kernels.rest(
-                self._index.address,
-                address_of(resting),
-                turn,
-                self.step,
-                address_of(self._zeros),
-                address_of(self._scratch),
-            )
+            resting = scalars_of(rule, decay, learning_rate, self.step, resting=True)
+            self._rule.rest(resting, self.step)
 
     # -- who gets a row ------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import pytest
 from psfleet.rules import make_rule
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.schema.table import TableSpec
-from psfleet.tables.copy_on_write import SECTIONS
 from psfleet.tables.dense import DenseTable
+from psfleet.tables.row_memory import EVERY
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.tables.sparse import SparseTable
 
@@ -137,7 +137,7 @@ def test_kernels_say_what_the_tables_own_columns_say() -> None:
     rows = table.rows(np.arange(400))
     index, expected = table._index, dict(zip(rows.ids, rows.touched, strict=True))
     found: dict[int, tuple[int, int]] = {}
-    for number in range(SECTIONS):
+    for number in range(*EVERY):
         ids, slots, touched = index.section(number, table.step)
         found |= {i: (s, t) for i, s, t in zip(ids, slots, touched, strict=True)}
     assert {i: t for i, (_, t) in found.items()} == expected

@@ -105,7 +105,8 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 def _tables(shard: Shard) -> "Iterator[Metric]":
     tables = {table.spec.name: table for table in shard.tables.values()}
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
-    used = sum(table.bytes for table in tables.values()) + shard.tables.budget.held
+    on_host = sum(table.bytes for table in tables.values() if table.device == "cpu")
+    used = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
     yield counter("table_updates", "Updates of a table", {n: t.step for n, t in tables.items()})
@@ -119,7 +120,7 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
         "Ids pushed too seldom for a row so far",
         {n: t.waiting for n, t in sparse.items()},
     )
-    yield gauge("memory_used_bytes", "Memory of tables and of pushes that are held", used)
+    yield gauge("memory_used_bytes", "Host memory of tables and of pushes that are held", used)
     yield gauge(
         "held_bytes", "Memory of pushes that wait for their round", shard.tables.budget.held
     )

@@ -1,0 +1,195 @@
+"""The index of a sparse table on a CUDA device: which id has which slot."""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import NDArray
+
+from psfleet.kernels import cuda_index
+from psfleet.kernels.cuda import DeviceBuffers, launch
+from psfleet.kernels.hash_index import SEGMENT_COUNT
+from psfleet.kernels.hashing import ids_of
+from psfleet.tables.row_memory import Listed
+
+__all__ = ["DeviceIndex", "FreeSlots"]
+
+Ids = NDArray[np.int64]
+FreeSlots = tuple[Any, int, int]
+"""Slots that removed rows have left, how many these are, and the first slot that no row has had."""
+
+_FEWEST = 4  # entries of a segment
+_ENTRY_BYTES = 16
+
+
+class DeviceIndex:
+    """Entries as psfleet.kernels.cuda_index describes them. Not thread-safe.
+
+    A segment is filled to three quarters at most. When one would be fuller, all are rebuilt with at least
+    twice as many entries as rows; so each row is moved a few times at most while a table grows.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = DeviceBuffers()
+        self._used = np.zeros(SEGMENT_COUNT, np.int64)  # entries, those of removed rows included
+        self._allocate(np.full(SEGMENT_COUNT, _FEWEST))
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return _ENTRY_BYTES * self._size
+
+    def bytes_with(self, rows: int) -> int:
+        """What it takes at most while it grows to so many rows."""
+        grown = _ENTRY_BYTES * (4 * rows + SEGMENT_COUNT * _FEWEST + 1)
+        return self.bytes + grown if grown > self.bytes else self.bytes
+
+    def _allocate(self, sizes: Ids) -> None:
+        ends = 1 + np.cumsum(sizes)
+        self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
+        self._entries = (
+            cuda.to_device(np.zeros(self._size, np.uint64)),
+            cuda.to_device(np.zeros(self._size, np.uint32)),
+            cuda.to_device(np.zeros(self._size, np.uint32)),
+            cuda.to_device(self._bases),
+            cuda.to_device((sizes - 1).astype(np.uint64)),
+        )
+
+    # -- ids -----------------------------------------------------------------------------------
+
+    def find(self, ids: Any, now: int, steps: Ids | None, found: Any, touched: Any) -> None:
+        """Write the slots of ids and when they were last pushed; they count as pushed at `steps` now.
+
+        Args:
+            ids: uint64 [n] on the device.
+            now: The table's step.
+            steps: For each id, or one for all; None: they keep theirs.
+            found, touched: int64 [n] on the device.
+        """
+        given = np.zeros(1, np.int64) if steps is None else steps
+        launch(
+            cuda_index.find,
+            len(ids),
+            *self._entries,
+            ids,
+            len(ids),
+            now,
+            self._buffers.fill("steps", given),
+            int(len(given) > 1),
+            int(steps is not None),
+            found,
+            touched,
+            self._zeros("new", SEGMENT_COUNT),
+        )
+
+    def unknown(self) -> Ids:
+        """How many ids of each segment the last `find` has not found: int64 [segments]."""
+        found: Ids = self._buffers.get("new", (SEGMENT_COUNT,), np.int64).copy_to_host()
+        return found
+
+    def add(self, ids: Any, steps: Ids, slots: FreeSlots, found: Any, fresh: Any) -> None:
+        """Give slots to the ids that the last `find` has not found. Call `make_room` before."""
+        launch(
+            cuda_index.add,
+            len(ids),
+            *self._entries,
+            ids,
+            len(ids),
+            self._buffers.fill("steps", steps),
+            int(len(steps) > 1),
+            *slots,
+            found,
+            fresh,
+            self._zeros("count", 1),
+        )
+
+    def forget(self, ids: Any, free: Any, freed: int) -> int:
+        """Remove ids; their slots go to free[freed:]. Returns how many were there."""
+        count = self._zeros("count", 1)
+        launch(cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, freed, count)
+        return self._counted()
+
+    def make_room(self, unknown: Ids) -> None:
+        """Have entries for so many new ids of each segment."""
+        if (4 * (self._used + unknown) <= 3 * self._sizes).all():
+            self._used += unknown
+            return
+        keys, slots, stamps, *_ = self._entries
+        live = self._zeros("live", SEGMENT_COUNT)
+        launch(cuda_index.census, self._size, keys, slots, self._size, live)
+        self._used = live.copy_to_host() + unknown
+        sizes, old = np.full(SEGMENT_COUNT, _FEWEST), self._size
+        while (small := sizes < 2 * self._used).any():
+            sizes[small] *= 2
+        self._allocate(sizes)
+        new_keys, new_slots, new_stamps, *shape = self._entries
+        launch(
+            cuda_index.rebuild,
+            old,
+            *(keys, slots, stamps, *shape, old),
+            *(new_keys, new_slots, new_stamps),
+        )
+
+    # -- all rows ------------------------------------------------------------------------------
+
+    def aged(
+        self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
+    ) -> Listed:
+        """See RowMemory; `rows`: how many there are in all."""
+        first = int(self._bases[segments[0]]) if segments[0] else 0
+        last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
+        room = min(rows, last - first)
+        out = [self._buffers.get(name, (room,), np.int64) for name in ("slots", "ages")]
+        hashes = self._buffers.get("hashes", (room,), np.uint64)
+        launch(
+            cuda_index.collect,
+            last - first if room else 0,
+            *self._entries[:3],
+            *(first, last, step, least, most),
+            *(hashes, *out, self._zeros("count", 1)),
+        )
+        count = self._counted()
+        slots, ages = (array[:count].copy_to_host() for array in out)
+        return ids_of(hashes[:count].copy_to_host()), slots, ages
+
+    def histogram(self, step: int, shift: int, bins: int) -> Ids:
+        """See RowMemory."""
+        _, slots, stamps, *_ = self._entries
+        counts = self._zeros("bins", bins)
+        launch(
+            cuda_index.histogram, self._size, slots, stamps, self._size, step, shift, bins, counts
+        )
+        found: Ids = counts.copy_to_host()
+        return found
+
+    def decay(
+        self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
+    ) -> Ids:
+        """See RowMemory. numbers: the factors, then `least`; live: how many rows there are."""
+        keys, slots, *_ = self._entries
+        hashes = self._buffers.get("hashes", (live,), np.uint64)
+        launch(
+            cuda_index.decay,
+            self._size if live else 0,
+            *(keys, slots, self._size, rows, stride, place),
+            *map(float, numbers),
+            *(hashes, self._zeros("count", 1)),
+        )
+        return ids_of(hashes[: self._counted()].copy_to_host())
+
+    def restamp(self, old: int, new: int) -> None:
+        """See RowMemory."""
+        launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
+
+    def unmarked(self, marks: Any, rows: int) -> Any:
+        """The slots, of `rows` in all, that have a row and no mark: int64 on the device."""
+        out = self._buffers.get("slots", (rows,), np.int64)
+        count = self._zeros("count", 1)
+        launch(cuda_index.unmarked, self._size, self._entries[1], self._size, marks, out, count)
+        return out[: self._counted()]
+
+    def _zeros(self, name: str, count: int) -> Any:
+        return self._buffers.fill(name, np.zeros(count, np.int64))
+
+    def _counted(self) -> int:
+        return int(self._buffers.get("count", (1,), np.int64).copy_to_host()[0])

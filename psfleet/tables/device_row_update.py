@@ -1,0 +1,110 @@
+"""A rule at work on the rows of a sparse table on a CUDA device."""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import NDArray
+
+from psfleet.kernels import cuda_rows
+from psfleet.kernels.cuda import CudaUpdate, DeviceBuffers, launch
+from psfleet.kernels.initial_code import CONSTANT, UNIFORM
+from psfleet.kernels.initial_values import initial_rows, initializer_arguments
+from psfleet.schema.table import TableSpec
+from psfleet.tables.device_rows import DeviceRowMemory
+
+__all__ = ["DeviceRowUpdate"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_PAGE = 1 << 16  # rows that rest at a time
+
+
+class DeviceRowUpdate:
+    """See psfleet.tables.row_update.RowUpdate.
+
+    First values that are constant or uniform are made on the device. Normal ones are made on the host: they
+    take a logarithm and a cosine, which are other functions on a device.
+    """
+
+    def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
+        self._spec = spec
+        self._memory = memory
+        self._update = CudaUpdate(spec.rule, spec.decay, spec.dim, spec.scores)
+        self._buffers = DeviceBuffers()
+        kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
+        self._on_host = kind not in (CONSTANT, UNIFORM)
+        self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
+        self._state = cuda.to_device(self._new_row())
+
+    def pull_into(self, ids: Ids, out: Floats) -> None:
+        """See RowUpdate."""
+        if not len(ids):
+            return
+        memory, dim = self._memory, self._spec.dim
+        given = memory.send(ids)
+        found, _ = memory.find(given)
+        weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
+        launch(
+            cuda_rows.weights,
+            len(weights),
+            *(memory.rows, memory.width, given, found, len(weights), dim, *self._first, weights),
+        )
+        weights.copy_to_host(out.reshape(-1))
+        if self._on_host and (unknown := found.copy_to_host() == 0).any():
+            out[unknown] = self._first_values(ids[unknown])
+
+    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        memory, spec = self._memory, self._spec
+        given = memory.send(ids)
+        found, fresh = memory.add(given, np.array([step]))
+        if fresh is not None:
+            self._begin(ids, given, found, fresh)
+        values = self._buffers.fill("gradients", gradients.reshape(-1))
+        self._update.rows(memory.rows, found, values, scalars, step)
+        launch(
+            cuda_rows.add_scores,
+            len(ids) * spec.scores,
+            *(memory.rows, memory.width, found, len(ids)),
+            *(memory.width - spec.scores, spec.scores, values, spec.dim),
+        )
+        self._pushed = found
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        others, width = self._memory.others(self._pushed), self._spec.push_width
+        zeros = np.zeros(min(len(others), _PAGE) * width, np.float32)
+        gradients = self._buffers.fill("resting", zeros)
+        for start in range(0, len(others), _PAGE):
+            slots = others[start : start + _PAGE]
+            self._update.rows(
+                self._memory.rows, slots, gradients[: len(slots) * width], scalars, step
+            )
+
+    def _begin(self, ids: Ids, given: Any, found: Any, fresh: Any) -> None:
+        """Give new rows their first values."""
+        memory, spec = self._memory, self._spec
+        launch(
+            cuda_rows.begin,
+            len(ids) * memory.width,
+            *(memory.rows, memory.width, given, found, fresh, len(ids), spec.dim),
+            *(*self._first, self._state),
+        )
+        if self._on_host:
+            new = fresh.copy_to_host() != 0
+            memory.set_first(found.copy_to_host()[new], self._first_values(ids[new]))
+
+    def _first_values(self, ids: Ids) -> Floats:
+        spec = self._spec
+        return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
+
+    def _new_row(self) -> Floats:
+        """What stands in a new row behind its weights: the first state, and scores of 0."""
+        row, start = np.zeros(self._memory.width, np.float32), self._spec.dim
+        for slot in self._spec.rule.slots:
+            width = 1 if slot.per_unit else self._spec.dim
+            row[start : start + width] = slot.initial
+            start += width
+        return row

@@ -1,0 +1,119 @@
+"""A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.kernels.generate import sparse_kernels
+from psfleet.kernels.initial_values import address_of, initializer_arguments
+from psfleet.kernels.rule_text import scratch_for
+from psfleet.schema.table import Device, TableSpec
+from psfleet.tables.index import RowIndex
+from psfleet.tables.row_memory import RowMemory
+
+__all__ = ["HostRowUpdate", "RowUpdate", "row_memory", "row_update"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class RowUpdate(Protocol):
+    """Pulls and pushes of one table. Not thread-safe."""
+
+    def pull_into(self, ids: Ids, out: Floats) -> None:
+        """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values."""
+
+    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+        """Update the rows of these ids; unknown ones are added first.
+
+        Args:
+            ids: int64 [n], no id twice, any alignment.
+            gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
+            scalars: Of psfleet.kernels.rule_text.scalars_of.
+            step: Number of this update, from 1.
+        """
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """Update every row that the push of this step did not name, with a zero gradient."""
+
+
+def row_memory(width: int, max_rows: int, marks: bool, device: Device) -> RowMemory:
+    """Memory for rows of `width` float32; `marks`: every update changes every row.
+
+    Raises:
+        UsageError: There is too little, or `max_rows` is none.
+    """
+    if device == "cpu":
+        return RowIndex(width, max_rows, marks)
+    from psfleet.tables.device_rows import DeviceRowMemory  # loads numba.cuda
+
+    return DeviceRowMemory(width, max_rows, marks)
+
+
+def row_update(spec: TableSpec, rows: RowMemory) -> RowUpdate:
+    """The table's rule for these rows, which `row_memory` made."""
+    if isinstance(rows, RowIndex):
+        return HostRowUpdate(spec, rows)
+    from psfleet.tables.device_row_update import DeviceRowUpdate
+    from psfleet.tables.device_rows import DeviceRowMemory
+
+    assert isinstance(rows, DeviceRowMemory)
+    return DeviceRowUpdate(spec, rows)
+
+
+class HostRowUpdate:
+    """See RowUpdate."""
+
+    def __init__(self, spec: TableSpec, index: RowIndex) -> None:
+        rule, decay = spec.rule, spec.decay
+        self._index = index
+        self._turns = rule.turns
+        self._kernels = sparse_kernels(
+            rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
+        )
+        self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
+        self._ring = np.empty(128, np.int64)
+        self._scratch = scratch_for(rule)
+        self._zeros = np.zeros(spec.dim, np.float32)
+
+    def pull_into(self, ids: Ids, out: Floats) -> None:
+        """See RowUpdate."""
+        self._kernels.pull(
+            self._index.address,
+            address_of(ids),
+            len(ids),
+            address_of(out),
+            *self._initial,
+            address_of(self._ring),
+        )
+
+    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        self._index.expect(len(ids))
+        self._kernels.push(
+            self._index.address,
+            address_of(ids),
+            len(ids),
+            address_of(gradients),
+            address_of(scalars),
+            self._turn(step),
+            step,
+            *self._initial,
+            address_of(self._ring),
+            address_of(self._scratch),
+        )
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        self._kernels.rest(
+            self._index.address,
+            address_of(scalars),
+            self._turn(step),
+            step,
+            address_of(self._zeros),
+            address_of(self._scratch),
+        )
+
+    def _turn(self, step: int) -> int:
+        return (step - 1) % self._turns if self._turns else 0

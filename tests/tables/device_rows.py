@@ -1,0 +1,183 @@
+"""Run in a process of its own with NUMBA_ENABLE_CUDASIM=1: sparse tables on the device and in host memory.
+
+Seeded programs of pushes, pulls, removals, time, shrinks and snapshots run on both. What each call says and
+what is known of every row afterwards must have the same bits.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    ProbabilityEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
+from psfleet.rules import ASGD, RULES, SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, Rule
+from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.tables.restore import refill
+from psfleet.tables.sparse import SparseTable
+
+EDGES = np.array([0, -1, 1, 2**63 - 1, -(2**63)])
+Tables = tuple[SparseTable, SparseTable]
+Dice = np.random.Generator
+
+
+def spec(rule: Rule, dim: int = 3, **more: Any) -> TableSpec:
+    start = more.pop("initializer", InitializerSpec("uniform", -0.5, 0.5))
+    return TableSpec("t", "sparse", (dim,), rule, initializer=start, seed=11, **more)
+
+
+RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
+RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
+ENTRY = (
+    CountFilterEntry(2, candidates=40)
+    & TTLEntry(steps=6, seconds=4.0)
+    & CapacityEntry(rows=24)
+    & ShowClickEntry("show", "click", delete_threshold=0.3, delete_after_unseen=2)
+)
+SPECS = [
+    *(spec(rule, decay=DecaySpec(0.1, 0.2)) for rule in RULE_CASES),
+    spec(Adam(), every_row=True),
+    spec(Adam(epsilon=0.1, unscaled_rest=True), every_row=True),
+    spec(ASGD(3), 2, every_row=True),
+    spec(Adam(), entry=ENTRY),
+    spec(SGD(), 1, entry=ENTRY),
+    spec(Adam(), entry=CountFilterEntry(1) & CapacityEntry(rows=10)),
+    spec(Ftrl(), entry=ProbabilityEntry(0.5), every_row=True),
+    spec(Adagrad(), 70, entry=CapacityEntry(rows=16, full="evict")),
+    spec(SGD(), initializer=InitializerSpec("constant", -0.0, 0.0)),
+    spec(SGD(), initializer=InitializerSpec("normal", 0.1, 2.0)),
+    spec(SGD(), initializer=InitializerSpec("truncated", 0.1, 2.0)),
+]
+
+
+def of_all(table: SparseTable) -> list[bytes]:
+    """What is known of a table, its rows in the order of their ids."""
+    rows, waiting = table.rows(table.ids()), table.candidates()
+    arrays = [rows.ids, rows.values, rows.touched, rows.scores]
+    arrays += [waiting.ids, waiting.counts, waiting.touched]
+    known = (table.clock, len(table), table.waiting, table.dropped)
+    return [repr(known).encode(), *(array.tobytes() for array in arrays)]
+
+
+def some_ids(dice: Dice) -> NDArray[np.int64]:
+    """Distinct ids, few enough for the smallest of the tables."""
+    ids = np.append(EDGES, np.arange(2, 50))
+    return dice.choice(ids, dice.integers(1, 10), replace=False).astype(np.int64)
+
+
+def push(dice: Dice, table: SparseTable) -> Any:
+    for _ in range(3):
+        ids = some_ids(dice)
+        values = dice.standard_normal((len(ids), table.spec.push_width)).astype(np.float32)
+        values[:, table.spec.dim :] = np.abs(values[:, table.spec.dim :])
+        table.push(ids, values, 0.1)
+
+
+def pull(dice: Dice, table: SparseTable) -> Any:
+    ids = dice.choice(np.append(EDGES, np.arange(2, 50)), 12)  # some more than once
+    out = np.empty((len(ids), table.spec.dim), np.float32)
+    table.pull_into(ids, out)
+    return out.tobytes()
+
+
+def remove(dice: Dice, table: SparseTable) -> Any:
+    return table.remove(np.append(some_ids(dice), [7, 7]))
+
+
+def evict(dice: Dice, table: SparseTable) -> Any:
+    return table.evict(int(dice.integers(1, 6)))
+
+
+def tick(dice: Dice, table: SparseTable) -> Any:
+    return table.tick(float(dice.choice([0.5, 3.0])))
+
+
+def shrink(dice: Dice, table: SparseTable) -> Any:
+    return table.shrink(dice.choice([None, 0.0, 1.0]), dice.choice([None, 1]))
+
+
+def set_back(dice: Dice, table: SparseTable) -> Any:
+    table.restore_step(max(table.step - 2, 0))
+
+
+def read(dice: Dice, table: SparseTable) -> Any:
+    page, (ids, values) = table.page(2, 5), table.state(1, 4)
+    return [a.tobytes() for a in (page.ids, page.values, ids, values)]
+
+
+def freeze(dice: Dice, table: SparseTable) -> Any:
+    """Rows as they were, of all ids and of some, while pushes, a removal and a shrink go on."""
+    views = [table.freeze(), table.freeze(only=np.unique(some_ids(dice)))]
+    mark = table.mark()
+    pages = [next(view.pages(), {}) for view in views]
+    for change in (push, remove, shrink, push):
+        change(dice, table)
+    changes = table.changed_since(mark)
+    table.release(mark)
+    found = [sorted_rows([page, *view.pages()]) for page, view in zip(pages, views, strict=True)]
+    for view in views:
+        view.close()
+    return [found, changes.ids.tobytes(), changes.removed.tobytes()]
+
+
+def sorted_rows(pages: list[Any]) -> list[bytes]:
+    """The columns of a snapshot, in the order of the ids: pages may have any."""
+    joined = {
+        name: np.concatenate([page[name] for page in pages if name in page])
+        for name in {name for page in pages for name in page}
+    }
+    order = np.argsort(joined.get("ids", np.zeros(0)))
+    rows = [joined[name][order].tobytes() for name in ("ids", "rows", "touched") if joined]
+    return rows + [joined[name].tobytes() for name in sorted(joined) if "candidate" in name]
+
+
+STEPS: list[Callable[[Dice, SparseTable], Any]] = [
+    push, push, push, pull, remove, evict, tick, shrink, set_back, read, freeze,
+]  # fmt: skip
+
+
+def moved(table: SparseTable, device: Any) -> SparseTable:
+    """Another table with what a snapshot of this one holds."""
+    view = table.freeze()
+    again = SparseTable(table.spec, device=device)
+    refill(again, view.clock, {})
+    for page in view.pages():
+        refill(again, view.clock, page)
+    view.close()
+    return again
+
+
+def run(tables: Tables, seed: int, steps: int) -> str:
+    """A program on both; the name of the first step after which they differ."""
+    dice = np.random.default_rng(seed)
+    for _ in range(steps):
+        step, number = STEPS[dice.integers(len(STEPS))], int(dice.integers(2**31))
+        said = [step(np.random.default_rng(number), table) for table in tables]
+        if said[0] != said[1] or of_all(tables[0]) != of_all(tables[1]):
+            return step.__name__
+    return ""
+
+
+def differ(number: int, steps: int) -> str:
+    """How tables of this definition differ, also after each has taken the other's snapshot; empty: not."""
+    host, device = SparseTable(SPECS[number]), SparseTable(SPECS[number], device="cuda")
+    wrong = run((host, device), number, steps)
+    if not wrong:
+        there, back = moved(host, "cuda"), moved(device, "cpu")
+        wrong = run((back, there), number + 1000, steps // 2) and "snapshot"
+        host.remove(device.ids())
+    return wrong and f"{SPECS[number].rule} {SPECS[number].entry}: {wrong}"
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if sys.argv[1:] else 10
+    found = [wrong for number in range(len(SPECS)) if (wrong := differ(number, count))]
+    print(f"{len(SPECS)} tables, wrong: {found}")
+    sys.exit(bool(found))
