@@ -16,7 +16,7 @@ import numpy as np
 
 from psfleet.chaos.audit import HELD, AuditFile, ChaosSettings
 from psfleet.faults.crash_points import MessageFaults
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import OWN, InitializerSpec, TableSpec

@@ -18,7 +18,7 @@ from psfleet.checkpoint.tensors import HEADER, SERVER, SHARD
 from psfleet.checkpoint.verification import check_content, read_clock
 from psfleet.errors import CheckpointError
 from psfleet.formats.document import exact, reading
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.dense_partition import dense_range
 from psfleet.shard.events import CreateTable, RestorePart

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec

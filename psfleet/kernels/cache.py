@@ -30,7 +30,7 @@ from psfleet.settings.groups import UserSettings
 
 __all__ = ["cache_folder", "load_text", "short_rows"]
 
-_HELPERS = ("memory.py", "hashing.py", "filling.py", "probing.py")
+_HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "initial_code.py", "intrinsics.py")
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}
 
@@ -92,7 +92,7 @@ def _is_private(folder: Path) -> bool:
 def _surroundings() -> str:
     """All that the machine code depends on besides the module's own text."""
     here = Path(__file__).parent
-    helpers = [(here / name).read_text() for name in _HELPERS if (here / name).exists()]
+    helpers = [(here / name).read_text() for name in _HELPERS]
     processor = [
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),

@@ -8,47 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ShapeError, UsageError
+from psfleet.errors import ShapeError
 from psfleet.kernels.generate import static_kernels, width_kernels
-from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.id_routing import routes
 from psfleet.kernels.initial_values import address_of
 
-__all__ = [
-    "VIRTUAL_SHARDS",
-    "UniqueIds",
-    "dedup",
-    "first_repeat",
-    "merge_pushes",
-    "owned_by",
-    "routes",
-    "virtual_shards",
-]
+__all__ = ["UniqueIds", "dedup", "first_repeat", "merge_pushes"]
 
-VIRTUAL_SHARDS = 1024
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
 _scratch = threading.local()
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
-def routes(groups: int) -> NDArray[np.uint32]:
-    """The group of each virtual shard: uint32 [VIRTUAL_SHARDS], equal shares, ascending."""
-    if not 1 <= groups <= VIRTUAL_SHARDS:
-        raise UsageError(f"there are {groups} servers; a fleet has 1 to {VIRTUAL_SHARDS}")
-    return (np.arange(VIRTUAL_SHARDS) * groups // VIRTUAL_SHARDS).astype(np.uint32)
-
-
-def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
-    """The virtual shard of each id: 10 bits of its hash that no table uses."""
-    return (hash_ids(ids) >> np.uint64(40) & np.uint64(VIRTUAL_SHARDS - 1)).astype(np.uint32)
-
-
-def owned_by(ids: Ids, group: int, groups: int) -> NDArray[np.bool_]:
-    """Which of the ids are dealt to `group`."""
-    owned: NDArray[np.bool_] = routes(groups)[virtual_shards(ids)] == group
-    return owned
 
 
 class UniqueIds:

@@ -23,7 +23,7 @@ def test_sync_mode_gives_the_same_bits(site: Site) -> None:
     assert code == 0, err
     assert digest(out) == DIGEST
     assert f"{site.engine} · 2 servers · 2 workers" in err
-    logs = {path.name for path in launcher.folder.glob("psfleet-logs/*/*")}
+    logs = {path.name for path in launcher.folder.glob("psfleet-logs/*/*log.*")}
     assert logs == {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"}
     assert launcher.log("workerlog.0") == out
     assert "step 9" in launcher.log("workerlog.1")

@@ -32,7 +32,7 @@ from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEn
 from psfleet.execution.inference import save_inference
 from psfleet.formats.mode_request import write_answer, write_request
 from psfleet.formats.ready_file import write_ready
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.optimizer.lr import StepDecay
 from psfleet.program.operation import Op
 from psfleet.rules import RULES

@@ -8,7 +8,7 @@ import pytest
 
 from psfleet.checkpoint import load_shard, read_specs, save_fleet
 from psfleet.errors import CheckpointError, TableConflict
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules.adam import Adam
 from psfleet.rules.ftrl import Ftrl
 from psfleet.runtime.interface import Gradient

@@ -18,7 +18,7 @@ from psfleet.checkpoint import (
 )
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient

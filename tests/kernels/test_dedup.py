@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.dedup import (
-    VIRTUAL_SHARDS,
-    dedup,
-    first_repeat,
-    merge_pushes,
-    owned_by,
-    routes,
-    virtual_shards,
-)
+from psfleet.kernels.dedup import dedup, first_repeat, merge_pushes
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 
 Floats = NDArray[np.float32]
 IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**63), 2**63 - 1])), max_size=400)

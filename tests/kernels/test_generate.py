@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from numba import njit
 
-from psfleet.kernels.cache import _surroundings, cache_folder, short_rows
+from psfleet.kernels.cache import _HELPERS, _surroundings, cache_folder, short_rows
 from psfleet.kernels.generate import dense_kernels, sparse_kernels
 from psfleet.kernels.intrinsics import OPTIONS
 from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
@@ -170,3 +170,19 @@ for sign, name in (("-", "minus"), ("+", "plus")):
         check=False,
     )
     assert run.stdout.split() == ["-1.0", "1.0"], run.stderr
+
+
+def test_the_cache_knows_every_helper() -> None:
+    """Machine code is found by a hash of all source that it was compiled from: an edit of a module that any
+    kernel text imports, or that such a module imports, gives another hash."""
+    folder = ROOT / "psfleet" / "kernels"
+    imports = re.compile(r"^from psfleet\.kernels\.(\w+) import", re.MULTILINE)
+    texts = [path.read_text() for path in (folder / "sources").iterdir() if path.is_file()]
+    texts.append((folder / "rule_text.py").read_text())
+    needed: set[str] = set()
+    while texts:
+        for name in imports.findall(texts.pop()):
+            if name not in needed:
+                needed.add(name)
+                texts.append((folder / f"{name}.py").read_text())
+    assert {f"{name}.py" for name in needed} == set(_HELPERS)

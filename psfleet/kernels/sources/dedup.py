@@ -3,6 +3,7 @@
 from numba import int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, virtual_shard
 from psfleet.kernels.intrinsics import (
     kernel,
     load_i64,
@@ -47,11 +48,11 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
                     count += 1
                     store_u32(index, place, uint32(count))
                     store_i64(unique, number, id_)
-                    shard = int64(hashed >> uint64(40)) & 1023
+                    shard = virtual_shard(hashed)
                     group = int64(load_u32(routes, shard))
                     within = load_i64(counts, group)
                     store_i64(counts, group, within + 1)
-                    code = uint32(int64(load_u32(routes, 1024 + shard)) | within)
+                    code = uint32(int64(load_u32(routes, VIRTUAL_SHARDS + shard)) | within)
                     store_u32(codes, number, code)
                     break
                 if load_i64(unique, number) == id_:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from psfleet.data.assignment import PlanEntry, RoundPlan
-from psfleet.kernels.dedup import merge_pushes, owned_by
+from psfleet.kernels.dedup import merge_pushes
+from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import Read
 from psfleet.shard.events import CloseRound, Join, Push
 from psfleet.shard.membership_view import InstallView, SeatView

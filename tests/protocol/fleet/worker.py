@@ -12,7 +12,7 @@ import numpy as np
 
 from psfleet.data.assignment import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.shard.events import Join, Leave, MarkCut, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import TableState
 from psfleet.runtime.validation import check_ids
 from psfleet.schema.table import TableSpec
