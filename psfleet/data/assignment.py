@@ -1,7 +1,7 @@
 """Sync mode: which samples of a dataset each worker has in which round.
 
 A plan is a pure function of what the coordinator has decided: the order in which requests arrive
-plays no part, so that the same decisions give the same bits (rules R3 to R5 of the protocol).
+plays no part, so that the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
 
 Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
 deals a stream of positions to some seats from one round on, until the next entry begins. Epochs do

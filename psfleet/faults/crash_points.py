@@ -74,7 +74,7 @@ class ThreadFault(Exception):
         """Raise it if this thread is to have one.
 
         Raises:
-            BrokenThread: A test wants that.
+            ThreadFault: A test wants that.
         """
         if from_variable(FaultSettings, "broken_thread", variables) == name:
             raise cls(f"a test wants thread {name!r} to fail")

@@ -1,4 +1,4 @@
-"""First values of a row, as code that kernels call. `initial.py` is the face for Python."""
+"""First values of a row, as code that kernels call. psfleet.kernels.initial_values is the face for Python."""
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 import math

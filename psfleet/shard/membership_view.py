@@ -1,6 +1,6 @@
 """Views: who is in the fleet, decided by the coordinator and installed on every server.
 
-Section 6 of the protocol. A change of the view freezes every server first: it closes no round, takes
+See docs/protocol.md. A change of the view freezes every server first: it closes no round, takes
 no push of the lives that are to end, and reports where it stands. From all reports the coordinator
 decides in which rounds each life counts; servers that have installed the decision go on. So every
 server closes each round with the same lives, whoever died where.

@@ -1,6 +1,6 @@
 """Sync mode: who is in which round, what is held for it, and when it closes.
 
-The rules R2, R3 and R8 of the protocol: a push is first held by every server; only then does its
+The rules R2, R3 and R8 of docs/protocol.md: a push is first held by every server; only then does its
 worker commit it with the next pull. A server closes a round when every member has committed it, so a
 closed round is one that every server holds whole. Of a life that has ended the coordinator says what
 its last round is, in its place.

@@ -1,6 +1,6 @@
 """Where a snapshot cuts one shard's stream of pushes, so that all shards are cut at the same place.
 
-Rules R11 and R12 of the protocol. Sync: no further round closes until it is known after which round
+Rules R11 and R12 of docs/protocol.md. Sync: no further round closes until it is known after which round
 all servers cut. Otherwise: each worker marks its last push in the snapshot; pushes behind a mark wait
 until all marks and all pushes before them are here. Numbers of cuts only rise; whatever belongs to
 an earlier one is ignored.

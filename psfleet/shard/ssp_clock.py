@@ -2,7 +2,7 @@
 
 A worker's clock counts its pushes since all workers last met. The push brings it, the pull that
 follows names it, and that pull waits until no other worker is too far behind. Workers that rest at a
-meeting do not count (rule R14 of the protocol): the meeting would otherwise wait for those who wait
+meeting do not count (rule R14 of docs/protocol.md): the meeting would otherwise wait for those who wait
 for them. When all have met, every clock starts again at 0, on every server at the same place in
 each worker's stream.
 """

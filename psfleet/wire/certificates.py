@@ -15,12 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from psfleet.errors import ConfigError
-from psfleet.wire.credentials import SERVER_NAME
+from psfleet.wire.credentials import CERTIFICATE_DAYS, SERVER_NAME
 
-__all__ = ["DAYS", "ends", "make_credentials"]
-
-DAYS = 30.0
-"""How long certificates are good for, unless said otherwise."""
+__all__ = ["ends", "make_credentials"]
 
 _SKEW = datetime.timedelta(hours=1)  # clocks of other hosts may be behind
 _LONGEST_LIFE = 3650.0
@@ -33,7 +30,7 @@ _ROLES = {
 _Key = ec.EllipticCurvePrivateKey
 
 
-def make_credentials(folder: str | Path, days: float = DAYS) -> dict[str, Path]:
+def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict[str, Path]:
     """Make credentials for a new job: `folder`/server and `folder`/worker, each for one role.
 
     Args:

@@ -32,7 +32,7 @@ _UNUSED = ("scipy", "cffi")
 )
 @click.option("--workers", help="How many workers will come.")
 @click.option("--ready-file", help="Write endpoint and process id here, as JSON, when ready.")
-@click.option("--device", help="Hold dense tables in memory of this: cpu, cuda or auto.")
+@click.option("--device", help="Hold tables in memory of this: cpu, cuda or auto.")
 @click.option(
     "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
 )

@@ -1,4 +1,4 @@
-"""What a job under chaos has shown of each promise (DESIGN: "what is promised"), with the evidence."""
+"""What a job under chaos has shown of each promise of docs/chaos.md, with the evidence."""
 
 import os
 import subprocess

@@ -6,14 +6,12 @@ from pathlib import Path
 import click
 
 from psfleet.errors import ConfigError
-from psfleet.wire.credentials import Credentials
+from psfleet.wire.credentials import CERTIFICATE_DAYS, Credentials
 
 __all__ = ["certs", "make", "usable"]
 
-_DAYS = 30.0
 
-
-def make(folder: Path, days: float = _DAYS) -> dict[str, Path]:
+def make(folder: Path, days: float = CERTIFICATE_DAYS) -> dict[str, Path]:
     """Credentials for a new job in a folder; the folder of each role."""
     # Here: a job on unix sockets does without the cryptography.
     from psfleet.wire.certificates import make_credentials
@@ -35,7 +33,11 @@ def usable(folder: Path, days: float) -> bool:
 
 @click.command()
 @click.option(
-    "--days", type=float, default=_DAYS, show_default=True, help="How long they are good for."
+    "--days",
+    type=float,
+    default=CERTIFICATE_DAYS,
+    show_default=True,
+    help="How long they are good for.",
 )
 @click.option(
     "--keep", is_flag=True, help="Do nothing while there are some that last half as long."

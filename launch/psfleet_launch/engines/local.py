@@ -203,7 +203,7 @@ class LocalEngine(Engine):
             os.close(theirs)
 
     def _read_pulse(self, member: Member) -> None:
-        """Note a sign of life, and lines that the server says between them (psfleet_server.pulse)."""
+        """Note a sign of life, and lines that the server says between them (psfleet_server.liveness)."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_pulse(member)

@@ -1,6 +1,6 @@
 """Who is in the fleet: seats, their lives, and how a change is decided from all servers' reports.
 
-Section 6 of the protocol. Pure: the reports come in, the next roster comes out.
+See docs/protocol.md. Pure: the reports come in, the next roster comes out.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """The rules of the protocol, and what the product's classes are without each of them.
 
-The numbers are those of the protocol's description. R13, R9 and R17 are not here, as the product does
+The numbers are those of docs/protocol.md. R13, R9 and R17 are not here, as the product does
 without them: the launcher alone decides who takes over (no term on disk), a roll-back starts every
 process anew (no generations), and a place has one address (no terms in calls).
 """

@@ -1,4 +1,4 @@
-"""Members, requests and events as the messages between a launcher and its agents (protos/agent.proto)."""
+"""What launcher and agents say to each other, as messages of protos/psfleet/v1/agent.proto."""
 
 import dataclasses
 import json
