@@ -26,6 +26,7 @@ LAYERS = {
         "http2 schema",
         "formats kernels runtime",
         "data parameters strategy tables",
+        "feature_sets",
         "program shard",
         "wire",
         "checkpoint layers pipeline",
@@ -65,7 +66,7 @@ LAYERS = {
     ],
 }
 # Names that scripts import. No package imports them, but for the older face, which hands them on.
-FACES = {"clip", "datasets", "entry", "initializer", "regularizer"}
+FACES = {"clip", "datasets", "entry", "features", "initializer", "regularizer"}
 
 MODULES = {
     ".".join(path.relative_to(home.parent).with_suffix("").parts).removesuffix(".__init__"): path

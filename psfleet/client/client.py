@@ -17,11 +17,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from psfleet.client.client_features import ClientFeatures
 from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.execution.model_files import folder_of, load, save
+from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.modes.switch import change, check_mode, check_wire
 from psfleet.modes.switch import connect as connect_cluster
 from psfleet.optimizer.lr.scheduler import LRScheduler
@@ -114,6 +116,21 @@ class Client:
         )
         self.runtime.create(spec)
         return self._opened(SparseTable(self.runtime, spec, optimizer))
+
+    def features(self, features: FeatureSet) -> ClientFeatures:
+        """The tables of a feature set, made if no worker has made them yet; see `ClientFeatures`.
+
+        Raises:
+            ConfigError: A table has no optimizer.
+            TableConflict: A table exists with another definition.
+        """
+        tables = {
+            table.name: self.sparse_table(
+                table.name, table.dim, table.optimizer, table.initializer, entry=table.entry
+            )
+            for table in features.tables.values()
+        }
+        return ClientFeatures(features, tables)
 
     def dense_table(
         self, name: str, value: ArrayLike, optimizer: Optimizer, device: Device | None = None

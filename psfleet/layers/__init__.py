@@ -29,6 +29,7 @@ from psfleet.layers.arithmetic import (
     square,
 )
 from psfleet.layers.evaluation import accuracy, auc
+from psfleet.layers.feature_inputs import features
 from psfleet.layers.inputs import data, fill_constant, ones, zeros
 from psfleet.layers.losses import (
     cross_entropy,
@@ -99,6 +100,7 @@ __all__ = [
     "exp",
     "expand",
     "fc",
+    "features",
     "fill_constant",
     "flatten",
     "gather",

@@ -150,8 +150,14 @@ class Optimizer(StatefulOptimizer):
             treated._grad_clip = clip
 
     def lender(self, parameter: Parameter) -> "Optimizer":
-        """The optimizer by whose settings this one treats the parameter: itself, or of a group."""
-        return self._lenders.get(parameter.name, self)
+        """The optimizer by whose settings this one treats the parameter: its own, of a group, or this."""
+        return parameter.optimizer or self._lenders.get(parameter.name, self)
+
+    def _rate_of(self, parameter: Parameter) -> float:
+        """The rate of a parameter's next update."""
+        lender = self.lender(parameter)
+        source = self if parameter.optimizer is None else lender
+        return source.get_lr() * lender.rate_factor(parameter)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -346,7 +352,7 @@ class Optimizer(StatefulOptimizer):
         home, rate = tables(), self.get_lr()
         seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
         gradients = [
-            (seat, as_gradient(seat, self._sent(p, g), rate * self.lender(p).rate_factor(p)))
+            (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p)))
             for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
         ]
         if self.shortener is not None:
@@ -354,6 +360,8 @@ class Optimizer(StatefulOptimizer):
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
+        for own in {id(p.optimizer): p.optimizer for p, _ in checked if p.optimizer}.values():
+            own.advance()
 
     def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
         """The gradients of trainable parameters, as arrays in shapes that fit."""
@@ -370,7 +378,7 @@ class Optimizer(StatefulOptimizer):
             return (self._grad_clip or clip_by_own)(pairs)
         clipped: dict[str, Grad] = {p.name: g for p, g in pairs}
         for lender in dict.fromkeys((*self._lenders.values(), self)):
-            own = [(p, g) for p, g in pairs if self.lender(p) is lender]
+            own = [(p, g) for p, g in pairs if self._lenders.get(p.name, self) is lender]
             clipped.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
         return [(p, clipped[p.name]) for p, _ in pairs]
 

@@ -105,6 +105,8 @@ class Parameter:
             comes first. `value` overrides them for parameters with a known shape.
         trainable, learning_rate, regularizer, need_clip: What an optimizer does with it;
             learning_rate is a factor on the optimizer's rate.
+        optimizer: Its own one, whose rule, decay and rate it has, whichever optimizer minimizes; None:
+            those of the one that minimizes.
         gradient_clip: What psfleet.clip.set_gradient_clip has said.
         do_model_average: Whether averages of the weights take it in.
         dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
@@ -160,6 +162,7 @@ class Parameter:
         self.regularizer = regularizer
         self.do_model_average = do_model_average
         self.need_clip = need_clip
+        self.optimizer: Any = None
         self.gradient_clip: Any = None
         self.grad: Floats | SparseGrad | None = None
         self.binding: Binding | None = None

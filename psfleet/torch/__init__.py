@@ -18,16 +18,26 @@ from psfleet.errors import ConfigError
 if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
     from psfleet.torch.embeddings import Embedding, EmbeddingBag
+    from psfleet.torch.feature_embedding import FeatureEmbedding
     from psfleet.torch.loader_prefetch import prefetch
     from psfleet.torch.optimizers import DistributedOptimizer
     from psfleet.torch.sequential_pipeline import Pipeline
 
-__all__ = ["DistributedOptimizer", "Embedding", "EmbeddingBag", "Pipeline", "convert", "prefetch"]
+__all__ = [
+    "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingBag",
+    "FeatureEmbedding",
+    "Pipeline",
+    "convert",
+    "prefetch",
+]
 
 _HOMES = {
     "DistributedOptimizer": "psfleet.torch.optimizers",
     "Embedding": "psfleet.torch.embeddings",
     "EmbeddingBag": "psfleet.torch.embeddings",
+    "FeatureEmbedding": "psfleet.torch.feature_embedding",
     "Pipeline": "psfleet.torch.sequential_pipeline",
     "convert": "psfleet.torch.conversion",
     "prefetch": "psfleet.torch.loader_prefetch",

@@ -22,7 +22,7 @@ from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientIds, TableWeight, as_tensor, look_up
 
-__all__ = ["EmbeddingRows", "LookupObserver", "living_rows"]
+__all__ = ["EmbeddingRows", "LookupObserver", "living_rows", "rows_of"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -310,6 +310,14 @@ class EmbeddingRows:
             self._held.append(_CachedLookup(wanted, out.detach(), out._version))
         return out
 
+    def sparse_gradient(self, ids: Ids, rows: Floats) -> Tensor:
+        """The gradient of the weight that these gradients of rows, float32 [n, dim], make up."""
+        scores = np.tile(np.array([1, 0], np.float32), (len(ids), 1)) if self.counts else None
+        indices = torch.from_numpy(self._ledger.indices(ids, scores))[None]
+        return torch.sparse_coo_tensor(
+            indices, as_tensor(rows), self.weight.shape, check_invariants=False
+        )
+
     def read(self, ids: Ids) -> Read:
         """What to pull for a lookup."""
         return Read(self.key, ids)
@@ -351,6 +359,29 @@ class EmbeddingRows:
                 f"embedding {self.name!r} has rows 0 to {self.count - 1}; "
                 f"id {low if low < 0 else high} is not one of them"
             )
+
+
+def rows_of(lookups: Sequence[tuple[EmbeddingRows, Ids]], keep: bool) -> list[Floats]:
+    """Current rows of several tables, float32 [n, dim]: what is held, and the others in one pull.
+
+    Args:
+        lookups: Tables of one runtime, with ids int64 [n].
+        keep: Hold them for the same look-up within the step, see `EmbeddingRows.look_up`.
+    """
+    held = [rows._find(ids) for rows, ids in lookups]
+    missing = [pair for pair, known in zip(lookups, held, strict=True) if known is None]
+    pulled = iter(_pull(missing))
+    found = []
+    for (rows, ids), known in zip(lookups, held, strict=True):
+        found.append(next(pulled) if known is None else rows._values_of(known))
+        if keep and known is None and len(rows._held) < _MOST_HELD:
+            rows.hold(ids, found[-1])
+    return found
+
+
+def _pull(lookups: Sequence[tuple[EmbeddingRows, Ids]]) -> list[Floats]:
+    reads = [Read(rows.key, ids) for rows, ids in lookups if rows.client]
+    return lookups[0][0].runtime.pull(reads) if reads else []
 
 
 def living_rows() -> list[EmbeddingRows]:

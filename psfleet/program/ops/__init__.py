@@ -3,6 +3,7 @@
 from psfleet.program.ops import (
     activation,
     arithmetic,
+    bag_pooling,
     batch_norm,
     clipping,
     dropout,
@@ -20,6 +21,7 @@ from psfleet.program.ops import (
 __all__ = [
     "activation",
     "arithmetic",
+    "bag_pooling",
     "batch_norm",
     "clipping",
     "dropout",

@@ -1,0 +1,1 @@
+"""Features of a model: what they are, the ids of a batch, and their look-up in one call."""

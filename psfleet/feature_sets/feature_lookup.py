@@ -1,0 +1,243 @@
+"""The look-up of all features of a batch: its ids by table, the pooled rows, the rows' gradients."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError, UsageError
+from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
+from psfleet.feature_sets.hashed_ids import hashed
+from psfleet.feature_sets.jagged import Jagged, as_jagged
+from psfleet.kernels.bags import pool_bags, spread_gradient
+from psfleet.runtime.validation import as_ids
+
+__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """The ids of one feature in a batch, one bag for each row of its output.
+
+    Attributes:
+        ids: int64 [n].
+        lengths: int64 [bags]; their sum is n.
+        weights: float32 [n] or None.
+        shape: Of the output, without its last axis, the width of a row.
+    """
+
+    ids: Ids
+    lengths: Ids
+    weights: Floats | None
+    shape: tuple[int, ...]
+
+
+def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
+    """What a batch says of each feature, and its number of samples.
+
+    Args:
+        features: The set.
+        batch: A mapping from names to what `as_jagged` takes, or for a Number an array; or an object with
+            a method `to_dict` that gives one, as TorchRec's KeyedJaggedTensor. A feature that is missing,
+            or None, has no ids in any sample.
+
+    Raises:
+        UsageError: It names a feature that is not in the set, or none of the set's.
+        ShapeError: The features have different numbers of samples.
+    """
+    given = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"a batch of features is {given!r:.80}; it must be a mapping from their names to their ids"
+        )
+    for name in given:
+        if name not in features.features:
+            known = ", ".join(features.features) or "none"
+            raise UsageError(f"the batch has the feature {name!r}; the set has {known}")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is not None:
+            jagged = isinstance(features.features[name], Feature)
+            found[name] = as_jagged(name, value) if jagged else np.asarray(value)
+    if not found:
+        raise UsageError("the batch has no feature, so its number of samples is unknown")
+    counts = {name: len(value) for name, value in found.items()}
+    first, samples = next(iter(counts.items()))
+    for name, count in counts.items():
+        if count != samples:
+            raise ShapeError(
+                f"feature {name!r} has {count} samples and feature {first!r} has {samples}; a batch has as "
+                "many of each"
+            )
+    return found, samples
+
+
+def bags_of(feature: Feature, given: Jagged | None, samples: int) -> Bags:
+    """The bags of a feature; None: the batch lacks it.
+
+    Raises:
+        IdError: A value is no id.
+    """
+    if given is None:
+        given = Jagged(np.empty(0, np.int64), np.zeros(samples, np.int64))
+    if feature.padding is not None and len(given.values):
+        padded = given.values == feature.padding
+        given = given.kept(~padded) if np.any(padded) else given
+    given = given.last(feature.last) if feature.last else given
+    ids = (
+        hashed(given.values, feature.buckets, feature.salt)
+        if feature.hashed
+        else as_ids(given.values, f"feature {feature.name!r}")
+    )
+    weights = None
+    if feature.weighted:
+        weights = np.ones(len(ids), np.float32) if given.weights is None else given.weights
+    lengths, shape = _shaped(feature, given)
+    return Bags(ids, lengths, weights, shape)
+
+
+def _shaped(feature: Feature, given: Jagged) -> tuple[Ids, tuple[int, ...]]:
+    """The lengths of the bags, one for each row of the output, and the output's shape."""
+    if feature.pooling != "none":
+        return given.lengths, (len(given),)
+    if not feature.last:
+        return np.ones(len(given.values), np.int64), (len(given.values),)
+    filled = np.arange(feature.last) < given.lengths[:, None]
+    return filled.reshape(-1).astype(np.int64), (len(given), feature.last)
+
+
+class FeatureLookup(Generic[K]):
+    """All features of one batch.
+
+    Args:
+        features: The set.
+        batch: What `by_feature` takes.
+        keys: What stands for each table in `ids` and `gradients`, by the tables' names.
+
+    Attributes:
+        ids: By table the ids of all its features, int64 [n]: what to pull.
+        lengths: By feature, how many ids each sample has, int64 [samples].
+        samples: The number of samples.
+
+    Raises:
+        UsageError: The batch does not fit the set; the error names the feature.
+    """
+
+    def __init__(self, features: FeatureSet, batch: Any, keys: Mapping[str, K]) -> None:
+        given, self.samples = by_feature(features, batch)
+        self._keys = {f.name: keys[f.table.name] for f in features.looked_up}
+        self._bags = {
+            f.name: bags_of(f, given.get(f.name), self.samples) for f in features.looked_up
+        }
+        self._means = {f.name: f.pooling == "mean" for f in features.looked_up}
+        self._dims = {f.name: f.table.dim for f in features.looked_up}
+        self._numbers = {
+            n.name: n.of(given.get(n.name), self.samples) for n in features if isinstance(n, Number)
+        }
+        self._order = list(features.features)
+        self._places, self.ids = self._laid_out()
+
+    @property
+    def lengths(self) -> dict[str, Ids]:
+        """By feature the ids of each row of its output, int64; "none" without `last`: ones."""
+        return {name: bags.lengths for name, bags in self._bags.items()}
+
+    def _laid_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
+        """Where the ids of each feature lie among those of its table, and those."""
+        parts: dict[K, list[Ids]] = {}
+        places = {}
+        for name, bags in self._bags.items():
+            known = parts.setdefault(self._keys[name], [])
+            start = sum(map(len, known))
+            places[name] = slice(start, start + len(bags.ids))
+            known.append(bags.ids)
+        joined = {k: p[0] if len(p) == 1 else np.concatenate(p) for k, p in parts.items()}
+        return places, joined
+
+    def pool(self, rows: Mapping[K, Floats]) -> dict[str, Floats]:
+        """The features' values, by name in the order of the set.
+
+        Args:
+            rows: By table the rows of `ids`, float32 [n, dim]. Others are not looked at.
+
+        Returns:
+            float32 [samples, dim]; for pooling "none" [n, dim] or [samples, last, dim].
+        """
+        return {name: self._value(name, rows) for name in self._order}
+
+    def _value(self, name: str, rows: Mapping[K, Floats]) -> Floats:
+        if name in self._numbers:
+            return self._numbers[name]  # type: ignore[no-any-return]
+        bags, own = self._bags[name], rows[self._keys[name]][self._places[name]]
+        pooled = pool_bags(own, bags.lengths, bags.weights, self._means[name])
+        return pooled.reshape(*bags.shape, pooled.shape[1])
+
+    def gradients(self, given: Mapping[str, Any]) -> dict[K, tuple[Ids, Floats]]:
+        """The gradients of the rows, by table: what to push.
+
+        Args:
+            given: By feature the gradient of its value, in its shape. A feature without one, or with None,
+                and a Number get none.
+
+        Returns:
+            ids int64 [n] and their gradients float32 [n, dim]; those of a repeated id are to be summed. A
+            table without gradients is left out.
+
+        Raises:
+            ShapeError: A gradient is not of its value's shape. UsageError: There is no such feature.
+        """
+        for name in given:
+            if name not in self._order:
+                raise UsageError(f"a gradient is for the feature {name!r}, which the set lacks")
+        parts: dict[K, list[tuple[Ids, Floats]]] = {}
+        for name, bags in self._bags.items():  # so the order of a table's ids is always the same
+            if given.get(name) is not None:
+                rows = self._spread(name, bags, given[name])
+                parts.setdefault(self._keys[name], []).append((bags.ids, rows))
+        return {key: _joined(found) for key, found in parts.items()}
+
+    def _spread(self, name: str, bags: Bags, given: Any) -> Floats:
+        gradient, wanted = np.asarray(given, np.float32), (*bags.shape, self._dims[name])
+        if gradient.shape != wanted:
+            raise ShapeError(
+                f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {wanted}"
+            )
+        flat = gradient.reshape(-1, self._dims[name])
+        return spread_gradient(flat, bags.lengths, bags.weights, self._means[name])
+
+
+def _joined(parts: list[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([rows for _, rows in parts])
+
+
+def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
+    """What a program with `layers.features(features)` is fed for a batch.
+
+    Args:
+        features: The set.
+        batch: What `by_feature` takes.
+
+    Raises:
+        UsageError: The batch does not fit the set; the error names the feature.
+    """
+    given, samples = by_feature(features, batch)
+    found: dict[str, NDArray[Any]] = {}
+    for feature in features:
+        if isinstance(feature, Number):
+            found[feature.name] = feature.of(given.get(feature.name), samples)
+            continue
+        bags = bags_of(feature, given.get(feature.name), samples)
+        found[f"{feature.name}.lengths"] = bags.lengths
+        found[f"{feature.name}.ids"] = bags.ids
+        if bags.weights is not None:
+            found[f"{feature.name}.weights"] = bags.weights
+    # A program counts the samples of a step by the first input.
+    return dict(sorted(found.items(), key=lambda item: len(item[1]) != samples))

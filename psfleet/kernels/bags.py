@@ -1,0 +1,83 @@
+"""Bags of rows: their sums or means, and the way of a gradient back to the rows."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.errors import ShapeError
+from psfleet.kernels.generate import width_kernels
+from psfleet.kernels.initial_values import address_of
+
+__all__ = ["pool_bags", "spread_gradient"]
+
+Floats = NDArray[np.float32]
+Lengths = NDArray[np.int64]
+
+
+def pool_bags(
+    rows: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
+) -> Floats:
+    """One row for each bag: the sum of its rows, added in order. An empty bag gives zeros.
+
+    Args:
+        rows: float32 [n, dim], those of the first bag, then those of the second one, ...
+        lengths: int64 [bags]: how many rows each bag has; their sum is n.
+        weights: float32 [n]: a factor on each row; None: 1.
+        mean: Divide by the number of rows, or by the sum of their weights; 0 gives zeros.
+
+    Returns:
+        float32 [bags, dim]; `rows` itself where every bag has exactly one row and no weight.
+
+    Raises:
+        ShapeError: There are not as many rows as the lengths say.
+    """
+    if len(rows) != int(lengths.sum()):
+        raise ShapeError(f"bags of {int(lengths.sum())} ids in all got {len(rows)} rows")
+    if weights is None and _are_single(lengths, len(rows)):
+        return rows
+    out = np.zeros((len(lengths), rows.shape[1]), np.float32)
+    _run("pool", rows, lengths, weights, mean, out)
+    return out
+
+
+def spread_gradient(
+    gradient: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
+) -> Floats:
+    """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
+
+    The other arguments are those of `pool_bags`. The result is `gradient` itself where that returns `rows`.
+    """
+    count = int(lengths.sum())
+    if weights is None and _are_single(lengths, count):
+        return gradient
+    out = np.empty((count, gradient.shape[1]), np.float32)
+    _run("spread", gradient, lengths, weights, mean, out)
+    return out
+
+
+def _run(
+    name: str, values: Floats, lengths: Lengths, weights: Floats | None, mean: bool, out: Floats
+) -> None:
+    values, ends = np.ascontiguousarray(values, np.float32), np.cumsum(lengths)
+    factors = None if weights is None else np.ascontiguousarray(weights, np.float32)
+    scales = _scales(lengths, factors) if mean else None
+    getattr(width_kernels("bags", values.shape[1]), name)(
+        address_of(values),
+        address_of(ends),
+        len(lengths),
+        0 if factors is None else address_of(factors),
+        0 if scales is None else address_of(scales),
+        address_of(out),
+    )
+
+
+def _are_single(lengths: Lengths, count: int) -> bool:
+    return len(lengths) == count and bool((lengths == 1).all())
+
+
+def _scales(lengths: Lengths, weights: Floats | None) -> Floats:
+    """1 over the number of rows of each bag, or over the sum of their weights; 0 where that is 0."""
+    totals: NDArray[np.float64] = lengths.astype(np.float64)
+    if weights is not None:
+        bags = np.repeat(np.arange(len(lengths)), lengths)
+        totals = np.bincount(bags, weights, minlength=len(lengths)).astype(np.float64)
+    return np.divide(1.0, totals, out=np.zeros_like(totals), where=totals != 0).astype(np.float32)

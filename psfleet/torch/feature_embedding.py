@@ -1,0 +1,142 @@
+"""FeatureEmbedding: all features of a FeatureSet, looked up in one call."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from psfleet.errors import ConfigError
+from psfleet.feature_sets.feature_lookup import FeatureLookup
+from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
+from psfleet.torch.embedding_rows import EmbeddingRows, rows_of
+from psfleet.torch.embeddings import TableModule
+
+__all__ = ["FeatureEmbedding"]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class FeatureTable(TableModule):
+    """The rows of one table of a feature set."""
+
+    def __init__(self, table: Table) -> None:
+        if "." in table.name:
+            raise ConfigError(
+                f"table {table.name!r} has a dot in its name, which state dicts of torch do not allow; "
+                "give it another name"
+            )
+        super().__init__(
+            None, table.dim, None, table.name, table.initializer, 0, table.optimizer, table.entry
+        )
+
+
+class FeatureEmbedding(nn.Module):
+    """The values of all features of a set, with their rows on the servers.
+
+        embed = pst.FeatureEmbedding(features)
+        values = embed({"user": users, "friends": Jagged(ids, lengths)})
+        hidden = torch.cat([values["user"], values["friends"]], dim=1)
+
+    The rows of all tables come in one call to each server, and `step()` pushes the gradients of all in one.
+
+    Args:
+        features: What the features are. A table without an optimizer is updated by the torch optimizer
+            that is given its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
+
+    Attributes:
+        features: As passed.
+        tables: By name, the stand-ins for the tables' weights.
+    """
+
+    def __init__(self, features: FeatureSet) -> None:
+        super().__init__()
+        self.features = features
+        self.tables = nn.ModuleDict(
+            {table.name: FeatureTable(table) for table in features.tables.values()}
+        )
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        """The features' values, by name in the order of the set.
+
+        Args:
+            batch: By feature its ids: a `psfleet.features.Jagged`, a tensor [n] or [n, k], a list of
+                lists, a mapping with `values` and `lengths` or `offsets`; for a Number its values. Or a
+                KeyedJaggedTensor of TorchRec. A feature that is missing has no ids.
+
+        Returns:
+            float32 [samples, dim]; for pooling "none" [n, dim] or, with `last`, [samples, last, dim]. On
+            the device of the batch's first tensor.
+        """
+        names = list(self.tables)
+        lookup = FeatureLookup(self.features, batch, {name: name for name in names})
+        tables = [_rows(self.tables[name]) for name in names]
+        wanted = [(table, lookup.ids[name]) for table, name in zip(tables, names, strict=True)]
+        found = dict(zip(names, rows_of(wanted, keep=self.training), strict=True))
+        weights = [table.weight for table in tables]
+        device = _device(batch)
+        values = _PooledFeatures.apply(self, lookup, found, device, *weights)  # type: ignore[no-untyped-call]
+        return dict(zip(self.features.features, values, strict=True))
+
+
+class _PooledFeatures(torch.autograd.Function):
+    """The values of features, as a function of the weights of their tables."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        module: FeatureEmbedding,
+        lookup: FeatureLookup[str],
+        rows: Mapping[str, Floats],
+        device: torch.device,
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.module, ctx.lookup = module, lookup
+        ctx.set_materialize_grads(False)
+        pooled = lookup.pool(rows)
+        constant = [f for f in module.features if not isinstance(f, Feature)]
+        out = {name: _own(array, rows).to(device) for name, array in pooled.items()}
+        ctx.mark_non_differentiable(*(out[number.name] for number in constant))
+        return tuple(out.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        names = ctx.module.features.features
+        given = {
+            name: grad.detach().cpu().numpy()
+            for name, grad in zip(names, grads, strict=True)
+            if grad is not None
+        }
+        found = ctx.lookup.gradients(given)
+        sparse = (
+            None if name not in found else _rows(table).sparse_gradient(*found[name])
+            for name, table in ctx.module.tables.items()
+        )
+        return None, None, None, None, *sparse
+
+
+def _rows(module: nn.Module) -> EmbeddingRows:
+    assert isinstance(module, FeatureTable)
+    return module.table
+
+
+def _own(array: Floats, rows: Mapping[str, Floats]) -> Tensor:
+    """A tensor that shares no memory with rows that were pulled: a user may change it in place."""
+    shared = any(np.may_share_memory(array, held) for held in rows.values())
+    return torch.from_numpy(array.copy() if shared else array)
+
+
+def _device(batch: Any) -> torch.device:
+    """The device of the first tensor in a batch; the CPU if it has none."""
+    if isinstance(batch, Tensor):
+        return batch.device
+    if callable(getattr(batch, "values", None)) and callable(getattr(batch, "lengths", None)):
+        return _device(batch.values())  # of TorchRec
+    parts = batch.values() if isinstance(batch, Mapping) else ()
+    found = (
+        part for part in parts if isinstance(part, Tensor | Mapping) or hasattr(part, "lengths")
+    )
+    return next((_device(part) for part in found), torch.device("cpu"))

@@ -1,0 +1,243 @@
+"""Look-ups of a feature set: bags of every form, their pooling, and gradients of their rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psfleet
+from psfleet import initializer
+from psfleet.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.features import Feature, FeatureLookup, FeatureSet, Jagged, Number, Table, hashed
+from psfleet.optimizer import SGD
+
+ROWS = np.arange(1, 41, dtype=np.float32).reshape(20, 2)  # row i is [2i + 1, 2i + 2]
+
+
+def looked_up(batch: Any, **options: Any) -> Any:
+    """The value of one feature of a table whose rows are ROWS."""
+    features = FeatureSet([Feature("f", Table("t", 2), **options), Number("n")])
+    lookup = FeatureLookup(features, {"f": batch, "n": None}, {"t": "t"})
+    return lookup.pool({"t": ROWS[lookup.ids["t"]]})["f"]
+
+
+BAGS = Jagged([3, 1, 3, 7, 5], lengths=[2, 0, 3])
+
+
+def test_sum() -> None:
+    """A bag's value is the sum of its rows; an empty bag gives zeros."""
+    wanted = [ROWS[3] + ROWS[1], [0, 0], ROWS[3] + ROWS[7] + ROWS[5]]
+    np.testing.assert_array_equal(looked_up(BAGS), wanted)
+
+
+def test_mean() -> None:
+    """The mean is over the ids of the bag; an empty bag gives zeros."""
+    wanted = [(ROWS[3] + ROWS[1]) / 2, [0, 0], (ROWS[3] + ROWS[7] + ROWS[5]) / 3]
+    np.testing.assert_allclose(looked_up(BAGS, pooling="mean"), wanted, rtol=1e-6)
+
+
+def test_weights() -> None:
+    """Weights multiply rows, and the mean is divided by their sum; a sum of 0 gives zeros."""
+    weighted = Jagged([3, 1, 7, 5], offsets=[0, 2, 4], weights=[0.5, 2.0, 1.0, -1.0])
+    first = 0.5 * ROWS[3] + 2 * ROWS[1]
+    got = looked_up(weighted, weighted=True)
+    np.testing.assert_allclose(got, [first, ROWS[7] - ROWS[5]], rtol=1e-6)
+    got = looked_up(weighted, weighted=True, pooling="mean")
+    np.testing.assert_allclose(got, [first / 2.5, [0, 0]], rtol=1e-6)
+
+
+def test_no_pooling() -> None:
+    """Rows come as they are, or padded to the last so many."""
+    np.testing.assert_array_equal(looked_up(BAGS, pooling="none"), ROWS[[3, 1, 3, 7, 5]])
+    got = looked_up(BAGS, pooling="none", last=2)
+    np.testing.assert_array_equal(got, [ROWS[[3, 1]], np.zeros((2, 2)), ROWS[[7, 5]]])
+
+
+def test_last() -> None:
+    """Only the last ids of a sample count."""
+    np.testing.assert_array_equal(looked_up(BAGS, last=1), [ROWS[1], [0, 0], ROWS[5]])
+
+
+class JaggedTensor:
+    """What a JaggedTensor of TorchRec answers."""
+
+    def values(self) -> Any:
+        return np.array([3, 1, 3, 7, 5])
+
+    def lengths(self) -> Any:
+        return np.array([2, 0, 3], np.int32)
+
+    def weights_or_none(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"values": [3, 1, 3, 7, 5], "lengths": [2, 0, 3]},
+        {"values": np.array([3, 1, 3, 7, 5], np.uint32), "offsets": [0, 2, 2, 5]},
+        [[3, 1], [], [3, 7, 5]],
+        JaggedTensor(),
+        np.array([[3, 1, -1], [-1, -1, -1], [3, 7, 5]]),
+    ],
+    ids=["lengths", "offsets", "lists", "JaggedTensor", "padded"],
+)
+def test_forms(batch: Any) -> None:
+    """All forms of the same bags give the same bits."""
+    np.testing.assert_array_equal(looked_up(batch, padding=-1), looked_up(BAGS))
+
+
+def test_single_ids() -> None:
+    """One id for each sample: the row itself."""
+    np.testing.assert_array_equal(looked_up([4, 2, 4]), ROWS[[4, 2, 4]])
+
+
+class Keyed:
+    """What a KeyedJaggedTensor of TorchRec answers."""
+
+    def to_dict(self) -> Any:
+        return {"f": JaggedTensor()}
+
+
+def test_missing_features() -> None:
+    """A feature that the batch lacks has empty bags; a Number has its default, as for NaN."""
+    table = Table("t", 2)
+    features = FeatureSet([Feature("f", table), Feature("g", table), Number("n", 2, default=9.0)])
+    for batch in ({"f": JaggedTensor(), "g": None}, Keyed()):
+        lookup = FeatureLookup(features, batch, {"t": "t"})
+        values = lookup.pool({"t": ROWS[lookup.ids["t"]]})
+        assert list(values) == ["f", "g", "n"]
+        np.testing.assert_array_equal(values["g"], np.zeros((3, 2)))
+        np.testing.assert_array_equal(values["n"], np.full((3, 2), 9))
+    numbers = {"n": [[1, np.nan]], "f": [[1]]}
+    values = FeatureLookup(features, numbers, {"t": "t"}).pool({"t": ROWS})
+    np.testing.assert_array_equal(values["n"], [[1, 9]])
+
+
+def test_gradients() -> None:
+    """Gradients of the values give those of the rows, ids of a shared table in the order of the set."""
+    table = Table("t", 2)
+    bags = Jagged([3, 1, 3], lengths=[2, 1], weights=[2.0, 3.0, 4.0])
+    features = FeatureSet(
+        [Feature("f", table, pooling="mean"), Feature("g", table, weighted=True), Number("n")]
+    )
+    lookup = FeatureLookup(features, {"f": [[3, 1], [3]], "g": bags, "n": [1, 2]}, {"t": "t"})
+    one, two = np.array([[1, 2], [3, 4]]), np.array([[5, 6], [7, 8]])
+    ids, rows = lookup.gradients({"g": two, "f": one, "n": one})["t"]
+    np.testing.assert_array_equal(ids, [3, 1, 3, 3, 1, 3])
+    wanted = [one[0] / 2, one[0] / 2, one[1], 2 * two[0], 3 * two[0], 4 * two[1]]
+    np.testing.assert_array_equal(rows, np.array(wanted, np.float32))
+    assert lookup.gradients({}) == {}
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+@pytest.mark.parametrize("last", [0, 2])
+def test_gradients_are_those_of_the_values(pooling: str, last: int) -> None:
+    """The value is linear in the rows, and the gradients are its transpose."""
+    dice = np.random.default_rng(5)
+    lengths = dice.integers(0, 5, 40)
+    bags = Jagged(
+        dice.integers(0, 20, lengths.sum()),
+        lengths,
+        weights=dice.uniform(0.5, 2, lengths.sum()).astype(np.float32),
+    )
+    options: Any = {"pooling": pooling, "last": last, "weighted": True}
+    features = FeatureSet([Feature("f", Table("t", 2), **options)])
+    lookup = FeatureLookup(features, {"f": bags}, {"t": "t"})
+    rows = dice.normal(size=(len(lookup.ids["t"]), 2)).astype(np.float32)
+    value = lookup.pool({"t": rows})["f"]
+    gradient = dice.normal(size=value.shape).astype(np.float32)
+    _, spread = lookup.gradients({"f": gradient})["t"]
+    assert np.vdot(value, gradient) == pytest.approx(np.vdot(rows, spread), rel=1e-4, abs=1e-4)
+
+
+def test_hashes() -> None:
+    """Hashes are the same everywhere, differ by salt, and stay within buckets."""
+    ids = hashed(np.array(["red", "green", "red"]))
+    assert ids.tolist() == [989084479453130112, 5745113380770981747, 989084479453130112]
+    assert hashed(np.array([b"red"], object))[0] == ids[0] == hashed(np.array(["red"], object))[0]
+    assert hashed(np.array(["red"]), salt="b")[0] != ids[0]
+    numbers = np.arange(-500, 500)
+    assert len(set(hashed(numbers).tolist())) == 1000
+    assert not set(hashed(numbers, salt="a").tolist()) & set(hashed(numbers).tolist())
+    assert set(hashed(numbers, buckets=7).tolist()) == set(range(7))
+    with pytest.raises(IdError, match=r"1\.5 cannot be hashed"):
+        hashed(np.array([1.5], object))
+
+
+def test_texts() -> None:
+    """A hashed feature takes texts, and padding may be one."""
+    features = FeatureSet([Feature("f", Table("t", 2), hashed=True, padding="")])
+    lookup = FeatureLookup(features, {"f": [["red", ""], [], ["green"]]}, {"t": "t"})
+    assert lookup.ids["t"].tolist() == hashed(np.array(["red", "green"])).tolist()
+    assert lookup.lengths["f"].tolist() == [1, 0, 1]
+
+
+def feature_set() -> FeatureSet:
+    """Two features of one table, and a number."""
+    table = Table("t", 2, SGD(1.0), initializer.Constant(0.5))
+    return FeatureSet([Feature("f", table), Feature("g", table, pooling="mean"), Number("n")])
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "text"),
+    [
+        ({"x": [1]}, UsageError, r"the feature 'x'; the set has f, g, n"),
+        ({}, UsageError, "has no feature"),
+        ([1, 2], UsageError, r"\[1, 2\]; it must be a mapping"),
+        ({"f": [1], "g": [1, 2]}, ShapeError, "feature 'g' has 2 samples and feature 'f' has 1"),
+        ({"f": [0.5]}, IdError, r"feature 'f'.*0\.5"),
+        ({"f": np.zeros((1, 1, 1), np.int64)}, ShapeError, r"feature 'f': .*\(1, 1, 1\)"),
+        ({"f": {"values": [1], "lengths": [2]}}, ShapeError, "feature 'f': .* 1, .* sum to 2"),
+        ({"f": {"values": [1], "lengths": [2, -1]}}, ShapeError, "lengths is -1"),
+        ({"f": {"values": [1], "offsets": [1, 1]}}, ShapeError, r"begin with \[1\]"),
+        ({"f": {"values": [1], "offsets": [0, 2, 1]}}, ShapeError, "offset 1 comes after 2"),
+        ({"f": {"values": [1]}}, ShapeError, "lengths or offsets"),
+        ({"f": {"ids": [1]}}, ShapeError, "the dict has 'ids'"),
+        ({"f": {"values": [1], "lengths": [0.5]}}, ShapeError, "lengths have the dtype float64"),
+        ({"f": [1], "n": [[1, 2]]}, ConfigError, r"feature 'n' .*\(1, 2\)"),
+    ],
+)
+def test_refused_batches(batch: Any, error: type[Exception], text: str) -> None:
+    """What is no batch of the set is refused with the feature and the value."""
+    with pytest.raises(error, match=text):
+        FeatureLookup(feature_set(), batch, {"t": "t"})
+
+
+def test_refused_gradients() -> None:
+    """A gradient must be of a feature of the set, in the shape of its value."""
+    lookup = FeatureLookup(feature_set(), {"f": [1]}, {"t": "t"})
+    with pytest.raises(ShapeError, match=r"feature 'f' has the shape \(2,\); it must be \(1, 2\)"):
+        lookup.gradients({"f": [1, 2]})
+    with pytest.raises(UsageError, match="feature 'x'"):
+        lookup.gradients({"x": [1, 2]})
+
+
+def test_refused_definitions() -> None:
+    """What a feature set cannot be is refused with the name of the feature or table."""
+    with pytest.raises(ConfigError, match=r"table 't': dim is 0"):
+        Table("t", 0)
+    with pytest.raises(ConfigError, match=r"feature 'f': pooling is 'max'"):
+        Feature("f", Table("t", 1), pooling="max")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"feature 'f' has buckets 5"):
+        Feature("f", Table("t", 1), buckets=5)
+    with pytest.raises(ConfigError, match="two features are named 'f'"):
+        FeatureSet([Number("f"), Number("f")])
+    with pytest.raises(ConfigError, match="feature 'g' names another table 't'"):
+        FeatureSet([Feature("f", Table("t", 1)), Feature("g", Table("t", 2))])
+    with pytest.raises(ConfigError, match="a feature is 'f'"):
+        FeatureSet(["f"])  # type: ignore[list-item]
+
+
+def test_client() -> None:
+    """One pull and one push of a client update the rows of all features."""
+    with psfleet.connect() as ps:
+        features = ps.features(feature_set())
+        batch = features.batch({"f": [3, 3], "g": [[3, 4], []]})
+        values = batch.pool(ps.pull(batch.ids))
+        np.testing.assert_array_equal(values["f"], np.full((2, 2), 0.5))
+        np.testing.assert_array_equal(values["g"], [[0.5, 0.5], [0, 0]])
+        one = np.ones((2, 2), np.float32)
+        ps.push(batch.gradients({"f": one, "g": one}))
+        rows = features.tables["t"].pull([3, 4])
+        np.testing.assert_array_equal(rows, [[-2, -2], [0, 0]])
