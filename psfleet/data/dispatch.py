@@ -1,7 +1,7 @@
 """fleet.dataset: samples in batches, each handed to one worker by the fleet."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,30 @@ from psfleet.errors import UsageError
 from psfleet.runtime import interface as runtimes
 from psfleet.runtime.interface import Runtime
 
-__all__ = ["batches"]
+__all__ = ["OrderedSource", "Source", "batches"]
 
 Ids = NDArray[np.int64]
 
 
+@runtime_checkable
+class OrderedSource(Protocol):
+    """Samples that are read in an order of their own, such as that of the files in which they are."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> Any:
+        """The samples at these positions; sample i of epoch e is at e * len + i.
+
+        A pure function of the arguments, whichever worker calls it.
+        """
+
+
+Source = int | Sequence[Any] | NDArray[Any] | OrderedSource
+
+
 def batches(
-    source: int | Sequence[Any] | NDArray[Any],
+    source: Source,
     batch_size: int,
     epochs: int | None,
     shuffle_seed: int | None,
@@ -35,7 +52,7 @@ class _DatasetPass:
 
     def __init__(
         self,
-        source: int | Sequence[Any] | NDArray[Any],
+        source: Source,
         batch_size: int,
         epochs: int | None,
         shuffle_seed: int | None,
@@ -76,6 +93,8 @@ class _DatasetPass:
         return self._seen[1] if ranges else None
 
     def _samples(self, ranges: Sequence[Range]) -> Any:
+        if isinstance(self._source, OrderedSource):
+            return self._source.read(ranges, self._batch, self._seed)
         chosen = self._order.samples(ranges)
         if isinstance(self._source, int):
             return chosen

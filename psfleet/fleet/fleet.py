@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
-from psfleet.data.dispatch import batches
+from psfleet.data.dispatch import Source, batches
 from psfleet.data.peekable import SizedPeekable
 from psfleet.errors import ConfigError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
@@ -238,7 +236,7 @@ class Fleet(FleetSaving):
 
     def dataset(
         self,
-        source: int | Sequence[Any] | NDArray[Any],
+        source: Source,
         batch_size: int,
         epochs: int | None = 1,
         shuffle_seed: int | None = None,
@@ -258,7 +256,8 @@ class Fleet(FleetSaving):
 
         Args:
             source: How many samples there are: batches are int64 indices. An array: batches are its
-                rows. Another sequence, say of file names: lists of its elements.
+                rows. Another sequence, say of file names: lists of its elements. A
+                psfleet.datasets.parquet.ParquetFiles: its batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: How often all samples are used; None: until the script leaves the loop.
 

@@ -1,0 +1,277 @@
+"""Samples in Parquet files, which fleet.dataset hands out to the workers.
+
+files = ParquetFiles("clicks/", features, labels=["click"])
+for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
+    values = embed(batch.features)
+    loss = loss_fn(values, batch.labels["click"])
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.data.assignment import Range
+from psfleet.datasets.row_order import RowOrder
+from psfleet.errors import ConfigError, UsageError
+from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.feature_sets.jagged import Jagged, joined
+from psfleet.platform.notices import say
+from psfleet.validation.annotations import PositiveInt, checked
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
+except ModuleNotFoundError as error:
+    if error.name != "pyarrow":
+        raise
+    raise ConfigError(
+        "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
+    ) from None
+
+__all__ = ["Batch", "ParquetFiles"]
+
+_SAID = 5  # bad rows of which a line is printed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of a step.
+
+    Attributes:
+        features: By name, what `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding` take.
+        labels: By column: float32 [n].
+    """
+
+    features: dict[str, Any]
+    labels: dict[str, NDArray[np.float32]]
+
+    def __len__(self) -> int:
+        return len(next(iter((self.labels or self.features).values())))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    file: str
+    number: int
+    rows: int
+    metadata: Any
+
+
+class ParquetFiles:
+    """The rows of Parquet files, as samples of a feature set: a source of `fleet.dataset`.
+
+    Only the files' metadata is read when it is made. All workers must name the same files.
+
+    Args:
+        paths: A file, a folder (all of its `.parquet` files, by name) or several of them. An URL such as
+            `s3://bucket/clicks/` is read through fsspec.
+        features: The set; each feature has a column of its name, or of the name that it says. A cell is a
+            value or a list of values; a null is a feature that is missing.
+        labels: Columns of labels, numbers.
+        bad_rows: What happens to a row with a value that cannot be used, such as a label that is null, and
+            to row groups and files that cannot be read: "fail", or "skip" it, which is counted in
+            `skipped` and reported on standard error.
+        interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
+            number of workers divides it.
+
+    Attributes:
+        skipped: How many rows this process has skipped.
+
+    Raises:
+        UsageError: A file cannot be read or lacks a column, or there is no row.
+    """
+
+    @checked
+    def __init__(
+        self,
+        paths: Any,
+        features: FeatureSet,
+        labels: Sequence[str] = (),
+        bad_rows: Literal["fail", "skip"] = "fail",
+        interleave: PositiveInt = 4,
+    ) -> None:
+        self.features = features
+        self.labels = list(labels)
+        self.skipped = 0
+        self._skips = bad_rows == "skip"
+        self._interleave = interleave
+        self._columns = list(dict.fromkeys([*features.columns, *self.labels]))
+        self._groups = [group for file in _files(paths) for group in self._row_groups(file)]
+        self._size = sum(group.rows for group in self._groups)
+        if not self._size:
+            raise UsageError(f"{paths!r} has no row")
+        self._orders: OrderedDict[tuple[int, int | None, int], RowOrder] = OrderedDict()
+        self._decoded: OrderedDict[tuple[int, int | None, int], Rows | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """The number of rows, bad ones included."""
+        return self._size
+
+    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> Batch:
+        """The samples at these positions; row i of epoch e has the position e * len + i.
+
+        The same positions give the same samples for any number of workers. Bad rows are left out.
+
+        Args:
+            ranges: Positions, see psfleet.data.assignment.
+            batch_size: Of the dataset: so many rows in a row are of one row group.
+            seed: Shuffles each epoch; None: none.
+
+        Raises:
+            UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
+        """
+        parts = [part for low, high in ranges for part in self._parts(low, high, batch_size, seed)]
+        good = [self._without_bad(group, rows) for group, rows in parts]
+        return _batch(self.features, self.labels, good)
+
+    def _parts(
+        self, low: int, high: int, batch_size: int, seed: int | None
+    ) -> Iterator[tuple[_RowGroup, Rows]]:
+        epoch, first = divmod(low, self._size)
+        order = self._order(batch_size, seed, epoch)
+        for found in order.ranges(first, first + high - low):
+            group, rows = self._groups[found.group], self._rows(order, found.group, seed, epoch)
+            if rows is None:
+                self._skip(found.high - found.low)
+            else:
+                yield group, rows.chosen(slice(found.low, found.high))
+
+    def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowOrder:
+        key = (batch_size, seed, epoch)
+        if key not in self._orders:
+            sizes = [group.rows for group in self._groups]
+            self._orders[key] = RowOrder(sizes, batch_size, self._interleave, seed, epoch)
+            _trim(self._orders, 2)
+        return self._orders[key]
+
+    def _rows(self, order: RowOrder, number: int, seed: int | None, epoch: int) -> Rows | None:
+        """The rows of a group in the epoch's order; None: it cannot be read, and is skipped."""
+        key = (number, seed, 0 if seed is None else epoch)
+        if key not in self._decoded:
+            rows, places = self._decode(self._groups[number]), order.rows_of(number)
+            self._decoded[key] = rows if rows is None or places is None else rows.chosen(places)
+            _trim(self._decoded, self._interleave + 1)
+        self._decoded.move_to_end(key)
+        return self._decoded[key]
+
+    def _decode(self, group: _RowGroup) -> Rows | None:
+        try:
+            with _opened(group.file) as file:
+                source = pq.ParquetFile(file, metadata=group.metadata)
+                table = source.read_row_group(group.number, columns=self._columns)
+        except (OSError, pa.ArrowException) as error:
+            what = f"{group.file} row group {group.number} cannot be read: {_reason(error)}"
+            if not self._skips:
+                raise UsageError(what) from None
+            self._say(f"{what}; its {group.rows} rows are skipped")
+            return None
+        return rows_of(table, self.features, self.labels)
+
+    def _row_groups(self, file: str) -> Iterator[_RowGroup]:
+        try:
+            with _opened(file) as opened:
+                source = pq.ParquetFile(opened)
+                schema, metadata = source.schema_arrow, source.metadata
+        except (OSError, pa.ArrowException) as error:
+            what = f"{file} cannot be read as Parquet: {_reason(error)}"
+            if not self._skips:
+                raise UsageError(what) from None
+            self._say(f"{what}; it is skipped")
+            return
+        check_schema(schema, self.features, self.labels, file)
+        for number in range(metadata.num_row_groups):
+            yield _RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
+
+    def _without_bad(self, group: _RowGroup, rows: Rows) -> Rows:
+        """The rows that can be used."""
+        found = (
+            [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
+        )
+        if not found:
+            return rows
+        texts = [
+            f"{group.file} row group {group.number} row {bad.row}: {bad.column} is {bad.value}"
+            for bad in found
+        ]
+        if not self._skips:
+            raise UsageError(f"{texts[0]}; correct it, or set bad_rows='skip'")
+        for text in texts:
+            self._say(f"{text}; the row is skipped")
+        self._skip(len(found))
+        return rows.chosen(~np.isin(rows.numbers, list(rows.bad)))
+
+    def _skip(self, rows: int) -> None:
+        self.skipped += rows
+
+    def _say(self, text: str) -> None:
+        """Print a line, for the first few."""
+        self._told = getattr(self, "_told", 0) + 1
+        if self._told <= _SAID:
+            more = "; more such lines are left out" if self._told == _SAID else ""
+            say(f"psfleet: {text}{more}")
+
+
+def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> Batch:
+    def whole(name: str) -> Any:
+        found = [rows.features[name] for rows in parts]
+        return joined(found) if isinstance(found[0], Jagged) else np.concatenate(found)
+
+    if not parts:
+        return Batch({}, {name: np.empty(0, np.float32) for name in labels})
+    return Batch(
+        {name: whole(name) for name in features.features},
+        {name: np.concatenate([rows.labels[name] for rows in parts]) for name in labels},
+    )
+
+
+def _trim(cache: OrderedDict[Any, Any], most: int) -> None:
+    while len(cache) > most:
+        cache.popitem(last=False)
+
+
+def _files(paths: Any) -> list[str]:
+    """The files that paths and URLs name."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found = [file for path in given for file in _files_of(str(path))]
+    if not found:
+        raise UsageError(f"{paths!r} names no .parquet file")
+    return found
+
+
+def _files_of(path: str) -> list[str]:
+    if "://" in path:
+        system, place = _fsspec().core.url_to_fs(path)
+        if not system.isdir(place):
+            return [path]
+        inside = sorted(
+            name for name in system.ls(place, detail=False) if name.endswith(".parquet")
+        )
+        return [system.unstrip_protocol(name) for name in inside]
+    if Path(path).is_dir():
+        return sorted(str(file) for file in Path(path).glob("*.parquet"))
+    return [path]
+
+
+def _opened(file: str) -> Any:
+    return _fsspec().open(file).open() if "://" in file else open(file, "rb")
+
+
+def _fsspec() -> Any:
+    try:
+        import fsspec
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "files at an URL need fsspec, which is not installed; run: pip install psfleet[parquet]"
+        ) from None
+    return fsspec
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

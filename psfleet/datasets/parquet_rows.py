@@ -1,0 +1,224 @@
+"""The rows of a Parquet row group as the columns of a feature set, and what is wrong in them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from psfleet.errors import UsageError
+from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
+from psfleet.feature_sets.jagged import Jagged
+
+__all__ = ["BadRow", "Rows", "check_schema", "rows_of"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used: its number in the row group, the column and the value there."""
+
+    row: int
+    column: str
+    value: str
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows with their features and labels.
+
+    Attributes:
+        features: By name: a Jagged, or for a Number float32 [n, dim].
+        labels: By column: float32 [n].
+        numbers: int64 [n]: of the rows in their row group.
+        bad: Rows that cannot be used, by their numbers. They are among the rows.
+    """
+
+    features: dict[str, Any]
+    labels: dict[str, Floats]
+    numbers: NDArray[np.int64]
+    bad: dict[int, BadRow] = field(default_factory=dict)
+
+    def chosen(self, rows: Any) -> "Rows":
+        """Some of the rows, by their places or a slice."""
+        features = {name: value[rows] for name, value in self.features.items()}
+        labels = {name: value[rows] for name, value in self.labels.items()}
+        return Rows(features, labels, self.numbers[rows], self.bad)
+
+
+def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
+    """Refuse a file that lacks a column, or has it with a type that is not what the feature is.
+
+    Raises:
+        UsageError: Names the file, the column and its type.
+    """
+    for column, wanted, fits in _wanted(features, labels):
+        if column not in schema.names:
+            raise UsageError(
+                f"{where} has no column {column!r}; it has {', '.join(schema.names) or 'none'}"
+            )
+        kind = schema.field(column).type
+        if not fits(kind):
+            raise UsageError(
+                f"{where}: column {column!r} is of type {kind}; it must be of {wanted}"
+            )
+
+
+def _wanted(features: FeatureSet, labels: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    for feature in features:
+        if isinstance(feature, Number):
+            yield feature.columns[0], "numbers, or lists of them", _holds(_is_number)
+            continue
+        ids = _is_hashable if feature.hashed else pa.types.is_integer
+        texts = " or texts" if feature.hashed else ""
+        yield feature.columns[0], f"whole numbers{texts}, or lists of them", _holds(ids)
+        for column in feature.columns[1:]:
+            yield column, "numbers, or lists of them", _holds(_is_number)
+    for column in labels:
+        yield column, "numbers", _is_number
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _is_hashable(kind: Any) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _holds(fits: Any) -> Any:
+    """Whether a column, or the lists in it, are of a type that fits."""
+    return lambda kind: fits(_plain(kind.value_type if _is_list(kind) else kind))
+
+
+def _plain(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def rows_of(table: Any, features: FeatureSet, labels: Sequence[str]) -> Rows:
+    """The rows of a row group, whose columns `check_schema` has seen.
+
+    Args:
+        table: A pyarrow.Table.
+        features: The set.
+        labels: Columns of labels.
+    """
+    count, bad = table.num_rows, _BadRows()
+    found: dict[str, Any] = {}
+    for feature in features:
+        columns = [_Column(table, name) for name in feature.columns]
+        if isinstance(feature, Number):
+            found[feature.name] = _numbers(feature, columns[0], bad)
+        else:
+            found[feature.name] = _ids(feature, columns, bad)
+    targets = {name: _label(_Column(table, name), bad) for name in labels}
+    return Rows(found, targets, np.arange(count, dtype=np.int64), bad.found)
+
+
+class _BadRows:
+    """The first thing that is wrong in each row."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, BadRow] = {}
+
+    def note(self, column: "_Column", rows: NDArray[Any]) -> None:
+        """These rows have a value in the column that cannot be used."""
+        for row in np.unique(rows).tolist():
+            self.found.setdefault(row, BadRow(row, column.name, column.shown(row)))
+
+
+class _Column:
+    """A column of a row group: its values, and how many each row has."""
+
+    def __init__(self, table: Any, name: str) -> None:
+        self.name = name
+        array = table.column(name)
+        self._array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if isinstance(self._array, pa.ChunkedArray):
+            self._array = (
+                self._array.chunk(0) if self._array.num_chunks else pa.array([], array.type)
+            )
+        self.is_list = _is_list(array.type)
+        if self.is_list:
+            flat = pc.list_flatten(self._array)
+            lengths = pc.fill_null(pc.list_value_length(self._array), 0)
+            self.lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            flat = self._array
+            self.lengths = np.ones(len(flat), np.int64)
+        self._flat = flat.dictionary_decode() if pa.types.is_dictionary(flat.type) else flat
+        self.missing = self._flat.is_null().to_numpy(zero_copy_only=False)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row of each value."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def values(self, missing: Any) -> NDArray[Any]:
+        """The values, with this one in place of those that are missing."""
+        flat = pc.fill_null(self._flat, missing) if self._flat.null_count else self._flat
+        array: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+        return array
+
+    def floats(self) -> Floats:
+        """The values as float32; those that are missing are NaN."""
+        found = self._flat.cast(pa.float32(), safe=False)
+        return np.asarray(pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False))
+
+    def shown(self, row: int) -> str:
+        """A row's value, for messages."""
+        return f"{self._array[row].as_py()!r:.80}"
+
+
+def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
+    values, rows = column.floats(), column.rows
+    bad.note(column, rows[np.isinf(values)])
+    values = np.where(np.isfinite(values), values, np.float32(feature.default))
+    out = np.full((len(column.lengths), feature.dim), feature.default, np.float32)
+    fits = column.lengths == feature.dim
+    bad.note(column, np.flatnonzero(~fits & (column.lengths > 0)))
+    out[fits] = values[fits[rows]].reshape(-1, feature.dim)
+    return out
+
+
+def _ids(feature: Feature, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
+    ids, rows = columns[0], columns[0].rows
+    texts = pa.types.is_string(ids._flat.type) or pa.types.is_large_string(ids._flat.type)
+    values, weights = ids.values("" if texts else 0), None
+    if ids.is_list:
+        bad.note(ids, rows[ids.missing])
+    for column in columns[1:]:
+        weights = _weights(column, ids, bad)
+    given = Jagged(values, ids.lengths, weights=weights)
+    return given if not ids.missing.any() else given.kept(~ids.missing)
+
+
+def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:
+    """A weight for each id; those of rows with another number of weights are 0, and the rows bad."""
+    values = column.floats()
+    bad.note(column, column.rows[~np.isfinite(values)])
+    fits = column.lengths == ids.lengths
+    bad.note(column, np.flatnonzero(~fits))
+    out = np.zeros(int(ids.lengths.sum()), np.float32)
+    out[fits[ids.rows]] = values[fits[column.rows]]
+    return out
+
+
+def _label(column: _Column, bad: _BadRows) -> Floats:
+    values = column.floats()
+    bad.note(column, np.flatnonzero(~np.isfinite(values)))
+    return values
