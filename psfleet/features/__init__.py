@@ -12,5 +12,16 @@ from psfleet.feature_sets.feature_lookup import FeatureLookup, feed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number, Table
 from psfleet.feature_sets.hashed_ids import hashed
 from psfleet.feature_sets.jagged import Jagged
+from psfleet.features.toml_file import load_features
 
-__all__ = ["Feature", "FeatureLookup", "FeatureSet", "Jagged", "Number", "Table", "feed", "hashed"]
+__all__ = [
+    "Feature",
+    "FeatureLookup",
+    "FeatureSet",
+    "Jagged",
+    "Number",
+    "Table",
+    "feed",
+    "hashed",
+    "load_features",
+]

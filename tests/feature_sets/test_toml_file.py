@@ -1,0 +1,86 @@
+"""Feature sets in TOML files."""
+
+from pathlib import Path
+
+import pytest
+
+from psfleet.entry import CountFilterEntry, TTLEntry
+from psfleet.errors import ConfigError
+from psfleet.features import Feature, Number, load_features
+from psfleet.initializer import Normal
+
+FILE = """
+[tables.users]
+dim = 16
+optimizer = { kind = "Adagrad", learning_rate = 0.05, epsilon = 1e-8 }
+initializer = { kind = "Normal", scale = 0.02 }
+entry = [{ kind = "CountFilterEntry", count_filter = 3 }, { kind = "TTLEntry", steps = 100 }]
+
+[tables.items]
+dim = 8
+
+[features.user]
+table = "users"
+
+[features.friends]
+table = "users"
+pooling = "mean"
+last = 50
+
+[features.age]
+default = -1.0
+
+[features.item]
+table = "items"
+hashed = true
+"""
+
+
+def test_load(tmp_path: Path) -> None:
+    """The file's features are in its order, with the tables that they name."""
+    path = tmp_path / "features.toml"
+    path.write_text(FILE)
+    features = load_features(path)
+    assert list(features.features) == ["user", "friends", "age", "item"]
+    user, friends, age, item = features
+    assert isinstance(user, Feature)
+    assert isinstance(friends, Feature)
+    assert isinstance(item, Feature)
+    assert user.table is friends.table is features.tables["users"]
+    assert (friends.pooling, friends.last, item.hashed) == ("mean", 50, True)
+    assert age == Number("age", default=-1.0)
+    assert user.table.initializer == Normal(scale=0.02)
+    assert user.table.entry == CountFilterEntry(3) & TTLEntry(steps=100)
+    assert user.table.optimizer.get_lr() == 0.05
+    assert user.table.optimizer.rule().epsilon == 1e-8
+    assert features.tables["items"].optimizer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tables.t.dim = 0", r"table 't': dim is 0"),
+        ("tables.t.dims = 1", r"table 't': .*'dims'"),
+        ("tables.t = 1", r"tables has t = 1"),
+        ("tables = 1", r"tables has tables = 1"),
+        ("columns.a = 1", r"\[columns\] is unknown"),
+        ("features.f.table = 't'", r"feature 'f': table is 't'; the file has none"),
+        ("features.f.dims = 1", r"feature 'f': .*'dims'"),
+        ("[tables.t]\ndim = 1\noptimizer = 'SGD'", r"optimizer of table 't' is 'SGD'"),
+        ("[tables.t]\ndim = 1\noptimizer.kind = 'lr'", r"must have the `kind` of a class"),
+        (
+            "[tables.t]\ndim = 1\noptimizer = {kind = 'SGD', learning_rate = -1}",
+            r"SGD: learning_rate is -1",
+        ),
+        ("[tables.t]\ndim = 1\nentry = {kind = 'TTLEntry'}", r"a TTLEntry needs steps or seconds"),
+        ("= 1", "is no TOML"),
+    ],
+)
+def test_refusals(tmp_path: Path, text: str, message: str) -> None:
+    """What a file cannot say is refused in one sentence that names the file."""
+    path = tmp_path / "features.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"features.toml.*{message}"):
+        load_features(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_features(tmp_path / "none.toml")
