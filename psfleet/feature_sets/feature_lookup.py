@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError, UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.hashed_ids import hashed
-from psfleet.feature_sets.jagged import Jagged, as_jagged
+from psfleet.feature_sets.jagged import Jagged, as_jagged, as_plain
 from psfleet.kernels.bags import pool_bags, spread_gradient
 from psfleet.runtime.validation import as_ids
 
@@ -64,7 +64,7 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
     for name, value in given.items():
         if value is not None:
             jagged = isinstance(features.features[name], Feature)
-            found[name] = as_jagged(name, value) if jagged else np.asarray(value)
+            found[name] = as_jagged(name, value) if jagged else as_plain(value)
     if not found:
         raise UsageError("the batch has no feature, so its number of samples is unknown")
     counts = {name: len(value) for name, value in found.items()}

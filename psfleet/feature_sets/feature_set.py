@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.feature_sets.jagged import as_plain
 from psfleet.parameters.initializer import Initializer
 from psfleet.schema.entry import Entry
 from psfleet.schema.table import MAX_DIM, InitializerSpec
@@ -114,12 +115,16 @@ class Number:
         return [self.column or self.name]
 
     def of(self, given: Any, samples: int) -> Any:
-        """The values of a batch, float32 [samples, dim]; None: all are missing."""
+        """The values of a batch, float32 [samples, dim]; None: all are missing.
+
+        Raises:
+            ShapeError: They are of another shape.
+        """
         if given is None:
             return np.full((samples, self.dim), self.default, np.float32)
-        array = np.asarray(given, np.float32)
-        if array.size != samples * self.dim or len(array) != samples:
-            raise ConfigError(
+        array = as_plain(given, np.float32)
+        if array.shape not in ((samples,) if self.dim == 1 else (), (samples, self.dim)):
+            raise ShapeError(
                 f"feature {self.name!r} has the shape {array.shape}; it must be {(samples, self.dim)}"
             )
         array = array.reshape(samples, self.dim)

@@ -1,5 +1,6 @@
 """Repeated ids of a batch: numbered once, dealt to servers, their gradients summed."""
 
+import itertools
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -107,10 +108,11 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         address_of(counts),
         address_of(inverse),
     )
-    ends = np.cumsum(counts)
-    out, offsets = np.empty(count, np.int64), ends - counts
+    ends = [0, *itertools.accumulate(counts.tolist())]
+    out, offsets = np.empty(count, np.int64), np.array(ends, np.int64)
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
-    return UniqueIds(np.split(out, ends[:-1]), inverse, shift)
+    # np.split takes 10 us, and a step of many features has as many tables.
+    return UniqueIds([out[a:b] for a, b in itertools.pairwise(ends)], inverse, shift)
 
 
 def first_repeat(ids: Ids) -> int | None:

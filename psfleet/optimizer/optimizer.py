@@ -361,7 +361,8 @@ class Optimizer(StatefulOptimizer):
         self._last_rate = rate
         self.advance()
         for own in {id(p.optimizer): p.optimizer for p, _ in checked if p.optimizer}.values():
-            own.advance()
+            if own is not self:
+                own.advance()
 
     def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
         """The gradients of trainable parameters, as arrays in shapes that fit."""
@@ -405,6 +406,10 @@ class Optimizer(StatefulOptimizer):
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         home = tables()
         known = self._find(parameter) is not None
+        if parameter.optimizer is not None and not known:
+            from psfleet.optimizer.standalone import check_outside  # which imports this module
+
+            check_outside(f"table {parameter.name!r}", parameter.optimizer)
         seat = home.seat(self, parameter, by_rows)
         self._known[parameter.name] = parameter
         if not known and self._waiting:

@@ -195,7 +195,7 @@ def feature_set() -> FeatureSet:
         ({"f": {"values": [1]}}, ShapeError, "lengths or offsets"),
         ({"f": {"ids": [1]}}, ShapeError, "the dict has 'ids'"),
         ({"f": {"values": [1], "lengths": [0.5]}}, ShapeError, "lengths have the dtype float64"),
-        ({"f": [1], "n": [[1, 2]]}, ConfigError, r"feature 'n' .*\(1, 2\)"),
+        ({"f": [1], "n": [[1, 2]]}, ShapeError, r"feature 'n' .*\(1, 2\)"),
     ],
 )
 def test_refused_batches(batch: Any, error: type[Exception], text: str) -> None:

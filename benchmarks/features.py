@@ -1,0 +1,157 @@
+"""A step of 40 features, 12 of them multi-hot, in one look-up, and of one table with as many ids.
+
+28 features have one id a sample and 12 have 10 on the average; each has a table of dim 16 and 100,000 ids,
+Adagrad. One worker. "one table": pull and push of the same number of ids of one table of 4,000,000, without
+pooling. "torch": 40 EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one
+thread. CPU is that of servers and worker together.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from measuring import Summary, in_turn
+from processes import obey, psfleet_crew
+from reporting import Report, arguments, finish
+
+SINGLE, MULTI, MEAN, DIM, ROWS = 28, 12, 10, 16, 100_000
+BATCHES = 4
+Step = Callable[[int], None]
+
+
+def batches(samples: int) -> list[list[tuple[Any, Any]]]:
+    """Ids and lengths of each feature."""
+    dice = np.random.default_rng(0)
+
+    def feature(number: int) -> tuple[Any, Any]:
+        multi = number >= SINGLE
+        lengths = dice.integers(0, 2 * MEAN + 1, samples) if multi else np.ones(samples, np.int64)
+        return dice.integers(0, ROWS, int(lengths.sum())), lengths
+
+    return [[feature(number) for number in range(SINGLE + MULTI)] for _ in range(BATCHES)]
+
+
+def features_step(ps: Any, samples: int) -> Step:
+    """One look-up and one push of all features."""
+    from psfleet.features import Feature, FeatureSet, Jagged, Table
+    from psfleet.optimizer import Adagrad
+
+    names = [f"f{number}" for number in range(SINGLE + MULTI)]
+    features = ps.features(FeatureSet(Feature(n, Table(n, DIM, Adagrad(0.05))) for n in names))
+    gradient = np.full((samples, DIM), 0.01, np.float32)
+    given = [
+        {name: Jagged(ids, lengths) for name, (ids, lengths) in zip(names, batch, strict=True)}
+        for batch in batches(samples)
+    ]
+
+    def step(number: int) -> None:
+        batch = features.batch(given[number % BATCHES])
+        batch.pool(ps.pull(batch.ids))
+        ps.push(batch.gradients(dict.fromkeys(names, gradient)))
+
+    return step
+
+
+def table_step(ps: Any, samples: int) -> Step:
+    """As many ids of one table, row by row."""
+    from psfleet.optimizer import Adagrad
+
+    table = ps.sparse_table("all", DIM, Adagrad(0.05))
+    given = [
+        np.concatenate([ids + ROWS * number for number, (ids, _) in enumerate(batch)])
+        for batch in batches(samples)
+    ]
+    gradients = np.full((max(map(len, given)), DIM), 0.01, np.float32)
+
+    def step(number: int) -> None:
+        ids = given[number % BATCHES]
+        table.pull(ids)
+        table.push(ids, gradients[: len(ids)])
+
+    return step
+
+
+def torch_step(samples: int) -> Step:
+    """As many bags of torch."""
+    import torch
+
+    torch.set_num_threads(1)
+    bags: Any = torch.nn.ModuleList(
+        torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True) for _ in range(SINGLE + MULTI)
+    )
+    opt = torch.optim.Adagrad(bags.parameters(), 0.05)
+    gradient = torch.full((samples, DIM), 0.01)
+    given = [
+        [
+            (torch.from_numpy(ids), torch.from_numpy(np.cumsum(lengths) - lengths))
+            for ids, lengths in batch
+        ]
+        for batch in batches(samples)
+    ]
+
+    def step(number: int) -> None:
+        opt.zero_grad()
+        out = [bag(*part) for bag, part in zip(bags, given[number % BATCHES], strict=True)]
+        torch.autograd.backward(out, [gradient] * len(out))
+        opt.step()
+
+    return step
+
+
+def work(mode: Any, what: str, samples: int) -> None:
+    """A worker; mode: of the fleet, or embedded."""
+    import psfleet
+    from psfleet.settings.environment import Environment
+
+    alone = Environment(None, 0, (), 1) if mode == "embedded" else None
+    with psfleet.connect(alone, mode="async" if mode == "embedded" else mode) as ps:
+        if what == "torch":
+            obey(torch_step(samples), ps.flush)
+        else:
+            obey((features_step if what == "40 features" else table_step)(ps, samples), ps.flush)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--samples", type=int, default=1000)
+    options = parser.parse_args()
+    title = f"40 features, {options.samples} samples a step, 1 worker"
+    report = Report("features", title)
+    modes = ("embedded", "sync")
+    contenders = [(mode, what) for mode in modes for what in ("40 features", "one table")]
+    with contextlib.ExitStack() as stack:
+        crews = [
+            stack.enter_context(
+                psfleet_crew(
+                    f"{mode}, {what}",
+                    [__file__, "--worker", mode, what, str(options.samples)],
+                    servers=1,
+                )
+            )
+            for mode, what in [*contenders, ("embedded", "torch")]
+        ]
+        steps = options.steps or (10 if options.short else 30)
+        found = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)
+    report.rows += [row(name, steps, summary) for name, summary in found.items()]
+    finish(report, options.json)
+
+
+def row(name: str, steps: int, summary: Summary) -> dict[str, Any]:
+    return {
+        "contender": name,
+        "CPU ms / step": summary.cpu / steps * 1e3,
+        "ms / step": summary.wall / steps * 1e3,
+        "CPU spread": summary.cpu_spread,
+        "wall spread": summary.wall_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
+    }
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        work(sys.argv[-3], sys.argv[-2], int(sys.argv[-1]))
+    else:
+        main()
