@@ -1,9 +1,10 @@
 """A step of 40 features, 12 of them multi-hot, in one look-up, and of one table with as many ids.
 
-28 features have one id a sample and 12 have 10 on the average; each has a table of dim 16 and 100,000 ids,
-Adagrad. One worker. "one table": pull and push of the same number of ids of one table of 4,000,000, without
-pooling. "torch": 40 EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one
-thread. CPU is that of servers and worker together.
+28 features have one id a sample and 12 have 10 on the average, of 100,000 ids each, dim 16, Adagrad. One
+worker. "40 tables": each feature has a table of its own. "shared": they share one, in which their ids differ
+by a salt. "one table": pull and push of as many ids of one table, without features and pooling. "torch": 40
+EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one thread. CPU is that of
+servers and worker together.
 """
 
 import contextlib
@@ -33,13 +34,21 @@ def batches(samples: int) -> list[list[tuple[Any, Any]]]:
     return [[feature(number) for number in range(SINGLE + MULTI)] for _ in range(BATCHES)]
 
 
-def features_step(ps: Any, samples: int) -> Step:
+def features_step(ps: Any, samples: int, shared: bool) -> Step:
     """One look-up and one push of all features."""
     from psfleet.features import Feature, FeatureSet, Jagged, Table
     from psfleet.optimizer import Adagrad
 
     names = [f"f{number}" for number in range(SINGLE + MULTI)]
-    features = ps.features(FeatureSet(Feature(n, Table(n, DIM, Adagrad(0.05))) for n in names))
+    one = Table("shared", DIM, Adagrad(0.05))
+    features = ps.features(
+        FeatureSet(
+            Feature(name, one, hashed=True, salt=name)
+            if shared
+            else Feature(name, Table(name, DIM, Adagrad(0.05)))
+            for name in names
+        )
+    )
     gradient = np.full((samples, DIM), 0.01, np.float32)
     given = [
         {name: Jagged(ids, lengths) for name, (ids, lengths) in zip(names, batch, strict=True)}
@@ -109,18 +118,22 @@ def work(mode: Any, what: str, samples: int) -> None:
     with psfleet.connect(alone, mode="async" if mode == "embedded" else mode) as ps:
         if what == "torch":
             obey(torch_step(samples), ps.flush)
+        elif what == "one table":
+            obey(table_step(ps, samples), ps.flush)
         else:
-            obey((features_step if what == "40 features" else table_step)(ps, samples), ps.flush)
+            obey(features_step(ps, samples, what == "shared"), ps.flush)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--no-torch", action="store_true", help="leave torch out")
     options = parser.parse_args()
     title = f"40 features, {options.samples} samples a step, 1 worker"
     report = Report("features", title)
     modes = ("embedded", "sync")
-    contenders = [(mode, what) for mode in modes for what in ("40 features", "one table")]
+    contenders = [(mode, what) for mode in modes for what in ("40 tables", "shared", "one table")]
+    contenders += [] if options.no_torch else [("embedded", "torch")]
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(
@@ -130,7 +143,7 @@ def main() -> None:
                     servers=1,
                 )
             )
-            for mode, what in [*contenders, ("embedded", "torch")]
+            for mode, what in contenders
         ]
         steps = options.steps or (10 if options.short else 30)
         found = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)

@@ -1,5 +1,6 @@
 """The rows of a Parquet row group as the columns of a feature set, and what is wrong in them."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,23 +162,38 @@ class _Column:
             flat = self._array
             self.lengths = np.ones(len(flat), np.int64)
         self._flat = flat.dictionary_decode() if pa.types.is_dictionary(flat.type) else flat
-        self.missing = self._flat.is_null().to_numpy(zero_copy_only=False)
+        self.has_nulls = self._flat.null_count > 0
+        self.has_texts = pa.types.is_string(self._flat.type) or pa.types.is_large_string(
+            self._flat.type
+        )
 
     @property
+    def missing(self) -> NDArray[np.bool_]:
+        """Which of the values are null."""
+        found: NDArray[np.bool_] = self._flat.is_null().to_numpy(zero_copy_only=False)
+        return found
+
+    @functools.cached_property
     def rows(self) -> NDArray[np.int64]:
-        """The row of each value."""
+        """The row of each value. It takes as long as reading the column, and is seldom needed."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def note_bad(self, values: NDArray[np.bool_], bad: "_BadRows") -> None:
+        """The rows of these values are bad."""
+        if values.any():
+            bad.note(self, self.rows[values])
 
     def values(self, missing: Any) -> NDArray[Any]:
         """The values, with this one in place of those that are missing."""
-        flat = pc.fill_null(self._flat, missing) if self._flat.null_count else self._flat
+        flat = pc.fill_null(self._flat, missing) if self.has_nulls else self._flat
         array: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
         return array
 
     def floats(self) -> Floats:
         """The values as float32; those that are missing are NaN."""
         found = self._flat.cast(pa.float32(), safe=False)
-        return np.asarray(pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False))
+        found = pc.fill_null(found, float("nan")) if self.has_nulls else found
+        return np.asarray(found.to_numpy(zero_copy_only=False))
 
     def shown(self, row: int) -> str:
         """A row's value, for messages."""
@@ -185,33 +201,35 @@ class _Column:
 
 
 def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
-    values, rows = column.floats(), column.rows
-    bad.note(column, rows[np.isinf(values)])
-    values = np.where(np.isfinite(values), values, np.float32(feature.default))
-    out = np.full((len(column.lengths), feature.dim), feature.default, np.float32)
+    values, default = column.floats(), np.float32(feature.default)
+    column.note_bad(np.isinf(values), bad)
+    values = np.where(np.isfinite(values), values, default)
     fits = column.lengths == feature.dim
+    if fits.all():
+        return values.reshape(-1, feature.dim)
     bad.note(column, np.flatnonzero(~fits & (column.lengths > 0)))
-    out[fits] = values[fits[rows]].reshape(-1, feature.dim)
+    out = np.full((len(column.lengths), feature.dim), default, np.float32)
+    out[fits] = values[fits[column.rows]].reshape(-1, feature.dim)
     return out
 
 
 def _ids(feature: Feature, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
-    ids, rows = columns[0], columns[0].rows
-    texts = pa.types.is_string(ids._flat.type) or pa.types.is_large_string(ids._flat.type)
-    values, weights = ids.values("" if texts else 0), None
+    ids, *others = columns
+    weights = _weights(others[0], ids, bad) if others else None
+    given = Jagged(ids.values("" if ids.has_texts else 0), ids.lengths, weights=weights)
+    if not ids.has_nulls:
+        return given
     if ids.is_list:
-        bad.note(ids, rows[ids.missing])
-    for column in columns[1:]:
-        weights = _weights(column, ids, bad)
-    given = Jagged(values, ids.lengths, weights=weights)
-    return given if not ids.missing.any() else given.kept(~ids.missing)
+        ids.note_bad(ids.missing, bad)
+    return given.kept(~ids.missing)
 
 
 def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:
     """A weight for each id; those of rows with another number of weights are 0, and the rows bad."""
-    values = column.floats()
-    bad.note(column, column.rows[~np.isfinite(values)])
-    fits = column.lengths == ids.lengths
+    values, fits = column.floats(), column.lengths == ids.lengths
+    column.note_bad(~np.isfinite(values), bad)
+    if fits.all():
+        return values
     bad.note(column, np.flatnonzero(~fits))
     out = np.zeros(int(ids.lengths.sum()), np.float32)
     out[fits[ids.rows]] = values[fits[column.rows]]
@@ -220,5 +238,5 @@ def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:
 
 def _label(column: _Column, bad: _BadRows) -> Floats:
     values = column.floats()
-    bad.note(column, np.flatnonzero(~np.isfinite(values)))
+    column.note_bad(~np.isfinite(values), bad)
     return values

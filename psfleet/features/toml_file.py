@@ -23,13 +23,15 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from psfleet import entry, initializer, optimizer
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number, Table
 
 __all__ = ["load_features"]
+
+T = TypeVar("T")
 
 
 def load_features(path: str | os.PathLike[str]) -> FeatureSet:
@@ -93,15 +95,15 @@ def _feature(name: str, said: dict[str, Any], tables: Mapping[str, Table]) -> Fe
 def _made(owner: str, said: Any, module: ModuleType) -> Any:
     """What `{ kind = NAME, ... }` stands for: an object of a class of the module."""
     kind = said.get("kind") if isinstance(said, dict) else None
-    known = module.__all__
-    if kind not in known or not isinstance(made := getattr(module, kind), type):
+    made: Any = getattr(module, str(kind)) if kind in module.__all__ else None
+    if not isinstance(made, type):
         raise ConfigError(
             f"{owner} is {said!r:.80}; it must have the `kind` of a class of {module.__name__}"
         )
     return _constructed(owner, made, {key: value for key, value in said.items() if key != "kind"})
 
 
-def _constructed(owner: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
+def _constructed(owner: str, kind: type[T], given: Mapping[str, Any]) -> T:
     try:
         return kind(**given)
     except UsageError:

@@ -98,6 +98,16 @@ def test_fleet_metrics(tmp_path: Path) -> None:
     assert [row["metrics"] for row in rows][::3] == ["AUC", "all four"]
 
 
+def test_features(tmp_path: Path) -> None:
+    """Embedded and on a server: features with tables of their own, with one, and a table without them."""
+    options = ("--steps", "1", "--samples", "20", "--no-torch")
+    rows = run("features.py", *options, folder=tmp_path)["rows"]
+    assert [row["contender"].split(", ")[1] for row in rows] == [
+        *("40 tables", "shared", "one table") * 2
+    ]
+    assert all(row["CPU ms / step"] > 0 for row in rows)
+
+
 def lines_of(script: str, *options: str) -> list[str]:
     """What a script prints that writes no JSON."""
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -40,6 +40,13 @@ def test_prediction(tmp_path: Path) -> None:
     assert run(prediction, tmp_path) == "(1, 1)\n"
 
 
+def test_features(tmp_path: Path) -> None:
+    """The page's features are looked up by a client and by a program."""
+    definitions, client, program = blocks("features.md")
+    assert "'friends': (3, 16), 'clicked': (3, 8)" in run(definitions + client, tmp_path)
+    assert run(definitions + program, tmp_path) == "(2, 16)\n"
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_notebooks(number: int, tmp_path: Path) -> None:
     """The page's model can be built twice, and on servers."""
