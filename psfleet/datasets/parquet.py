@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from psfleet.data.assignment import Range
 from psfleet.datasets.row_order import RowOrder
 from psfleet.errors import ConfigError, UsageError
+from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.feature_sets.jagged import Jagged, joined
 from psfleet.platform.notices import say
@@ -224,7 +225,7 @@ def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -
         return joined(found) if isinstance(found[0], Jagged) else np.concatenate(found)
 
     if not parts:
-        return Batch({}, {name: np.empty(0, np.float32) for name in labels})
+        return Batch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
     return Batch(
         {name: whole(name) for name in features.features},
         {name: np.concatenate([rows.labels[name] for rows in parts]) for name in labels},

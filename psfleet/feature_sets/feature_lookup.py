@@ -14,7 +14,7 @@ from psfleet.feature_sets.jagged import Jagged, as_jagged, as_plain
 from psfleet.kernels.bags import pool_bags, spread_gradient
 from psfleet.runtime.validation import as_ids
 
-__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed"]
+__all__ = ["Bags", "FeatureLookup", "bags_of", "by_feature", "feed", "no_samples"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -76,6 +76,16 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
                 "many of each"
             )
     return found, samples
+
+
+def no_samples(features: FeatureSet) -> dict[str, Any]:
+    """A batch without samples."""
+    return {
+        feature.name: feature.of(None, 0)
+        if isinstance(feature, Number)
+        else Jagged(np.empty(0, np.int64), np.empty(0, np.int64))
+        for feature in features
+    }
 
 
 def bags_of(feature: Feature, given: Jagged | None, samples: int) -> Bags:
@@ -195,27 +205,33 @@ class FeatureLookup(Generic[K]):
         for name in given:
             if name not in self._order:
                 raise UsageError(f"a gradient is for the feature {name!r}, which the set lacks")
-        parts: dict[K, list[tuple[Ids, Floats]]] = {}
-        for name, bags in self._bags.items():  # so the order of a table's ids is always the same
+        named: dict[K, list[str]] = {}
+        for name, key in self._keys.items():  # so the order of a table's ids is always the same
             if given.get(name) is not None:
-                rows = self._spread(name, bags, given[name])
-                parts.setdefault(self._keys[name], []).append((bags.ids, rows))
-        return {key: _joined(found) for key, found in parts.items()}
+                named.setdefault(key, []).append(name)
+        return {key: self._table_gradient(names, given) for key, names in named.items()}
 
-    def _spread(self, name: str, bags: Bags, given: Any) -> Floats:
-        gradient, wanted = np.asarray(given, np.float32), (*bags.shape, self._dims[name])
+    def _table_gradient(self, names: list[str], given: Mapping[str, Any]) -> tuple[Ids, Floats]:
+        """The ids and gradients of one table, whose features these are."""
+        if len(names) == 1:
+            return self._bags[names[0]].ids, self._spread(names[0], given[names[0]])
+        ids = np.concatenate([self._bags[name].ids for name in names])
+        rows, at = np.empty((len(ids), self._dims[names[0]]), np.float32), 0
+        for name in names:
+            end = at + len(self._bags[name].ids)
+            self._spread(name, given[name], rows[at:end])
+            at = end
+        return ids, rows
+
+    def _spread(self, name: str, given: Any, out: Floats | None = None) -> Floats:
+        bags, gradient = self._bags[name], np.asarray(given, np.float32)
+        wanted = (*bags.shape, self._dims[name])
         if gradient.shape != wanted:
             raise ShapeError(
                 f"the gradient of feature {name!r} has the shape {gradient.shape}; it must be {wanted}"
             )
         flat = gradient.reshape(-1, self._dims[name])
-        return spread_gradient(flat, bags.lengths, bags.weights, self._means[name])
-
-
-def _joined(parts: list[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate([ids for ids, _ in parts]), np.concatenate([rows for _, rows in parts])
+        return spread_gradient(flat, bags.lengths, bags.weights, self._means[name], out)
 
 
 def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:

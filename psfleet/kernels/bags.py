@@ -40,16 +40,28 @@ def pool_bags(
 
 
 def spread_gradient(
-    gradient: Floats, lengths: Lengths, weights: Floats | None = None, mean: bool = False
+    gradient: Floats,
+    lengths: Lengths,
+    weights: Floats | None = None,
+    mean: bool = False,
+    out: Floats | None = None,
 ) -> Floats:
     """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
 
-    The other arguments are those of `pool_bags`. The result is `gradient` itself where that returns `rows`.
+    Args:
+        gradient: Of the bags.
+        lengths, weights, mean: As for `pool_bags`.
+        out: Where to write it, float32 [n, dim]; None: a new array, or `gradient` itself where
+            `pool_bags` returns `rows`.
     """
     count = int(lengths.sum())
     if weights is None and _are_single(lengths, count):
-        return gradient
-    out = np.empty((count, gradient.shape[1]), np.float32)
+        if out is None:
+            return gradient
+        out[...] = gradient
+        return out
+    if out is None:
+        out = np.empty((count, gradient.shape[1]), np.float32)
     _run("spread", gradient, lengths, weights, mean, out)
     return out
 

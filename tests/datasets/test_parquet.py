@@ -9,7 +9,7 @@ import pytest
 from psfleet import fleet
 from psfleet.errors import UsageError
 from psfleet.feature_sets.jagged import Jagged
-from psfleet.features import Feature, FeatureSet, Number, Table
+from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table
 from psfleet.runtime import interface as runtimes
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
@@ -215,8 +215,11 @@ def test_damaged_row_groups(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(UsageError, match=r"f\.parquet row group 0 cannot be read: "):
         clicks(fleet.dataset(ParquetFiles(file, FEATURES, ["click"]), 2))
     files = ParquetFiles(file, FEATURES, ["click"], bad_rows="skip")
-    assert sorted(clicks(fleet.dataset(files, 2))) == [4, 5, 6, 7, 8, 9]
+    batches = list(fleet.dataset(files, 2))
+    assert sorted(clicks(batches)) == [4, 5, 6, 7, 8, 9]
     assert files.skipped == 4
+    lookups = [FeatureLookup(FEATURES, batch.features, {"t": "t"}) for batch in batches]
+    assert [lookup.samples for lookup in lookups] == list(map(len, batches))
     assert "row group 0 cannot be read" in capsys.readouterr().err
 
 
