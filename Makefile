@@ -25,7 +25,7 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
-	@echo "make docs           draw the diagrams, list the settings; check what the documents name and link to"
+	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
 train: $(VENV)/.has-examples
@@ -109,11 +109,12 @@ fuzz-atheris: $(VENV)/.has-test
 test-engines: $(VENV)/.has-test
 	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
 
-docs: $(VENV)/.has-test
+docs: $(VENV)/.has-docs
 	$(VENV)/bin/python tools/draw_diagrams.py
 	$(VENV)/bin/python tools/generate_settings.py
 	$(VENV)/bin/python tools/generate_panels.py
 	$(VENV)/bin/python tools/check_docs.py
+	$(VENV)/bin/python tools/build_site.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache psfleet-logs

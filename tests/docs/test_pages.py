@@ -1,6 +1,7 @@
 """The Python of the pages for newcomers runs as it stands there."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -17,11 +18,13 @@ def blocks(page: str) -> list[str]:
     return BLOCK.findall((ROOT / "docs" / page).read_text())
 
 
-def run(program: str, folder: Path) -> str:
-    """What a fresh process prints that runs the program in the folder."""
+def run(program: str, folder: Path, *launch: str) -> str:
+    """What a fresh process prints that runs the program in the folder, or a job that `launch` describes."""
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "server", "worker", "launch"))
+    (folder / "train.py").write_text(program)
+    words = ["-m", "psfleet_launch", *launch] if launch else []
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *words, "train.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
@@ -84,3 +87,21 @@ def test_rules(tmp_path: Path) -> None:
     assert job.returncode == 0, job.stderr
     assert embedded.strip() in job.stdout
     run(test + "\ntest_lion()\n", tmp_path)
+
+
+def test_start(tmp_path: Path) -> None:
+    """The PyTorch script of the first page trains on two servers; that of the graph in one process."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    with_torch, with_graph = blocks("start.md")
+    said = run(with_torch, tmp_path, "--servers", "2", "--workers", "2", "--job", "taste")
+    assert re.fullmatch(r"epoch 0: loss 0\.\d{3}\nepoch 1: loss 0\.\d{3}\n", said)
+    assert (tmp_path / "psfleet-logs" / "taste" / "report.html").exists()
+    assert re.fullmatch(r"loss 0\.\d{3}\n", run(with_graph, tmp_path))
+
+
+def test_names_to_migrate_to_are_there() -> None:
+    """Every name of psfleet on the page about other systems can be had."""
+    names = set(re.findall(r"`(psfleet(?:\.\w+)+)`", (ROOT / "docs" / "migrate.md").read_text()))
+    assert len(names) >= 20
+    for name in names:
+        pkgutil.resolve_name(name)
