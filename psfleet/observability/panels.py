@@ -264,7 +264,8 @@ PANELS: tuple[Panel, ...] = (
         Skew(Rate("psfleet_received_bytes_total", _RANK)),
         "Bytes that the busiest server gets, divided by the mean; 1 is even.",
         "Above 1.5 a few hot ids or one large dense table lie on one server.",
-        Alert("PsfleetSkewedServers", "> 2", "10m"),
+        # Of two servers, one that gets everything has twice the mean.
+        Alert("PsfleetSkewedServers", "> 1.5", "10m"),
     ),
     Panel(
         _NUMBERS,

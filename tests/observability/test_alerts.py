@@ -1,0 +1,113 @@
+"""Each alert fires when its condition holds for as long as it says, judged by Prometheus' own evaluation."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet.observability.panels import PANELS
+
+RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts.yml"
+RANK_0, RANK_1 = 'rank="0",role="server"', 'rank="1",role="server"'
+
+Series = dict[str, tuple[str, str]]
+"""By metric with labels its values, every 15 s, in a job in trouble and in a healthy one."""
+
+CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
+    "PsfleetNoProgress": ({f"psfleet_samples_total|{RANK_0}": ("700x80", "0+1x80")}, {}),
+    "PsfleetCallsNearLimit": (
+        {
+            f"psfleet_waiting_calls|{RANK_0}": ("91x80", "90x80"),
+            f"psfleet_waiting_calls_limit|{RANK_0}": ("100x80", "100x80"),
+        },
+        {"rank": "0"},
+    ),
+    "PsfleetMemoryShort": (
+        {
+            f"psfleet_memory_used_bytes|{RANK_1}": ("95e6x80", "80e6x80"),
+            f"psfleet_memory_limit_bytes|{RANK_1}": ("100e6x80", "100e6x80"),
+        },
+        {"rank": "1"},
+    ),
+    "PsfleetSkewedServers": (
+        {
+            f"psfleet_received_bytes_total|{RANK_0}": ("0+8000x80", "0+5000x80"),
+            f"psfleet_received_bytes_total|{RANK_1}": ("0+2000x80", "0+5000x80"),
+        },
+        {},
+    ),
+    "PsfleetNonFinite": (
+        {'psfleet_nonfinite_pushes_total|rank="3",role="worker"': ("0x40 1x40", "0x80")},
+        {"rank": "3"},
+    ),
+    "PsfleetProcessDied": (
+        {f"psfleet_deaths_total|{RANK_1}": ("0x40 1x40", "0x80")},
+        {"rank": "1", "role": "server"},
+    ),
+    "PsfleetManyRetries": (
+        {'psfleet_retries_total|rank="0",role="worker"': ("0+30x80", "0+10x80")},
+        {"rank": "0"},
+    ),
+    # Time begins at 0 here.
+    "PsfleetSnapshotOld": (
+        {f"psfleet_snapshot_timestamp_seconds|{RANK_0}": ("-90000x80", "0x80")},
+        {},
+    ),
+    "PsfleetStandbyBehind": (
+        {f"psfleet_standby_lag_records|{RANK_0}": ("20000x80", "9000x80")},
+        {"rank": "0"},
+    ),
+}
+
+
+def test_every_alert_has_a_condition() -> None:
+    """None of the table of panels is left out here."""
+    assert {panel.alert.name for panel in PANELS if panel.alert} == CONDITIONS.keys()
+
+
+def case(name: str) -> dict[str, Any]:
+    """What promtool is to find: the alert of the job in trouble after its time, and nothing before."""
+    series, labels = CONDITIONS[name]
+    [severity] = [
+        panel.alert.severity for panel in PANELS if panel.alert and panel.alert.name == name
+    ]
+    kept = {"alertname": name, "alertstate": "firing", "job": "bad", "severity": severity}
+    said = ",".join(f'{key}="{value}"' for key, value in (kept | labels).items())
+    asked = {"expr": f'ALERTS{{alertname="{name}",alertstate="firing"}}'}
+    firing = [{"labels": f"ALERTS{{{said}}}", "value": 1}]
+    return {
+        "interval": "15s",
+        "input_series": [
+            {"series": f'{metric}{{job="{job}",{told}}}', "values": values}
+            for key, both in series.items()
+            for metric, told in [key.split("|")]
+            for job, values in zip(("bad", "good"), both, strict=True)
+        ],
+        "promql_expr_test": [
+            {**asked, "eval_time": "0m", "exp_samples": []},
+            {**asked, "eval_time": "15m", "exp_samples": firing},
+        ],
+    }
+
+
+def test_alerts_fire(tmp_path: Path) -> None:
+    """In the job in trouble each fires, and in the healthy one beside it none does."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    checked = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "15s",
+        "tests": [case(name) for name in CONDITIONS],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(checked))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "tests.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
