@@ -21,14 +21,15 @@ TWO = ("--servers", "2", "--workers", "2")
 
 
 def test_success_ends_with_0(job: Launch) -> None:
-    """A job whose workers succeed ends with 0, says so, and keeps one log per process."""
+    """A job whose workers succeed ends with 0, says so, and keeps its report and one log per process."""
     launcher = job("tells", *TWO)
     code, _, err = launcher.ends()
     assert code == 0
     assert "local · 2 servers · 2 workers" in err
     assert "finished" in err
     logs = sorted(path.name for path in launcher.folder.glob("psfleet-logs/*/*"))
-    assert logs == ["serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"]
+    kept = ["history.jsonl", "report.html"]
+    assert logs == [*kept, "serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"]
 
 
 def test_the_environment_is_the_contract(job: Launch) -> None:

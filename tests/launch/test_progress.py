@@ -7,6 +7,7 @@ from pathlib import Path
 
 from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.console.progress_line import FleetProgress, add_up, line
+from psfleet_launch.job import job_snapshots
 
 
 def reply(pushes: int, rows: int, samples: dict[int, int], losses: dict[int, float]) -> StatusReply:
@@ -60,6 +61,21 @@ def test_line() -> None:
     assert line(now, before) == (
         "1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · 41,207 rows · 312 MB"
     )
+
+
+def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
+    """Of the last complete one: one without a manifest is not complete."""
+    assert job_snapshots.age(tmp_path) is None
+    for number in (1, 2):
+        (tmp_path / "snapshots" / f"snapshot-{number:06}").mkdir(parents=True)
+    assert job_snapshots.age(tmp_path) is None
+    complete = tmp_path / "snapshots" / "snapshot-000001" / "manifest.json"
+    complete.touch()
+    os.utime(complete, (0, 0))
+    age = job_snapshots.age(tmp_path)
+    assert age is not None
+    assert age > 1e9
+    assert line(FleetProgress(0.0), snapshot=90.2).endswith(" · snapshot 90 s ago")
 
 
 FORKS = """

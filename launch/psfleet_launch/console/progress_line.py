@@ -74,8 +74,15 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> F
     )
 
 
-def line(now: FleetProgress, before: FleetProgress | None = None) -> str:
-    """`1,204 steps · 151 steps/s · 77,400 samples/s · loss 0.4713 · 41,207 rows · 312 MB`."""
+def line(
+    now: FleetProgress, before: FleetProgress | None = None, snapshot: float | None = None
+) -> str:
+    """`1,204 steps · 151 steps/s · 77,400 samples/s · loss 0.4713 · 41,207 rows · 312 MB`.
+
+    Args:
+        before: An earlier moment; rates are those since then.
+        snapshot: Seconds since the last complete snapshot; None: there is none.
+    """
     parts = [f"{now.steps:,} steps"]
     if before is not None and now.at > before.at:
         span = now.at - before.at
@@ -88,7 +95,10 @@ def line(now: FleetProgress, before: FleetProgress | None = None) -> str:
         parts.append(f"staleness p99 {now.staleness}")
     if now.torn:
         parts.append(f"{now.torn} torn step{'s' if now.torn > 1 else ''}")
-    return " · ".join([*parts, f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"])
+    parts += [f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"]
+    if snapshot is not None:
+        parts.append(f"snapshot {snapshot:,.0f} s ago")
+    return " · ".join(parts)
 
 
 class ProgressPoller:

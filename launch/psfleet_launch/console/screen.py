@@ -16,6 +16,7 @@ from rich.text import Text
 
 from psfleet_launch.console.progress_line import ProgressPoller, line
 from psfleet_launch.console.tracebacks import Tracebacks
+from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
 
@@ -94,7 +95,8 @@ class Screen:
         if len(history) == self._pictures or not history[-1].steps:
             return
         self._pictures = len(history)
-        text = "  " + line(history[-1], history[-1 - _WINDOW :][0])
+        snapshot = job_snapshots.age(self._job.logs)
+        text = "  " + line(history[-1], history[-1 - _WINDOW :][0], snapshot)
         if self._live:
             with _as_long_as_somebody_looks():
                 self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)

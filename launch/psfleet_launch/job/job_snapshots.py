@@ -1,11 +1,13 @@
 """The snapshots that a job keeps: server 0 writes them, the launcher starts a job from one."""
 
+import contextlib
 import shutil
+import time
 from pathlib import Path
 
 from psfleet.errors import ConfigError
 
-__all__ = ["check_snapshot", "clear", "folder_of", "latest"]
+__all__ = ["age", "check_snapshot", "clear", "folder_of", "latest"]
 
 _MANIFEST = "manifest.json"  # a folder has it once everything else is there
 
@@ -19,6 +21,14 @@ def latest(logs: Path) -> str:
     """The last complete one; empty: there is none."""
     complete = [path for path in _own(logs) if (path / _MANIFEST).is_file()]
     return str(max(complete).absolute()) if complete else ""
+
+
+def age(logs: Path) -> float | None:
+    """Seconds since the last snapshot was complete; None: there is none on this machine."""
+    with contextlib.suppress(OSError):  # it makes room for the next one just now
+        if found := latest(logs):
+            return max(time.time() - (Path(found) / _MANIFEST).stat().st_mtime, 0.0)
+    return None
 
 
 def check_snapshot(path: str) -> str:
