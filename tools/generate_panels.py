@@ -48,13 +48,15 @@ psfleet top JOB --once     # what there is now; also without a terminal, and of 
 `JOB` names a folder in `psfleet-logs`; `--log-dir` names another parent. `NO_COLOR=1` turns colours off.
 
 ## The report
-Every job keeps its history in `psfleet-logs/JOB/history.jsonl` ([format](formats.md#files-of-a-running-job)) and ends
-with a report in `report.html` beside it: one file that loads nothing from elsewhere. It shows the job's settings and
-processes, deaths and takeovers with their times, slow workers, losses, and the curves of all panels below.
-`psfleet report JOB` writes the report of a job that still runs, or whose launcher was killed.
+Every job keeps its history in `psfleet-logs/JOB/history.jsonl`
+([format](formats.md#files-of-a-running-job)) and ends with a report in `report.html` beside it: one file
+that loads nothing from elsewhere. It shows the job's settings and processes, deaths and takeovers with
+their times, slow workers, losses, and the curves of all panels below. `psfleet report JOB` writes the
+report of a job that still runs, or whose launcher was killed.
 
-The launcher asks for figures every 2 s if it shows the progress or serves `--watch`. A look takes 1.5 ms of CPU time of
-each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the history has events only.
+The launcher asks for figures every 2 s if it shows the progress or serves `--watch`. A look takes 1.5 ms
+of CPU time of each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the
+history has events only.
 
 ## Prometheus and Grafana
 ```yaml

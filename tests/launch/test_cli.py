@@ -1,11 +1,16 @@
 """Bad input: one clear sentence, exit code 2, and nothing started."""
 
+import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
-from psfleet_launch.commands.launch_command import main
+from psfleet_launch.commands import psfleet_cli
+from psfleet_launch.commands.launch_command import launch, main
+from tests.launch.conftest import ROOT
 
 SCRIPT = str(Path(__file__).with_name("stand_in.py"))
 
@@ -83,7 +88,52 @@ def test_a_log_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) ->
     assert "log folder '/proc/logs/x' cannot be used" in sentence
 
 
-def test_help_says_what_the_exit_code_means(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help is not an error."""
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what the exit code means, and has every option under the heading where it belongs."""
     assert main(["--help"]) == 0
-    assert "exit code" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "exit code" in said
+    sections = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n|\n)+)", said, re.MULTILINE))
+    for heading, option in (
+        ("Servers", "--replicas"),
+        ("Workers", "--restart-workers"),
+        ("The job", "--watch"),
+        ("Network", "--tcp"),
+        ("Machines", "--hosts"),
+        ("Chaos", "--chaos-pace"),
+        ("Strategy", "--sync"),
+        ("Other options", "--help"),
+        ("Examples", "psfleet-launch --watch 9100 train.py"),
+    ):
+        assert f"  {option}" in sections[heading], heading
+    options = {option.opts[0] for option in launch.params if isinstance(option, click.Option)}
+    assert all(len(re.findall(rf"^  {option}\b", said, re.MULTILINE)) == 1 for option in options)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "wanted"),
+    [
+        (psfleet_cli.main, "psfleet rep", "plain,report\n"),
+        (psfleet_cli.main, "psfleet top --on", "plain,--once\n"),
+        (main, "psfleet-launch --no-prog", "plain,--no-progress\n"),
+        (main, "psfleet-launch --durability log+", "plain,log+fsync\n"),
+    ],
+)
+def test_shells_complete(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: Callable[[list[str]], int],
+    words: str,
+    wanted: str,
+) -> None:
+    """What a shell asks for after the line of docs/install.md: commands, options and their choices."""
+    name, *rest = words.split()
+    variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
+    assert f"{variable}=bash_source {name}" in (ROOT / "docs" / "install.md").read_text()
+    monkeypatch.setenv(variable, "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(rest)))
+    with pytest.raises(SystemExit) as ended:
+        program([])
+    assert not ended.value.code
+    assert capsys.readouterr().out == wanted

@@ -21,6 +21,7 @@ from psfleet.settings.declaration import settings_of
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
 from psfleet_launch.commands import certificates_command
+from psfleet_launch.commands.grouped_help import GroupedCommand
 from psfleet_launch.commands.options import (
     given,
     load_job_file,
@@ -60,13 +61,36 @@ _NEVER_JOINED = (
 )
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+_SETTINGS = (*settings_of(JobRequest), *settings_of(Launch))
+_STRATEGY = (
+    *("--sync", "--async", "--mode", "--staleness", "--k-steps", "--pipeline", "--stages"),
+    *("--micro-batches", "--recompute", "--wire", "--strategy"),
+)
+_EXAMPLES = (
+    ("psfleet-launch train.py", "One server and one worker."),
+    ("psfleet-launch --servers 2 --workers 4 --sync train.py", "Rounds of all workers."),
+    ("psfleet-launch --durability log --restart-workers 3 train.py", "What dies comes back."),
+    ("psfleet-launch --engine ssh --hosts alpha,beta train.py", "On other machines."),
+    (
+        "psfleet-launch --watch 9100 train.py --epochs 3",
+        "With a dashboard; --epochs is the script's.",
+    ),
+)
+
+
+@click.command(
+    cls=GroupedCommand,
+    settings=_SETTINGS,
+    tables={"--tcp": "network", **dict.fromkeys(_STRATEGY, "strategy")},
+    examples=_EXAMPLES,
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "--config",
     metavar="FILE",
     help="A TOML file of these settings, see docs/settings.md; flags go before it.",
 )
-@options((*settings_of(JobRequest), *settings_of(Launch)))
+@options(_SETTINGS)
 @click.option("--tcp", is_flag=True, help="Free TCP ports instead of unix sockets.")
 @click.option(
     "--sync", is_flag=True, help="Rounds of all workers, whatever the script's strategy says."
@@ -98,7 +122,7 @@ def launch(
     has used the fleet, or 2 for bad usage.
     """
     filed, parts = load_job_file(config, JobRequest, Launch) if config else ({}, {})
-    said = filed | given(context, (*settings_of(JobRequest), *settings_of(Launch)))
+    said = filed | given(context, _SETTINGS)
     if script is not None:
         said |= {"script": script, "arguments": arguments}
     if "script" not in said:
