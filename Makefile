@@ -10,7 +10,7 @@ JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-packages docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -25,6 +25,7 @@ help:
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
 	@echo "make test-engines   the tests that need a Docker engine; starts one as root"
+	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
 	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
@@ -108,6 +109,9 @@ fuzz-atheris: $(VENV)/.has-test
 
 test-engines: $(VENV)/.has-test
 	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
+
+test-packages: $(VENV)/.has-test
+	PSFLEET_TEST_PACKAGES=1 $(VENV)/bin/python -m pytest tests/packages $(ARGS)
 
 docs: $(VENV)/.has-docs
 	$(VENV)/bin/python tools/draw_diagrams.py
