@@ -63,6 +63,15 @@ def test_line() -> None:
     )
 
 
+def test_the_time_that_is_left() -> None:
+    """By what the fleet has still to hand out and the present rate; unknown without either."""
+    before = FleetProgress(at=1.0, samples=10_000)
+    now = add_up([StatusReply(samples={0: 20_000}, samples_left=365_500), StatusReply()], at=3.0)
+    assert " · 5,000 samples/s · 0:01:13 left · " in line(now, before)
+    assert "left" not in line(now)
+    assert "left" not in line(add_up([StatusReply(samples={0: 20_000})], at=3.0), before)
+
+
 def test_the_age_of_the_snapshot(tmp_path: Path) -> None:
     """Of the last complete one: one without a manifest is not complete."""
     assert job_snapshots.age(tmp_path) is None

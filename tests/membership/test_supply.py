@@ -199,3 +199,24 @@ def test_too_many_epochs_are_refused() -> None:
     """Positions fit into 62 bits."""
     with pytest.raises(UsageError, match="take fewer epochs, or None"):
         DatasetRequest(1, 1000, 50, MOST)
+
+
+def test_what_is_left_is_counted() -> None:
+    """Of leased data what is not leased, of rounds what no closed one had; of endless data nothing."""
+    trial = Trial(1, epochs=2)
+    assert trial.supply.samples_left(0) == 2 * SIZE
+    for _ in trial.run():
+        pass
+    assert trial.supply.samples_left(0) == 0
+
+    rounds = DataDispatch()
+    begun = rounds.begin(DatasetRequest(1, SIZE, BATCH, 2), {0: 1, 1: 1})
+    assert begun is not None
+    rounds.take(begun)
+    assert [rounds.samples_left(closed) for closed in (0, 1, 7)] == [120, 114, 78]
+
+    endless = DataDispatch()
+    begun = endless.begin(DatasetRequest(1, SIZE, BATCH, MOST // SIZE), None)
+    assert begun is not None
+    endless.take(begun)
+    assert endless.samples_left(0) == 0

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from psfleet.settings.environment import Environment
@@ -30,6 +31,7 @@ class FleetProgress:
         bytes: Bytes of data calls, both ways.
         staleness: Which 99 % of all pushes did not exceed; None: of rounds, or no push yet.
         torn: Steps that some servers have and others have not, because a worker died between them.
+        left: Samples of the fleet's datasets that nobody has had yet; 0: that is not known.
     """
 
     at: float
@@ -40,6 +42,7 @@ class FleetProgress:
     bytes: int = 0
     staleness: int | None = None
     torn: int = 0
+    left: int = 0
 
 
 def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> FleetProgress:
@@ -71,6 +74,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float, processes: int = 1) -> F
         bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
         staleness=quantile((reply.staleness for reply in replies), 0.99),
         torn=sum(len(reply.torn) for reply in replies),
+        left=max((reply.samples_left for reply in replies), default=0),
     )
 
 
@@ -88,7 +92,10 @@ def line(
         span = now.at - before.at
         parts.append(f"{(now.steps - before.steps) / span:,.0f} steps/s")
         if now.samples:  # a script may not tell
-            parts.append(f"{(now.samples - before.samples) / span:,.0f} samples/s")
+            rate = (now.samples - before.samples) / span
+            parts.append(f"{rate:,.0f} samples/s")
+            if now.left and rate:
+                parts.append(f"{timedelta(seconds=round(now.left / rate))} left")
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
     if now.staleness is not None:

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 c5114a43fab3981b4043f9b1080e1624232d0a6fcf50842f8e90a3128fac69ea
+# From protos/psfleet/v1/shard.proto, SHA-256 0e2d72d9556832bc3f1eb8376f6b9746c334b1a15d24371937edd0a752898152
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -230,7 +230,7 @@ class TransportReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode", "torn")
+    __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "lead", "mode", "torn", "samples_left")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class StatusReply(_message.Message):
     LEAD_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TORN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_LEFT_FIELD_NUMBER: _ClassVar[int]
     server: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     pushes: int
@@ -286,7 +287,8 @@ class StatusReply(_message.Message):
     lead: int
     mode: Mode
     torn: _containers.RepeatedCompositeFieldContainer[TornStep]
-    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ...) -> None: ...
+    samples_left: int
+    def __init__(self, server: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., pushes: _Optional[int] = ..., repeats: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., samples: _Optional[_Mapping[int, int]] = ..., losses: _Optional[_Mapping[int, float]] = ..., round: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., workers: _Optional[int] = ..., pid: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., lead: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., torn: _Optional[_Iterable[_Union[TornStep, _Mapping]]] = ..., samples_left: _Optional[int] = ...) -> None: ...
 
 class TornStep(_message.Message):
     __slots__ = ("worker", "incarnation", "last")

@@ -73,6 +73,11 @@ class DatasetRequest:
         return (0, self.size * self.epochs)
 
     @property
+    def is_endless(self) -> bool:
+        """Whether it goes on until the script stops: there is no room for another epoch."""
+        return self.size * (self.epochs + 1) > MOST
+
+    @property
     def same(self) -> tuple[int, ...]:
         """What all workers must agree on."""
         return (self.size, self.batch, self.epochs, self.seed)
@@ -201,6 +206,19 @@ class DataDispatch:
     datasets: list[DispatchedDataset] = field(default_factory=list)
     leases: dict[int, Leases] = field(default_factory=dict)
     torn: list[TornStep] = field(default_factory=list)
+
+    def samples_left(self, closed: int) -> int:
+        """Samples that nobody has had yet; 0: none, or a dataset goes on until the script stops.
+
+        Args:
+            closed: Sync: the last closed round.
+        """
+        if any(dataset.order.is_endless for dataset in self.datasets):
+            return 0
+        return sum(
+            length(one.pool if one.plan is None else one.plan.unused(closed))
+            for one in self.datasets
+        )
 
     def begin(
         self, order: DatasetRequest, first_of: Mapping[int, int] | None

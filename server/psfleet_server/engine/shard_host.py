@@ -34,6 +34,7 @@ from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, Header
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
+from psfleet_server.coordinator.data_dispatch import DataDispatch
 from psfleet_server.coordinator.mode_requests import ModeRequestFile
 from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal
@@ -305,7 +306,7 @@ class ShardHost:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         with self.lock:
             shard, counters = self.shard, self.shard.counters
-            torn = [] if self.coordinator is None else self.coordinator.supply.torn
+            supply = DataDispatch() if self.coordinator is None else self.coordinator.supply
             return shard_pb2.StatusReply(
                 server=shard.index,
                 tables=[_table_status(t) for t in shard.tables.values()],
@@ -327,8 +328,9 @@ class ShardHost:
                     shard_pb2.TornStep(
                         worker=step.worker, incarnation=step.incarnation, last=step.sequences
                     )
-                    for step in torn
+                    for step in supply.torn
                 ],
+                samples_left=supply.samples_left(shard.rounds.closed),
             )
 
     def _expire(self, reply: DeferredReply) -> None:
