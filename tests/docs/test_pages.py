@@ -1,5 +1,6 @@
 """The Python of the pages for newcomers runs as it stands there."""
 
+import ast
 import os
 import pkgutil
 import re
@@ -105,3 +106,26 @@ def test_names_to_migrate_to_are_there() -> None:
     assert len(names) >= 20
     for name in names:
         pkgutil.resolve_name(name)
+
+
+def test_messages_of_the_troubleshooting_page_are_there() -> None:
+    """Each message that the page explains stands in the code as the page quotes it."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = set(re.findall(r"^\| `(.+?)`", page, re.MULTILINE))
+    assert len(quoted) >= 15
+    nodes = [
+        node
+        for folder in ("psfleet", "server", "worker", "launch")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
+    ]
+    missing = {words for words in quoted if not any(words in text for text in texts)}
+    assert not missing, f"no message has {sorted(missing)}"

@@ -154,7 +154,7 @@ def test_a_takeover_lasts_from_the_death_to_the_answer(tmp_path: Path) -> None:
     ]
     assert rows(found, "Processes") == [
         ["server 1", "here", "2", "1", "running"],
-        ["server 1 copy 1", "", "1", "0", "running"],
+        ["server 1 copy 1", "here", "1", "0", "running"],
     ]
     assert state(found, is_running=False).startswith("ended with exit code 3 after ")
 

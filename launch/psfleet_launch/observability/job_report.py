@@ -193,6 +193,7 @@ def _processes(job: PastJob) -> Iterator[tuple[str, ...]]:
         for machine, members in job.heading["machines"].items()
         for member in members
     }
+    only = next(iter(job.heading["machines"])) if len(job.heading["machines"]) == 1 else ""
     own: dict[str, list[JobEvent]] = {}
     for one in job.events:
         if one.kind in ("started", "ended"):
@@ -202,7 +203,7 @@ def _processes(job: PastJob) -> Iterator[tuple[str, ...]]:
         starts = sum(one.kind == "started" for one in events)
         last = events[-1]
         ended = f"ended with {_code(last.code)}" if last.code is not None else "running"
-        yield member, machines.get(member, ""), str(starts), str(deaths), ended
+        yield member, machines.get(member, only), str(starts), str(deaths), ended
 
 
 def _code(code: int) -> str:
