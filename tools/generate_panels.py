@@ -58,6 +58,8 @@ The launcher asks for figures every 2 s if it shows the progress or serves `--wa
 of CPU time of each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the
 history has events only.
 
+![The report of a job in which a server was killed](diagrams/report.png)
+
 ## Prometheus and Grafana
 ```yaml
 rule_files: [alerts.yml]
