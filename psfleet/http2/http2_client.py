@@ -17,7 +17,7 @@ from psfleet.http2.header_blocks import (
 from psfleet.http2.http2_connection import Http2Connection, StreamState
 from psfleet.http2.socket_transport import Transport
 
-__all__ = ["Http2Client"]
+__all__ = ["Http2Client", "OutgoingCall"]
 
 _MOST_STREAMS = 2**31 - 1
 _UNKNOWN = 2  # status of gRPC
@@ -57,6 +57,11 @@ class Http2Client:
         self._open: set[_ClientConnection] = set()
         self._closed = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a connection that carries no call."""
+        return bool(self._idle)
+
     def call(self, path: str, message: bytes, seconds: float) -> bytes:
         """Make a call.
 
@@ -70,23 +75,23 @@ class Http2Client:
             ConnectionBroken: The connection is lost; the server may have taken the call.
             DeadlinePassed: There is no answer in time.
         """
+        return self.begin(path, message, seconds).finish()
+
+    def begin(self, path: str, message: bytes, seconds: float) -> "OutgoingCall":
+        """Send a call whose answer is read later; see `call`."""
         prefix = self._prefixes.get(path)
         if prefix is None:
             prefix = request_prefix(path, self._authority, self._tls, self._metadata)
             self._prefixes[path] = prefix
         connection = self._take()
         try:
-            answer = connection.call(
+            stream = connection.begin(
                 prefix + timeout_field(seconds), message, time.monotonic() + seconds
             )
-        except CallFailed:
-            self._give(connection)
-            raise
         except BaseException:
-            self._drop(connection)
+            self.drop(connection)
             raise
-        self._give(connection)
-        return answer
+        return OutgoingCall(self, connection, stream)
 
     def connect(self) -> None:
         """Have a connection.
@@ -94,7 +99,7 @@ class Http2Client:
         Raises:
             ConnectionBroken: The server cannot be reached.
         """
-        self._give(self._take())
+        self.give(self._take())
 
     def close(self) -> None:
         """End the connections; calls under way fail. Safe to call twice."""
@@ -119,17 +124,47 @@ class Http2Client:
         made.transport.close()
         raise ConnectionBroken("the connection is closed")
 
-    def _give(self, connection: "_ClientConnection") -> None:
+    def give(self, connection: "_ClientConnection") -> None:
+        """The connection carries no call any more."""
         with self._lock:
             if not self._closed and connection.is_clean:
                 self._idle.append(connection)
                 return
-        self._drop(connection)
+        self.drop(connection)
 
-    def _drop(self, connection: "_ClientConnection") -> None:
+    def drop(self, connection: "_ClientConnection") -> None:
+        """The connection is of no more use."""
         with self._lock:
             self._open.discard(connection)
         connection.transport.close()
+
+
+class OutgoingCall:
+    """A call that has left. Whoever has it reads its answer, once."""
+
+    def __init__(
+        self, client: Http2Client, connection: "_ClientConnection", stream: StreamState
+    ) -> None:
+        self._client = client
+        self._connection = connection
+        self._stream = stream
+
+    def fileno(self) -> int:
+        """Where the answer comes in."""
+        return self._connection.transport.fileno()
+
+    def finish(self) -> bytes:
+        """Read the answer; see Http2Client.call."""
+        try:
+            answer = self._connection.finish(self._stream)
+        except CallFailed:
+            self._client.give(self._connection)
+            raise
+        except BaseException:
+            self._client.drop(self._connection)
+            raise
+        self._client.give(self._connection)
+        return answer
 
 
 class _ClientConnection(Http2Connection):
@@ -149,8 +184,8 @@ class _ClientConnection(Http2Connection):
         """Whether another call may be made."""
         return self._ended and self._number < _MOST_STREAMS - 2
 
-    def call(self, block: bytes, message: bytes, deadline: float) -> bytes:
-        """Make a call; see Http2Client.call."""
+    def begin(self, block: bytes, message: bytes, deadline: float) -> StreamState:
+        """Send a call; see Http2Client.begin."""
         self._deadline = deadline
         self._next_probe = time.monotonic() + _SILENCE
         if self._is_new:
@@ -160,6 +195,10 @@ class _ClientConnection(Http2Connection):
         self._ended, self._failure = False, None
         stream = self.open(self._number)
         self.send_message(stream, block, message, b"")
+        return stream
+
+    def finish(self, stream: StreamState) -> bytes:
+        """Read the answer; see Http2Client.call."""
         while not self._ended:
             self.read()
         if not stream.closed:

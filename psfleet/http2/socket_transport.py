@@ -29,6 +29,9 @@ _RECORD = 16 << 10  # bytes of a TLS record
 class Transport(Protocol):
     """What connections need of a socket."""
 
+    def fileno(self) -> int:
+        """Of the socket."""
+
     def handshake(self, tick: Tick) -> None:
         """Shake hands, if the transport does; see `receive`."""
 
@@ -65,6 +68,10 @@ class PlainTransport:
         _keep_alive(sock)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+
+    def fileno(self) -> int:
+        """See Transport."""
+        return self._socket.fileno()
 
     def handshake(self, tick: Tick) -> None:
         """See Transport."""
@@ -125,6 +132,10 @@ class TlsTransport:
         self._lock = threading.Lock()
         _keep_alive(sock)
         sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """See Transport."""
+        return self._socket.fileno()
 
     def handshake(self, tick: Tick) -> None:
         """See Transport."""

@@ -10,7 +10,7 @@ from psfleet.http2.http2_client import Http2Client
 from psfleet.http2.http2_server import Http2Server, IncomingCall, ServerSettings
 from psfleet.http2.socket_transport import PlainTransport
 
-__all__ = ["METHODS", "SETTINGS", "connected", "opened", "serving"]
+__all__ = ["METHODS", "SETTINGS", "connected", "listening", "opened", "serving"]
 
 SETTINGS = ServerSettings(
     message=1 << 28, connections=20, handshakes=4, streams=100, incoming=8, handshake=10.0
@@ -42,16 +42,20 @@ METHODS = {"/test.Echo/Echo": echo, "/test.Echo/Later": later, "/test.Echo/Fail"
 @contextlib.contextmanager
 def serving(folder: Path, settings: ServerSettings = SETTINGS) -> Iterator[str]:
     """The path of the socket of a server with METHODS."""
-    path = str(folder / "h2")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
-    server = Http2Server(listener, PlainTransport, METHODS, settings)
+    server = Http2Server(listening(folder), PlainTransport, METHODS, settings)
     server.start()
     try:
-        yield path
+        yield str(folder / "h2")
     finally:
         server.stop(5.0)
+
+
+def listening(folder: Path) -> socket.socket:
+    """A socket that listens at `h2` in the folder."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "h2"))
+    listener.listen(64)
+    return listener
 
 
 def opened(path: str) -> socket.socket:

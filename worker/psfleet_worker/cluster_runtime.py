@@ -32,8 +32,9 @@ from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition
 from psfleet.strategy import WireSettings
 from psfleet.wire.v1 import shard_pb2
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import Send, wait_all
+from psfleet_worker.connection.server_client import Send
 from psfleet_worker.connection.server_stats import figures_of
 from psfleet_worker.connection.worker_heartbeat import Listener
 from psfleet_worker.data_client import DataClient, Pusher

@@ -10,8 +10,8 @@ from psfleet.data.assignment import Range
 from psfleet.stages.links import here, links
 from psfleet.wire.membership_messages import read_plan, read_ranges
 from psfleet.wire.v1 import membership_pb2
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import wait_all
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import (
     DataReply,

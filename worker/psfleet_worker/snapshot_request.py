@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from psfleet.wire.v1 import snapshot_pb2
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import wait_all
 
 __all__ = ["save"]
 

@@ -28,7 +28,8 @@ from psfleet.wire.table_messages import read_mode, write_mode
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
 from psfleet.wire.v1.membership_pb2 import BeatReply, BeatRequest
-from psfleet_worker.connection.server_client import Call, Send, ServerClient, wait_all
+from psfleet_worker.connection.call import Call, wait_all
+from psfleet_worker.connection.server_client import Send, ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
 from psfleet_worker.connection.worker_heartbeat import WorkerHeartbeat
 from psfleet_worker.observability.step_times import StepTimes
@@ -120,6 +121,8 @@ class FleetConnection:
         self.stream.begin()
 
     def _beat(self) -> BeatRequest:
+        for client in self.clients:  # a push that is lost while nobody waits for it is made again
+            client.take_unread()
         session = self.session
         return BeatRequest(
             index=self.worker,

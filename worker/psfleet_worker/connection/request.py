@@ -23,6 +23,8 @@ Ids = NDArray[np.int64]
 SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
+_SMALL = 64 << 10
+
 
 class ServerRequest:
     """Gradients for a server and reads from it, in shared memory if there is room, else in arrays.
@@ -45,6 +47,7 @@ class ServerRequest:
         self._places: list[int] = []
         self._answers: list[Values] = []
         self._reads = 0
+        self._answer_bytes = 0
         self._inline = held is None
         self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
         self.bytes = 0
@@ -74,6 +77,11 @@ class ServerRequest:
     def is_inline(self) -> bool:
         """Whether the tensors travel in the message."""
         return self._inline
+
+    @property
+    def is_small(self) -> bool:
+        """Whether request and answer fit into the buffers of a socket."""
+        return not self._inline or self.bytes + self._answer_bytes <= _SMALL
 
     def say(self, **fields: int) -> None:
         """Set fields of the header."""
@@ -225,8 +233,10 @@ class ServerRequest:
     ) -> None:
         form = value_format(spec, self._wanted)
         segment.precision = segments.PRECISIONS[form]
+        size = CompressedValues.size_of(form, shape)
+        self._answer_bytes += size
         if self._held is not None:
-            out, segment.answer = self._room((CompressedValues.size_of(form, shape),), np.uint8)
+            out, segment.answer = self._room((size,), np.uint8)
             self._answers.append(
                 out.view(np.float32).reshape(shape)
                 if form == "float32"

@@ -4,132 +4,35 @@ Each server has a thread of its own that makes blocking calls, which costs less 
 futures (measured). Calls to one server leave in the order in which they were asked for, so pushes
 keep their order, and a call is made again with the same bytes until it is answered: sequence
 numbers in the bytes let the server see that it is the same.
+
+A small call to an idle server needs no thread: its caller sends it, and whoever waits for it reads the
+answer. If that fails or takes long, or nobody waits, the thread goes on with it.
 """
 
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
-from psfleet.errors import (
-    AccessDenied,
-    DeadlineExceeded,
-    NoRoom,
-    PsfleetError,
-    ServerUnavailable,
-    UsageError,
-)
-from psfleet.platform.interrupts import deferred, wait_for
+from psfleet.errors import AccessDenied, NoRoom, PsfleetError, ServerUnavailable, UsageError
 from psfleet.platform.service_thread import ServiceThread
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE, await_connection, open_channel
 from psfleet.wire.error_status import error_of
 from psfleet.wire.relocating_channel import RelocatingChannel
 from psfleet.wire.socket_probe import closes_at_once
+from psfleet_worker.connection.call import Call, CallTensors
 from psfleet_worker.connection.tensor_calls import TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
-__all__ = ["Call", "CallTensors", "Send", "ServerClient", "wait_all"]
+__all__ = ["Send", "ServerClient"]
 
 Send = Callable[[str, bytes, float], bytes]
 """Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
-
-
-class CallTensors(Protocol):
-    """Tensors of a call that may lie in shared memory rather than in its request."""
-
-    def request(self) -> bytes:
-        """The request once more, for a server that has answered the one before."""
-
-    def fallback(self) -> bytes:
-        """The same request with the tensors in it."""
-
-    def lose(self) -> None:
-        """The call has failed: the server may still be using the memory."""
-
-
-class Call:
-    """A call under way. `changed` is shared by all calls that may be waited for together."""
-
-    def __init__(
-        self,
-        method: str,
-        request: bytes,
-        seconds: float,
-        outage: float,
-        changed: threading.Condition,
-        cargo: CallTensors | None,
-    ) -> None:
-        self.method = method
-        self.request = request
-        self.seconds = seconds
-        self.outage = outage
-        self.changed = changed
-        self.cargo = cargo
-        self.answer: bytes | None = None
-        self.error: PsfleetError | None = None
-        # Whether those who wait for it have all they want.
-        self.awaited: list[Callable[[], bool]] = []
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.answer is not None or self.error is not None
-
-    def fall_back(self) -> None:
-        """From now on send the tensors in the request."""
-        if self.cargo is not None:
-            self.request, self.cargo = self.cargo.fallback(), None
-
-    def renew(self) -> None:
-        """The server has answered and wants the same again."""
-        if self.cargo is not None:
-            self.request = self.cargo.request()
-
-    def end(self, answer: bytes | None = None, error: PsfleetError | None = None) -> None:
-        """Give the result to the waiting caller."""
-        if error is not None and self.cargo is not None:
-            self.cargo.lose()
-        with self.changed:
-            self.answer, self.error = answer, error
-            self.request, self.cargo = b"", None  # let go of the gradients
-            if any(settled() for settled in self.awaited):
-                self.changed.notify_all()
-            self.awaited.clear()
-
-
-def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """The answers of all calls; raises the first error as soon as there is one.
-
-    What is still under way then goes on without anybody waiting for it.
-
-    Raises:
-        DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
-    """
-
-    def settled() -> bool:
-        return all(call.ended for call in calls) or any(call.error for call in calls)
-
-    if calls:
-        with deferred(), calls[0].changed:
-            for call in calls:  # they wake this thread once, not each for itself
-                if not call.ended:
-                    call.awaited.append(settled)
-            wait_for(calls[0].changed, settled, timeout)
-    for call in calls:
-        if call.error is not None:
-            raise call.error
-    answers = [call.answer for call in calls if call.answer is not None]
-    if len(answers) < len(calls):
-        raise DeadlineExceeded(
-            f"{calls[0].method} was not answered by {len(calls) - len(answers)} "
-            f"of {len(calls)} servers within {timeout:g} seconds"
-        )
-    return answers
 
 
 class ServerClient:
@@ -169,6 +72,8 @@ class ServerClient:
         self._methods: dict[str, Any] = {}
         self._tensors = TensorCalls(self.name, self._location, self._access, self._ask)
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
+        self._threadless = self._carries_tensors and meddle is None
+        self._unread: Call | None = None  # left without the thread, which has not heard of it
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
         self.retries = 0
@@ -185,6 +90,7 @@ class ServerClient:
         seconds: float | None = None,
         outage: float | None = None,
         cargo: CallTensors | None = None,
+        small: bool = False,
     ) -> Call:
         """Ask for a call; it is made after all those asked for before.
 
@@ -194,12 +100,14 @@ class ServerClient:
             seconds: How long the server may take; None: `patience.answer`.
             outage: How long it may be out of reach; None: `patience.outage`.
             cargo: What the request names rather than holds.
+            small: Request and answer are a few kilobytes, and somebody is about to wait for the answer.
 
         Raises:
             UsageError: This process is a fork of the one that has connected.
         """
         self.check_process()
         call = Call(
+            self,
             method,
             request,
             self.patience.answer if seconds is None else seconds,
@@ -208,13 +116,40 @@ class ServerClient:
             cargo,
         )
         with self._changed:
-            closed = self._closing.is_set()
-            if not closed:
-                self._open += 1
+            if self._closing.is_set():
+                call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
+                return call
+            threadless = small and self._threadless and self.is_idle() and self._tensors.is_ready
+            self._open += 1
+            if threadless:
+                self._unread, call.held = call, True
+            else:
+                self.take_unread()
                 self._queue.put(call)
-        if closed:
-            call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
+        if threadless:
+            self._begin(call)
         return call
+
+    def _begin(self, call: Call) -> None:
+        """Send a call in the thread of its caller."""
+        try:
+            sent = self._tensors.begin(call.method, call.request, call.seconds)
+        except Exception as error:
+            call.release(failure=error)
+        else:
+            call.release(sent)
+
+    def take_unread(self) -> None:
+        """Let the thread go on with a call that left without it, unless somebody holds that."""
+        with self._changed:
+            if self._unread is not None:
+                self._queue.put(self._unread)
+                self._unread = None
+
+    def resume(self, call: Call) -> None:
+        """See CallOwner. What is not the unread call is in the queue, or the thread waits for it."""
+        if self._unread is call:
+            self.take_unread()
 
     def check_process(self) -> None:
         """Refuse to work in a fork of the process that has connected: no thread of it is there."""
@@ -242,6 +177,7 @@ class ServerClient:
             return
         with self._changed:  # no call comes behind the end
             self._closing.set()
+            self.take_unread()
             self._queue.put(None)
         self._channel.close()
         self._tensors.close()
@@ -250,26 +186,40 @@ class ServerClient:
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
+            if not self._hold(call):
+                continue
             try:
-                self._end(call, self._persist(call))
+                self.end(call, self._persist(call))
             except PsfleetError as error:
-                self._end(call, error=error)
+                self.end(call, error=error)
             except Exception as error:
                 failed = PsfleetError(f"{call.method} to {self.name} failed: {error!r}")
-                self._end(call, error=failed)
+                self.end(call, error=failed)
 
-    def _end(
+    def _hold(self, call: Call) -> bool:
+        """Have the call, once nobody else holds it; False: it has ended meanwhile."""
+        with self._changed:
+            if call.held:
+                call.awaited.append(lambda: True)
+                self._changed.wait_for(lambda: call.ended or not call.held)
+            call.held = True
+            return not call.ended
+
+    def end(
         self, call: Call, answer: bytes | None = None, error: PsfleetError | None = None
     ) -> None:
+        """See CallOwner."""
         with self._changed:  # whoever hears of the end finds this client idle
             self._open -= 1
+            if self._unread is call:
+                self._unread = None
             call.end(answer, error)
 
     def _persist(self, call: Call) -> bytes:
         """Make the call until it is answered, its time is over or the server is given up."""
         began = time.monotonic()
         try:
-            return self._send(call.method, call.request, call.seconds)
+            return self._first_attempt(call)
         except PsfleetError as error:
             retries = Retries(call.seconds, call.outage, self.patience, began)
             again = self._after(call, retries, error)
@@ -280,6 +230,14 @@ class ServerClient:
                 return self._send(call.method, call.request, retries.deadline - time.monotonic())
             except PsfleetError as error:
                 again = self._after(call, retries, error)
+
+    def _first_attempt(self, call: Call) -> bytes:
+        """Make it, or go on with it where another thread has let go of it."""
+        if call.failure is not None:
+            raise call.failure
+        if call.sent is not None:
+            return call.sent.finish()
+        return self._send(call.method, call.request, call.seconds)
 
     def _after(self, call: Call, retries: Retries, error: PsfleetError) -> NextAttempt:
         if isinstance(error, ServerUnavailable):

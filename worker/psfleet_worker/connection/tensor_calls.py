@@ -7,7 +7,7 @@ import grpc
 
 from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.http2.call_errors import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.http2_client import Http2Client
+from psfleet.http2.http2_client import Http2Client, OutgoingCall
 from psfleet.wire.access import Access, is_tcp
 from psfleet.wire.channel import GRACE
 from psfleet.wire.error_status import KEY, error_named
@@ -67,28 +67,47 @@ class TensorCalls:
             self._connect()
         return self._client is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call would leave here at once."""
+        client = self._client
+        return client is not None and client.is_ready and self._endpoint() == self._found
+
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
         """Make a call that `carries` has accepted.
 
         Raises:
             PsfleetError: What it ended with.
         """
+        return self.begin(method, request, seconds).finish()
+
+    def begin(self, method: str, request: bytes, seconds: float) -> "TensorCall":
+        """Send such a call.
+
+        Raises:
+            ServerUnavailable: The connection is lost, or closed meanwhile.
+        """
         client = self._client
         if client is None:
             raise ServerUnavailable(f"the connection to {self._name} is closed")
+        seconds = max(seconds, 0) + GRACE
         try:
-            return client.call(f"/psfleet.v1.{method}", request, max(seconds, 0) + GRACE)
-        except CallFailed as error:
-            code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
-            named = error.metadata.get(KEY, "")
-            raise error_named(named, code, error.details, self._name) from None
-        except DeadlinePassed:
-            raise DeadlineExceeded(
-                f"{self._name} does not answer: no answer within {seconds + GRACE:.1f} seconds"
-            ) from None
-        except ConnectionBroken as error:
-            self._lose(client)
-            raise ServerUnavailable(f"{self._name} does not answer: {error}") from None
+            begun = client.begin(f"/psfleet.v1.{method}", request, seconds)
+        except (ConnectionBroken, DeadlinePassed) as error:
+            raise self.failed(error, client, seconds) from None
+        return TensorCall(self, client, begun, seconds)
+
+    def failed(self, error: Exception, client: Http2Client, seconds: float) -> PsfleetError:
+        """What a call ends with that its client has ended with this error."""
+        match error:
+            case CallFailed():
+                code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
+                return error_named(error.metadata.get(KEY, ""), code, error.details, self._name)
+            case DeadlinePassed():
+                said = f"no answer within {seconds:.1f} seconds"
+                return DeadlineExceeded(f"{self._name} does not answer: {said}")
+        self._lose(client)
+        return ServerUnavailable(f"{self._name} does not answer: {error}")
 
     def close(self) -> None:
         """Let go of the connections; calls under way fail. Safe to call twice."""
@@ -149,3 +168,30 @@ class TensorCalls:
             if self._client is client:
                 self._client, self._asks = None, True
         client.close()
+
+
+class TensorCall:
+    """A call that has left. It is a psfleet_worker.connection.call.SentCall."""
+
+    def __init__(
+        self, calls: TensorCalls, client: Http2Client, begun: OutgoingCall, seconds: float
+    ) -> None:
+        self._calls = calls
+        self._client = client
+        self._begun = begun
+        self._seconds = seconds
+
+    def fileno(self) -> int:
+        """Of the connection."""
+        return self._begun.fileno()
+
+    def finish(self) -> bytes:
+        """Read the answer.
+
+        Raises:
+            PsfleetError: What the call ended with.
+        """
+        try:
+            return self._begun.finish()
+        except (CallFailed, ConnectionBroken, DeadlinePassed) as error:
+            raise self._calls.failed(error, self._client, self._seconds) from None

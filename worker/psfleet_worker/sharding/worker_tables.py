@@ -17,8 +17,9 @@ from psfleet.wire.segments import PartState
 from psfleet.wire.table_messages import write_spec
 from psfleet.wire.v1 import shard_pb2
 from psfleet.wire.v1.frame_pb2 import Header
+from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import Call, ServerClient, wait_all
+from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.sharding.paging import deal_state, join_pages, page_size
 
 __all__ = ["WorkerTables"]

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from psfleet.errors import PsfleetError
 from psfleet.platform.interrupts import deferred
 from psfleet.schema.table import TableSpec
+from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.request import ServerRequest, Values
-from psfleet_worker.connection.server_client import Call, wait_all
 from psfleet_worker.sharding.pull_routing import DenseRead, SparseRead
 
 __all__ = ["FleetPull"]

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from psfleet.platform.interrupts import deferred
 from psfleet.platform.service_thread import ServiceThread
+from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.request import ServerRequest
-from psfleet_worker.connection.server_client import Call, ServerClient, wait_all
+from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.stream.pulls import FleetPull
 
 __all__ = ["FleetPush", "PushQueue"]
@@ -98,7 +99,9 @@ class PushQueue:
                 self.sent(
                     ticket,
                     [
-                        client.start("Shard/Push", parcel.request(), cargo=parcel)
+                        client.start(
+                            "Shard/Push", parcel.request(), cargo=parcel, small=parcel.is_small
+                        )
                         for client, parcel in zip(self._clients, ticket.parcels, strict=True)
                     ],
                 )

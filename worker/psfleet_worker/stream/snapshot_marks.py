@@ -14,8 +14,8 @@ from psfleet.platform.service_thread import ServiceThread
 from psfleet.shard.events import MarkCut
 from psfleet.wire.v1 import snapshot_pb2
 from psfleet.wire.v1.membership_pb2 import BeatReply
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import wait_all
 from psfleet_worker.session.instructions import AwaitMarking, Instruction, ReportState
 
 __all__ = ["SnapshotMarks"]

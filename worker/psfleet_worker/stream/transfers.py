@@ -16,9 +16,9 @@ from psfleet.runtime.validation import check_gradients
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import WireSettings
 from psfleet.wire.compression import GradientCompressor
+from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
-from psfleet_worker.connection.server_client import Call
 from psfleet_worker.session.instructions import (
     AwaitPushes,
     AwaitReads,
@@ -203,7 +203,7 @@ class Transfers:
         return ahead.view
 
     def _read(self, read: SendPull, dealt: Dealt, timeout: float | None) -> FleetPull:
-        ticket = self._ask(dealt, read.commit, timeout)
+        ticket = self._ask(dealt, read.commit, read.ahead, timeout)
         if read.ahead:
             self._ahead = ticket
         else:
@@ -213,7 +213,7 @@ class Transfers:
     def _deal(self, reads: Sequence[Read]) -> list[DenseRead | SparseRead]:
         return [deal_read(self._spec_of(read.table), read, self._plans) for read in reads]
 
-    def _ask(self, dealt: Dealt, commit: int, timeout: float | None) -> FleetPull:
+    def _ask(self, dealt: Dealt, commit: int, ahead: bool, timeout: float | None) -> FleetPull:
         with self._pushes.lock:
             ticket = self._pushes.take()
             for lane in self._fleet.lanes if ticket else ():
@@ -226,7 +226,7 @@ class Transfers:
             )
             asked = [deal.ask(parcels) for deal in dealt]
             calls = {
-                server: self._call(server, parcel, ticket is not None, timeout)
+                server: self._call(server, parcel, ticket is not None, ahead, timeout)
                 for server, parcel in enumerate(parcels)
                 if parcel.reads or ticket or commit
             }
@@ -246,14 +246,18 @@ class Transfers:
         ]
 
     def _call(
-        self, server: int, parcel: ServerRequest, pushes: bool, timeout: float | None
+        self, server: int, parcel: ServerRequest, pushes: bool, ahead: bool, timeout: float | None
     ) -> Call:
         method = "Shard/Pull"
         if pushes:
             method = "Shard/Exchange" if parcel.reads else "Shard/Push"
         seconds = self._fleet.patience.wait if timeout is None else timeout
         return self._fleet.clients[server].start(
-            method, parcel.request(), cargo=parcel, seconds=seconds
+            method,
+            parcel.request(),
+            cargo=parcel,
+            seconds=seconds,
+            small=parcel.is_small and not ahead,
         )
 
     def _laden(

@@ -1,0 +1,162 @@
+"""Small calls leave in the thread of their caller, and whoever waits for them reads the answer."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from psfleet.http2.http2_client import Http2Client, OutgoingCall
+from psfleet.http2.http2_server import Http2Server, IncomingCall
+from psfleet.http2.socket_transport import PlainTransport
+from psfleet.rules import make_rule
+from psfleet.runtime.interface import Gradient, Read
+from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.testing.local_fleet import LocalFleet
+from psfleet.wire.v1.shard_pb2 import TransportReply
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.call import wait_all
+from psfleet_worker.connection.server_client import ServerClient
+from psfleet_worker.session.retries import Patience
+from tests.http2.calls import SETTINGS, listening
+from tests.waiting import until
+
+ROWS = TableSpec(
+    "rows", "sparse", (2,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0, 0)
+)
+IDS = np.arange(6)
+GRADIENT = Gradient(ROWS.key, np.ones((6, 2), np.float32), IDS, 1.0)
+
+
+def connect(fleet: LocalFleet) -> ClusterRuntime:
+    """A worker in sync mode that has made one step, and so has its connections."""
+    runtime = ClusterRuntime(fleet.environment(0), "sync")
+    runtime.create(ROWS)
+    runtime.push([GRADIENT])
+    runtime.pull([Read(ROWS.key, IDS)])
+    return runtime
+
+
+def test_a_small_step_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step the script's own thread makes all calls of pushes and pulls."""
+    senders: set[str] = set()
+
+    def begin(client: Http2Client, path: str, message: bytes, seconds: float) -> OutgoingCall:
+        senders.add(threading.current_thread().name)
+        return plain(client, path, message, seconds)
+
+    plain = Http2Client.begin
+    with LocalFleet(2, 1) as fleet:
+        runtime = connect(fleet)
+        monkeypatch.setattr(Http2Client, "begin", begin)
+        for _ in range(5):
+            runtime.push([GRADIENT])
+            (rows,) = runtime.pull([Read(ROWS.key, IDS)])
+        monkeypatch.undo()
+        assert rows.tolist() == [[-6.0, -6.0]] * 6
+        assert senders == {"MainThread"}
+        runtime.close()
+
+
+def test_an_answer_is_read_though_nobody_waits() -> None:
+    """The thread of the server reads it when the worker next says that it is alive."""
+    with LocalFleet(1, 1) as fleet:
+        runtime = connect(fleet)
+        runtime.push([GRADIENT])
+        client = runtime._fleet.clients[0]
+        until(client.is_idle)
+        assert runtime.pull([Read(ROWS.key, IDS)])[0].tolist() == [[-2.0, -2.0]] * 6
+        runtime.close()
+
+
+def test_a_server_may_die_before_its_answer_is_read() -> None:
+    """A push that left without the thread is made again with the same number: it counts once."""
+    with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
+        runtime = connect(fleet)
+        for server in (0, 1):
+            runtime.push([GRADIENT])
+            fleet.kill(server)
+            (rows,) = runtime.pull([Read(ROWS.key, IDS)])
+        assert rows.tolist() == [[-3.0, -3.0]] * 6
+        runtime.close()
+
+
+@contextlib.contextmanager
+def scripted(folder: Path, seen: list[str], answer: threading.Event) -> Iterator[ServerClient]:
+    """A client of a server that notes its calls, and answers the request `b"held"` on that event."""
+
+    def push(request: bytes, call: IncomingCall) -> None:
+        seen.append(request.decode())
+        if request == b"held":
+            answer.wait(60)
+            seen.append("answered")
+        call.send(request)
+        call.send(None)
+
+    offer = TransportReply(path=str(folder / "h2")).SerializeToString()
+    handlers = {"Transport": grpc.unary_unary_rpc_method_handler(lambda request, context: offer)}
+    tensors = Http2Server(
+        listening(folder), PlainTransport, {"/psfleet.v1.Shard/Push": push}, SETTINGS
+    )
+    others = grpc.server(ThreadPoolExecutor(1))
+    others.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("psfleet.v1.Shard", handlers),)
+    )
+    others.add_insecure_port(f"unix:{folder}/grpc")
+    tensors.start()
+    others.start()
+    client = ServerClient(
+        0, f"unix:{folder}/grpc", Patience(), threading.Condition(), transport="http2"
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+        others.stop(None).wait()
+        tensors.stop(5.0)
+
+
+def test_calls_keep_their_order(tmp_path: Path) -> None:
+    """A call that is asked for while an answer is not read comes to the server after that answer."""
+    seen: list[str] = []
+    answer = threading.Event()
+    with scripted(tmp_path, seen, answer) as client:
+        push = partial(client.start, "Shard/Push", small=True)
+        assert wait_all([push(b"first")]) == [b"first"]
+        calls = [push(b"held"), push(b"next"), push(b"last")]
+        until(lambda: "held" in seen)
+        answer.set()
+        assert wait_all(calls) == [b"held", b"next", b"last"]
+    assert seen == ["first", "held", "answered", "next", "last"]
+
+
+def test_a_slow_answer_is_left_to_the_thread(tmp_path: Path) -> None:
+    """Several threads may wait for one call; each gets its answer, whoever has read it."""
+    seen: list[str] = []
+    answer = threading.Event()
+    with scripted(tmp_path, seen, answer) as client, ThreadPoolExecutor(3) as pool:
+        wait_all([client.start("Shard/Push", b"first")])
+        call = client.start("Shard/Push", b"held", small=True)
+        waiting = [pool.submit(wait_all, [call]) for _ in range(3)]
+        until(lambda: len(call.awaited) >= 3)
+        answer.set()
+        assert [one.result() for one in waiting] == [[b"held"]] * 3
+
+
+def test_closing_ends_a_call_whose_answer_is_not_read(tmp_path: Path) -> None:
+    """It ends with an error, and nobody waits for ever."""
+    seen: list[str] = []
+    answer = threading.Event()
+    with scripted(tmp_path, seen, answer) as client:
+        wait_all([client.start("Shard/Push", b"first")])
+        call = client.start("Shard/Push", b"held", small=True)
+        until(lambda: "held" in seen)
+        client.close()
+        assert call.ended
+        assert call.error is not None
+        answer.set()
