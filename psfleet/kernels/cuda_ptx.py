@@ -1,32 +1,65 @@
-"""A rule's CUDA kernels as PTX, the assembly of NVIDIA's devices."""
+"""CUDA kernels as PTX, the assembly of NVIDIA's devices."""
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 
 from typing import Any
 
-from numba import cuda, float32, float64, int64, types, void
+from numba import cuda, float32, float64, int64, types, uint8, uint32, uint64, void
 
+from psfleet.kernels import cuda_index, cuda_rows
 from psfleet.kernels.cuda import cuda_kernels
 from psfleet.rules.rule import Rule
 
-__all__ = ["compile_ptx"]
+__all__ = ["compile_ptx", "compile_table_ptx"]
 
 _FLAT, _SUMS, _TOTALS, _EXTRA = float32[::1], float32[:, :, ::1], float64[:, ::1], float32[:, ::1]
+_I64, _U64, _U32, _U8 = int64[::1], uint64[::1], uint32[::1], uint8[::1]
+_ENTRIES = (_U64, _U32, _U32, _I64, _U64)
+_FIRST = (float32, float32, uint64)
+_INDEX_KERNELS: dict[str, tuple[Any, ...]] = {
+    "find": (*_ENTRIES, _U64, int64, int64, _I64, int64, int64, _I64, _I64, _I64),
+    "add": (*_ENTRIES, _U64, int64, _I64, int64, _U32, int64, int64, _I64, _U8, _I64),
+    "forget": (*_ENTRIES, _U64, int64, _U32, int64, _I64),
+    "rebuild": (*_ENTRIES, int64, _U64, _U32, _U32),
+    "census": (_U64, _U32, int64, _I64),
+    "collect": (*_ENTRIES[:3], *[int64] * 5, _U64, _I64, _I64, _I64),
+    "histogram": (_U32, _U32, *[int64] * 4, _I64),
+    "restamp": (_U32, *[int64] * 3),
+    "decay": (_U64, _U32, int64, _FLAT, int64, int64, *[float64] * 4, _U64, _I64),
+    "unmarked": (_U32, int64, _U8, _I64, _I64),
+}
+_ROW_KERNELS: dict[str, tuple[Any, ...]] = {
+    "gather": (_FLAT, int64, _I64, int64, _FLAT),
+    "scatter": (_FLAT, int64, _I64, int64, int64, _FLAT),
+    "weights": (_FLAT, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
+    "begin": (_FLAT, int64, _U64, _I64, _U8, int64, int64, *_FIRST, _FLAT),
+    "add_scores": (_FLAT, int64, _I64, int64, int64, int64, _FLAT, int64),
+    "merge": (_U32, int64, int64, _FLAT, _FLAT),
+    "mark": (_I64, int64, _U8, int64),
+}
 
 
 def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
     """The PTX of each kernel for compute capability 9.0, with both weight decays; dim 0: dense arrays."""
     _, kernels = cuda_kernels(rule, True, True, dim)
-    found = {}
-    for name, signature in _signatures(rule, dim).items():
-        found[name], _ = cuda.compile(
-            getattr(kernels, name).py_func,
-            signature,
-            device=False,
-            cc=(9, 0),
-            output="ptx",
-            abi="numba",
-        )
-    return found
+    signatures = _signatures(rule, dim).items()
+    return {name: _ptx(getattr(kernels, name), signature) for name, signature in signatures}
+
+
+def compile_table_ptx() -> dict[str, str]:
+    """The same of each kernel of a sparse table's index and rows that no rule has a part in."""
+    return {
+        name: _ptx(getattr(module, name), void(*arguments))
+        for module, kernels in ((cuda_index, _INDEX_KERNELS), (cuda_rows, _ROW_KERNELS))
+        for name, arguments in kernels.items()
+    }
+
+
+def _ptx(kernel: Any, signature: Any) -> str:
+    text, _ = cuda.compile(
+        kernel.py_func, signature, device=False, cc=(9, 0), output="ptx", abi="numba"
+    )
+    assert isinstance(text, str)
+    return text
 
 
 def _signatures(rule: Rule, dim: int) -> dict[str, Any]:

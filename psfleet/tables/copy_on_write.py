@@ -77,10 +77,10 @@ class FrozenRows:
         if self._left:
             self._keep(self._rows.recall(ids, self._step()))
 
-    def keep_section(self, number: int) -> None:
-        """Any row of this part may be about to change. The caller has the lock."""
+    def keep_segments(self, first: int, last: int) -> None:
+        """Any row of these segments may be about to change. The caller has the lock."""
         if self._left:
-            self._keep(self._rows.section(number, self._step()))
+            self._keep(self._rows.listed(first, last, self._step()))
 
     def pages(self) -> Iterator[Page]:
         """Every row once, in an order that means nothing."""
@@ -98,9 +98,10 @@ class FrozenRows:
         if self._only is not None:
             yield self._only
             return
-        for number in range(*EVERY):
+        for first in range(*EVERY, self._rows.listed_at_once):
             with self._lock:
-                found = self._rows.section(number, self._step())
+                last = first + self._rows.listed_at_once
+                found = self._rows.listed(first, last, self._step())
             yield found
 
     def _keep(self, listed: Listed) -> None:

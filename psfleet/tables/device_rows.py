@@ -30,6 +30,7 @@ class DeviceRowMemory(RowMemory):
         width: Of a row.
     """
 
+    listed_at_once = 16  # each time costs a launch of a kernel
     rows: Any
     _free: Any
 
@@ -206,7 +207,7 @@ class DeviceRowMemory(RowMemory):
 
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
         """See RowMemory."""
-        self.keep_sections(0, SEGMENT_COUNT)
+        self.keep_segments(0, SEGMENT_COUNT)
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
     def others(self, slots: Any) -> Any:

@@ -222,7 +222,7 @@ class RowIndex(RowMemory):
 
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
         """See RowMemory."""
-        self.keep_sections(0, SEGMENT_COUNT)
+        self.keep_segments(0, SEGMENT_COUNT)
         ids = np.empty(len(self), np.int64)
         count = self._kernels.decay(self.address, place, *factors, least, address_of(ids))
         return ids[:count]

@@ -1,7 +1,7 @@
 """Rows of a sparse table by id, in host memory or on a device: what both do, and what they share."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ class RowView(Protocol):
     def keep(self, ids: Ids) -> None:
         """Rows of these ids are about to change or to go."""
 
-    def keep_section(self, number: int) -> None:
-        """Any row of this segment may be about to change."""
+    def keep_segments(self, first: int, last: int) -> None:
+        """Any row of segments first to last - 1 may be about to change."""
 
 
 class RowMemory(ABC):
@@ -40,9 +40,12 @@ class RowMemory(ABC):
 
     Attributes:
         max_rows: The most rows it can hold.
+        listed_at_once: How many segments a view should ask for at a time: a power of two.
         views: Of moments whose rows are being read; told of every change before it is made. Whoever
             changes rows otherwise than by a method of this class tells them with `keep`.
     """
+
+    listed_at_once: ClassVar[int] = 1
 
     max_rows: int
     views: list[RowView]
@@ -193,13 +196,12 @@ class RowMemory(ABC):
         for view in self.views:
             view.keep(ids)
 
-    def keep_sections(self, first: int, last: int) -> None:
-        """Rows of segments first to last - 1 are about to change."""
+    def keep_segments(self, first: int, last: int) -> None:
+        """Any row of segments first to last - 1 may be about to change."""
         for view in self.views:
-            for number in range(first, last):
-                view.keep_section(number)
+            view.keep_segments(first, last)
 
-    def section(self, number: int, step: int) -> Listed:
-        """One segment's rows. `step`: of the table."""
-        ids, slots, ages = self.aged(step, segments=(number, number + 1))
+    def listed(self, first: int, last: int, step: int) -> Listed:
+        """The rows of segments first to last - 1. `step`: of the table."""
+        ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages

@@ -152,7 +152,7 @@ class SparseTable:
     def _update(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         rule, decay = self.spec.rule, self.spec.decay
         if self.spec.every_row:
-            self._index.keep_sections(*EVERY)
+            self._index.keep_segments(*EVERY)
         else:
             self._index.keep(ids)
         scalars = scalars_of(rule, decay, learning_rate, self.step + 1)

@@ -11,10 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", ["tests.kernels.cuda_agreement", "tests.tables.device_tables"])
+@pytest.mark.parametrize(
+    "module",
+    ["tests.kernels.cuda_agreement", "tests.tables.device_tables", "tests.tables.device_rows"],
+)
 def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
     """Every rule as a kernel, dense and sparse, with and without decay, has the bits of the NumPy twin.
-    Pushes, pulls, parts, frozen views and states of dense tables are those of host memory."""
+    Tables on the device say and hold what those in host memory do, whatever is done to both."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
         [sys.executable, "-m", module],

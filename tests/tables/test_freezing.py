@@ -138,7 +138,7 @@ def test_kernels_say_what_the_tables_own_columns_say() -> None:
     index, expected = table._index, dict(zip(rows.ids, rows.touched, strict=True))
     found: dict[int, tuple[int, int]] = {}
     for number in range(*EVERY):
-        ids, slots, touched = index.section(number, table.step)
+        ids, slots, touched = index.listed(number, number + 1, table.step)
         found |= {i: (s, t) for i, s, t in zip(ids, slots, touched, strict=True)}
     assert {i: t for i, (_, t) in found.items()} == expected
     ids = dice.permutation(500).astype(np.int64)
