@@ -34,6 +34,8 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "begin": (_FLAT, int64, _U64, _I64, _U8, int64, int64, *_FIRST, _FLAT),
     "add_scores": (_FLAT, int64, _I64, int64, int64, int64, _FLAT, int64),
     "merge": (_U32, int64, int64, _FLAT, _FLAT),
+    "clear": (_FLAT, int64),
+    "scale": (_FLAT, int64, int64, int64, float32),
     "mark": (_I64, int64, _U8, int64),
 }
 

@@ -8,7 +8,7 @@ from numba import cuda, float32, int64
 
 from psfleet.kernels.cuda_arithmetic import device_function, mix, random_bits, rounded_product
 
-__all__ = ["add_scores", "begin", "gather", "mark", "merge", "scatter", "weights"]
+__all__ = ["add_scores", "begin", "clear", "gather", "mark", "merge", "scale", "scatter", "weights"]
 
 STEP = float32(2.0**-24)
 
@@ -72,10 +72,28 @@ def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
 
 @cuda.jit
 def merge(codes, n, width, gradients, sums):
-    """Add gradient i to row codes[i] of `sums`. No code comes twice: one launch for each worker, in order."""
-    for place in range(cuda.grid(1), n * width, cuda.gridsize(1)):
+    """Add gradient i to row codes[i] of `sums`. No code comes twice: one launch for each push, in order.
+
+    n: values in all.
+    """
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
         sums[int64(codes[i]) * width + place - i * width] += gradients[place]
+
+
+@cuda.jit
+def clear(values, n):
+    """Set all of them to 0."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        values[place] = float32(0)
+
+
+@cuda.jit
+def scale(values, n, width, dim, factor):
+    """Multiply the first `dim` values of each row of `width` by `factor`. n: values in all."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        if place % width < dim:
+            values[place] = rounded_product(values[place], factor)
 
 
 @cuda.jit

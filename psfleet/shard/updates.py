@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import merge_pushes
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Push
 from psfleet.shard.shard_tables import Table
 from psfleet.tables.assigned_weights import add_rows, add_values
@@ -34,9 +32,9 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
             table.push(_mean(_whole(gradient, table.count) for gradient in gradients), rate)
         elif table.spec.rule.counts:
             for gradient in gradients:
-                table.push(*_rows(table.spec, [gradient]), rate)
+                table.push_mean(_parts([gradient]), rate)
         else:
-            table.push(*_rows(table.spec, gradients), rate)
+            table.push_mean(_parts(gradients), rate)
 
 
 def add(tables: Mapping[int, Table], push: Push) -> None:
@@ -53,16 +51,9 @@ def add(tables: Mapping[int, Table], push: Push) -> None:
                 add_rows(table, delta.ids, delta.values)
 
 
-def _rows(spec: TableSpec, gradients: Sequence[Gradient]) -> tuple[Ids, Floats]:
-    """Unique ids and the mean of their rows; what a row counts is summed."""
-    parts = [(gradient.ids, gradient.values) for gradient in gradients if gradient.ids is not None]
-    if len(gradients) == 1:
-        return parts[0]
-    ids, rows = merge_pushes(parts, 1.0 / len(gradients))
-    if spec.scores:  # shows and clicks are counted, not averaged
-        counts = [(ids, values[:, spec.dim :]) for ids, values in parts]
-        rows[:, spec.dim :] = merge_pushes(counts, 1.0)[1]
-    return ids, rows
+def _parts(gradients: Sequence[Gradient]) -> list[tuple[Ids, Floats]]:
+    """What pushes bring for a sparse table."""
+    return [(gradient.ids, gradient.values) for gradient in gradients if gradient.ids is not None]
 
 
 def _whole(gradient: Gradient, count: int) -> Floats:

@@ -14,11 +14,11 @@ from psfleet.tables.candidates import CandidateIds
 from psfleet.tables.memory_accounting import MemoryAccount
 from psfleet.tables.row_memory import RowMemory
 from psfleet.tables.row_scan import RowScan
+from psfleet.tables.row_update import RowValues
 
 __all__ = ["AdmissionFilter"]
 
 Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 _NONE = np.zeros(0, np.int64)
 
@@ -72,7 +72,7 @@ class AdmissionFilter:
         oldest = self._index.oldest(step, count + len(ids), 0)
         return oldest[~np.isin(oldest, ids)][:count]
 
-    def admit(self, ids: Ids, gradients: Floats, step: int) -> tuple[Ids, Floats]:
+    def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
         """What is left of a push without the unknown ids that get no row; there is room for the rest."""
         admits_all = self._chance is None and self._waiting is None
         if admits_all and self._room.surely_fit(len(ids)):

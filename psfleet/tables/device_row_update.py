@@ -1,5 +1,6 @@
 """A rule at work on the rows of a sparse table on a CUDA device."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ from numpy.typing import NDArray
 
 from psfleet.kernels import cuda_rows
 from psfleet.kernels.cuda import CudaUpdate, DeviceBuffers, launch
+from psfleet.kernels.dedup import dedup
 from psfleet.kernels.initial_code import CONSTANT, UNIFORM
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.schema.table import TableSpec
 from psfleet.tables.device_rows import DeviceRowMemory
+from psfleet.tables.row_update import RowValues
 
 __all__ = ["DeviceRowUpdate"]
 
@@ -19,6 +22,22 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _PAGE = 1 << 16  # rows that rest at a time
+
+
+class MergedRows:
+    """See psfleet.tables.row_update.DeviceValues; `values`: float32 on the device, flat."""
+
+    def __init__(self, values: Any, width: int, buffers: DeviceBuffers) -> None:
+        self.values = values
+        self._width = width
+        self._buffers = buffers
+
+    def __getitem__(self, kept: NDArray[np.bool_]) -> "MergedRows":
+        """See DeviceValues."""
+        places = self._buffers.fill("kept", np.flatnonzero(kept))
+        values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
+        launch(cuda_rows.gather, len(values), self.values, self._width, places, len(values), values)
+        return MergedRows(values, self._width, self._buffers)
 
 
 class DeviceRowUpdate:
@@ -55,14 +74,34 @@ class DeviceRowUpdate:
         if self._on_host and (unknown := found.copy_to_host() == 0).any():
             out[unknown] = self._first_values(ids[unknown])
 
-    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
+        """See RowUpdate."""
+        joined = dedup(np.concatenate([ids for ids, _ in parts]), 1)
+        ids, width = joined.unique[0], self._spec.push_width
+        sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
+        launch(cuda_rows.clear, len(sums), sums, len(sums))
+        start = 0
+        for one, rows in parts:
+            codes = self._buffers.fill("codes", joined.inverse[start : start + len(one)])
+            values = self._buffers.fill("gradients", rows.reshape(-1))
+            launch(cuda_rows.merge, len(values), codes, len(values), width, values, sums)
+            start += len(one)
+        factor = np.float32(1.0 / len(parts))
+        launch(cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor)
+        return ids, MergedRows(sums, width, self._buffers)
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         """See RowUpdate."""
         memory, spec = self._memory, self._spec
         given = memory.send(ids)
         found, fresh = memory.add(given, np.array([step]))
         if fresh is not None:
             self._begin(ids, given, found, fresh)
-        values = self._buffers.fill("gradients", gradients.reshape(-1))
+        if isinstance(gradients, MergedRows):
+            values = gradients.values
+        else:
+            assert isinstance(gradients, np.ndarray)
+            values = self._buffers.fill("gradients", gradients.reshape(-1))
         self._update.rows(memory.rows, found, values, scalars, step)
         launch(
             cuda_rows.add_scores,

@@ -1,10 +1,12 @@
 """A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.kernels.dedup import merge_pushes
 from psfleet.kernels.generate import sparse_kernels
 from psfleet.kernels.initial_values import address_of, initializer_arguments
 from psfleet.kernels.rule_text import scratch_for
@@ -12,10 +14,21 @@ from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.index import RowIndex
 from psfleet.tables.row_memory import RowMemory
 
-__all__ = ["HostRowUpdate", "RowUpdate", "row_memory", "row_update"]
+__all__ = ["DeviceValues", "HostRowUpdate", "RowUpdate", "RowValues", "row_memory", "row_update"]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+
+class DeviceValues(Protocol):
+    """float32 [n, width] on a device."""
+
+    def __getitem__(self, kept: NDArray[np.bool_]) -> "DeviceValues":
+        """Some of the rows. What they were chosen from is of no use any more."""
+
+
+RowValues = Floats | DeviceValues
+"""One row of values for each id of a push, wherever they lie."""
 
 
 class RowUpdate(Protocol):
@@ -24,7 +37,14 @@ class RowUpdate(Protocol):
     def pull_into(self, ids: Ids, out: Floats) -> None:
         """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values."""
 
-    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
+        """The ids of several pushes, in the order in which they first come, and the means of their gradients.
+
+        Each sum is taken in the order of the pushes, and shows and clicks are summed alone. None of the
+        pushes names an id twice. The means are of use for the next `push` only.
+        """
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         """Update the rows of these ids; unknown ones are added first.
 
         Args:
@@ -68,6 +88,7 @@ class HostRowUpdate:
     def __init__(self, spec: TableSpec, index: RowIndex) -> None:
         rule, decay = spec.rule, spec.decay
         self._index = index
+        self._dim = spec.dim
         self._turns = rule.turns
         self._kernels = sparse_kernels(
             rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
@@ -88,8 +109,17 @@ class HostRowUpdate:
             address_of(self._ring),
         )
 
-    def push(self, ids: Ids, gradients: Floats, scalars: Floats, step: int) -> None:
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
         """See RowUpdate."""
+        ids, rows = merge_pushes(parts, 1.0 / len(parts))
+        if rows.shape[1] > self._dim:
+            counts = [(ids, values[:, self._dim :]) for ids, values in parts]
+            rows[:, self._dim :] = merge_pushes(counts, 1.0)[1]
+        return ids, rows
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        assert isinstance(gradients, np.ndarray)
         self._index.expect(len(ids))
         self._kernels.push(
             self._index.address,

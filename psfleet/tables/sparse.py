@@ -33,7 +33,7 @@ from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableC
 from psfleet.tables.row_memory import EVERY, ROW_BYTES
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_snapshot import FrozenSparseTable
-from psfleet.tables.row_update import row_memory, row_update
+from psfleet.tables.row_update import RowValues, row_memory, row_update
 
 __all__ = ["SparseTable"]
 
@@ -140,16 +140,31 @@ class SparseTable:
             UsageError: The table is full; nothing was changed.
         """
         ids = check_rows(self.spec.name, ids, gradients, self.spec.push_width)
-        gradients = np.ascontiguousarray(gradients)
         with self._lock:
-            if self.spec.entry is None:
-                self._admission.check([ids], self.step)
-            else:
-                ids, gradients = self._admission.admit(ids, gradients, self.step)
-            self._update(ids, gradients, learning_rate)
-            self._lifetime.age(self.step)
+            self._push(ids, np.ascontiguousarray(gradients), learning_rate)
 
-    def _update(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
+    def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
+        """One update by the mean of several pushes, summed in their order; shows and clicks are summed.
+
+        Args and errors as for `push`.
+        """
+        if len(parts) == 1:
+            self.push(*parts[0], learning_rate)
+            return
+        for ids, gradients in parts:
+            check_rows(self.spec.name, ids, gradients, self.spec.push_width)
+        with self._lock:
+            self._push(*self._rule.mean(parts), learning_rate)
+
+    def _push(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
+        if self.spec.entry is None:
+            self._admission.check([ids], self.step)
+        else:
+            ids, gradients = self._admission.admit(ids, gradients, self.step)
+        self._update(ids, gradients, learning_rate)
+        self._lifetime.age(self.step)
+
+    def _update(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
         rule, decay = self.spec.rule, self.spec.decay
         if self.spec.every_row:
             self._index.keep_segments(*EVERY)

@@ -50,9 +50,9 @@ SPECS = [
     spec(ASGD(3), 2, every_row=True),
     spec(Adam(), entry=ENTRY),
     spec(SGD(), 1, entry=ENTRY),
-    spec(Adam(), entry=CountFilterEntry(1) & CapacityEntry(rows=10)),
+    spec(Adam(), entry=CountFilterEntry(1) & CapacityEntry(rows=20)),
     spec(Ftrl(), entry=ProbabilityEntry(0.5), every_row=True),
-    spec(Adagrad(), 70, entry=CapacityEntry(rows=16, full="evict")),
+    spec(Adagrad(), 70, entry=CapacityEntry(rows=21, full="evict")),
     spec(SGD(), initializer=InitializerSpec("constant", -0.0, 0.0)),
     spec(SGD(), initializer=InitializerSpec("normal", 0.1, 2.0)),
     spec(SGD(), initializer=InitializerSpec("truncated", 0.1, 2.0)),
@@ -62,7 +62,7 @@ SPECS = [
 def of_all(table: SparseTable) -> list[bytes]:
     """What is known of a table, its rows in the order of their ids."""
     rows, waiting = table.rows(table.ids()), table.candidates()
-    arrays = [rows.ids, rows.values, rows.touched, rows.scores]
+    arrays: list[NDArray[Any]] = [rows.ids, rows.values, rows.touched, rows.scores]
     arrays += [waiting.ids, waiting.counts, waiting.touched]
     known = (table.clock, len(table), table.waiting, table.dropped)
     return [repr(known).encode(), *(array.tobytes() for array in arrays)]
@@ -80,6 +80,14 @@ def push(dice: Dice, table: SparseTable) -> Any:
         values = dice.standard_normal((len(ids), table.spec.push_width)).astype(np.float32)
         values[:, table.spec.dim :] = np.abs(values[:, table.spec.dim :])
         table.push(ids, values, 0.1)
+
+
+def push_mean(dice: Dice, table: SparseTable) -> Any:
+    """A round of three pushes, the last one of a single id."""
+    parts = [some_ids(dice), some_ids(dice), np.array([7])]
+    width = table.spec.push_width
+    gradients = [dice.standard_normal((len(ids), width)).astype(np.float32) for ids in parts]
+    table.push_mean([*zip(parts, map(np.abs, gradients), strict=True)], 0.1)
 
 
 def pull(dice: Dice, table: SparseTable) -> Any:
@@ -102,7 +110,7 @@ def tick(dice: Dice, table: SparseTable) -> Any:
 
 
 def shrink(dice: Dice, table: SparseTable) -> Any:
-    return table.shrink(dice.choice([None, 0.0, 1.0]), dice.choice([None, 1]))
+    return table.shrink((None, 0.0, 1.0)[dice.integers(3)], (None, 1)[dice.integers(2)])
 
 
 def set_back(dice: Dice, table: SparseTable) -> Any:
@@ -144,7 +152,7 @@ def sorted_rows(pages: list[Any]) -> list[bytes]:
 
 
 STEPS: list[Callable[[Dice, SparseTable], Any]] = [
-    push, push, push, pull, remove, evict, tick, shrink, set_back, read, freeze,
+    push, push, push_mean, pull, remove, evict, tick, shrink, set_back, read, freeze,
 ]  # fmt: skip
 
 
