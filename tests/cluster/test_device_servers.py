@@ -10,7 +10,7 @@ import pytest
 from psfleet.errors import ConfigError, ServerUnavailable
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, Runtime, TableState
-from psfleet.schema.table import TableSpec
+from psfleet.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import TrainingWorkload, in_threads, same_bits
 
@@ -141,24 +141,37 @@ def test_a_missing_gpu_is_one_sentence() -> None:
 
 def test_a_table_names_its_memory() -> None:
     """Of two tables one names the GPU and one the CPU, whatever the server's setting is; an equal definition
-    with another device is the same table."""
-    value = np.linspace(-1, 1, 40, dtype=np.float32)
-    specs = [TableSpec(f"on {d}", "dense", (40,), Adam(), device=d) for d in ("cpu", "cuda")]
+    with another device is the same table. So it is with sparse tables."""
+    value, ids = np.linspace(-1, 1, 40, dtype=np.float32), np.arange(10)
+    devices: list[Device] = ["cpu", "cuda"]
+    specs = [TableSpec(f"on {d}", "dense", (40,), Adam(), device=d) for d in devices]
+    start = InitializerSpec("constant", 0.5)
+    rows = [
+        TableSpec(f"rows {d}", "sparse", (4,), Adam(), initializer=start, device=d) for d in devices
+    ]
     found: list[TableState] = []
 
     def both(runtime: Runtime) -> None:
         for spec in specs:
             runtime.create(spec, value)
+        for spec in rows:
+            runtime.create(spec)
         other = TableSpec("on cpu", "dense", (40,), Adam(), device="cuda")
         assert runtime.create(other, value) == specs[0].key
         for step in range(3):
-            runtime.push([Gradient(spec.key, value * step, None, 0.1) for spec in specs])
+            dense = [Gradient(spec.key, value * step, None, 0.1) for spec in specs]
+            of_rows = (value * step).reshape(10, 4)
+            runtime.push([*dense, *(Gradient(spec.key, of_rows, ids, 0.1) for spec in rows)])
         runtime.flush()
         runtime.barrier()
         if runtime.worker_index == 0:
-            found.extend(runtime.read_table(spec.key) for spec in specs)
+            found.extend(
+                runtime.read_table(spec.key)
+                for pair in zip(specs, rows, strict=True)
+                for spec in pair
+            )
         runtime.barrier()
 
     with DeviceFleet("cpu") as fleet:
         train(fleet, both, reads=False)
-    same_bits(found[:1], found[1:])
+    same_bits(found[:2], found[2:])

@@ -1,5 +1,7 @@
 """The choice of a device for a table. Tables on one: tests/kernels/test_cuda.py."""
 
+from typing import Literal
+
 import pytest
 
 from psfleet.errors import ConfigError
@@ -14,6 +16,14 @@ def test_a_table_made_before_comes_back_in_host_memory() -> None:
     with pytest.raises(ConfigError, match="table 'w' asks for device='cuda', but this process"):
         choice.of(spec)
     assert choice.of(spec, may_refuse=False) == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_the_setting_is_for_every_table_that_names_none(kind: Literal["dense", "sparse"]) -> None:
+    """A server that is told cuda holds dense and sparse tables there, but not those that name the CPU."""
+    choice = DeviceChoice("cuda", has_gpu=True)
+    assert choice.of(TableSpec("w", kind, (4,), SGD())) == "cuda"
+    assert choice.of(TableSpec("w", kind, (4,), SGD(), device="cpu")) == "cpu"
 
 
 def test_an_unknown_device_is_refused() -> None:
