@@ -10,7 +10,7 @@ JOBS ?= $(shell echo $$((2 * $$(nproc))))
 export PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help train test quick test-oldest check bench bench-kernels bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-packages docs goldens clean
+.PHONY: help train test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-engines test-packages docs goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -18,7 +18,7 @@ help:
 	@echo "make quick          the tests that start no process, in less than a minute"
 	@echo "make test-oldest    some of the tests with the oldest releases of what psfleet needs, in $(OLDEST)"
 	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
-	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels"
+	@echo "make bench          benchmarks of whole jobs;  make bench-kernels: of the kernels; make bench-gpu: of tables on a GPU"
 	@echo "make bench-peers    psfleet beside torch, TensorFlow and Paddle; installs those two (2 GB) first"
 	@echo "make torture        model, machines, kills and chaos with SEEDS=$(SEEDS) more seeds"
 	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
@@ -70,6 +70,10 @@ bench: $(VENV)/.has-test
 
 bench-kernels: $(VENV)/.has-test
 	$(VENV)/bin/python benchmarks/kernels.py $(ARGS)
+
+# Needs numba's CUDA target (pip install 'psfleet[cuda]') and a GPU, and says which of them is missing.
+bench-gpu: $(VENV)/.has-test
+	$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
 
 # A peer that cannot be installed here is named as skipped.
 bench-peers: $(VENV)/.has-test

@@ -147,6 +147,20 @@ def test_kernels(tmp_path: Path) -> None:
     assert all(row["ns/id"] > 0 for row in rows if "ns/id" in row)
 
 
+def test_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under numba's simulator everything gets a line; with neither that nor a GPU the script says so."""
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    figures = run("gpu.py", "--size", "400", "--rows", "300", "--dim", "2", folder=tmp_path)
+    assert figures["title"] == "tables on numba's simulator"
+    assert [row["what"].split(",")[0] for row in figures["rows"]] == [
+        *("copy", "psfleet Adam", "found", "found or added", "pull", "push", "push")
+    ]
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(AssertionError, match="nothing was measured: there is no usable NVIDIA GPU"):
+        run("gpu.py", folder=tmp_path)
+
+
 @pytest.fixture(scope="module")
 def run_all() -> ModuleType:
     """What `make bench` runs."""
