@@ -12,7 +12,9 @@ from types import FrameType
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, Told
+from psfleet_launch.job.final_snapshot import FinalSnapshot
 from psfleet_launch.job.job_plan import Job, Member
+from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.observability.job_counters import JobCounters
 from psfleet_launch.supervision.job_events import (
     Action,
@@ -39,7 +41,7 @@ __all__ = ["JobRunner"]
 
 Taker = Callable[[Event | Shown | Action, float], None]
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _REFRESH = 0.25  # seconds between two pictures of the progress
 
 
@@ -78,6 +80,7 @@ class JobRunner:
         self._codes: dict[Member, int] = {}
         self._answering: set[Member] = set()
         self._asked: list[int] = []
+        self._final: FinalSnapshot | None = None
         self._exit_code: int | None = None
         self._generation = 0
         self._resume = job.request.resume
@@ -141,7 +144,7 @@ class JobRunner:
         return bool(ready)
 
     def _happened(self) -> list[Event]:
-        asked: list[Event] = [StopRequested(self._asked.pop(0)) for _ in range(len(self._asked))]
+        asked: list[Event] = [*self._stops()]
         events = self._engine.events()
         for event in [*asked, *events]:
             self._tell(event)
@@ -158,6 +161,32 @@ class JobRunner:
     def _tell(self, item: Event | Shown | Action) -> None:
         for take in self.takers:
             take(item, time.monotonic())
+
+    def _stops(self) -> Iterator[StopRequested]:
+        """Signals that end the job now; SIGUSR1 ends it once there is a snapshot."""
+        for _ in range(len(self._asked)):
+            number = self._asked.pop(0)
+            if number != signal.SIGUSR1 or not self._takes_snapshot():
+                yield StopRequested(number)
+        if self._final is not None and self._final.outcome:
+            self._screen.say(self._final.outcome)
+            self._final = None
+            yield StopRequested(signal.SIGUSR1)
+
+    def _takes_snapshot(self) -> bool:
+        """Have a last snapshot taken, if the job keeps any and trains; whether it is under way."""
+        request = self._job.request
+        if not request.keeps_snapshots:
+            self._screen.say(
+                "the job keeps no snapshots, so it ends without one; see --snapshot-every"
+            )
+        elif self._supervisor.phase is Phase.TRAINING:
+            if self._final is None:
+                self._screen.say("SIGUSR1: the job takes a snapshot, then it ends")
+                children_without_grpc()
+                self._final = FinalSnapshot(self.endpoints[0], self._job.reader)
+            return True
+        return False
 
     def _show(self, events: Sequence[Event | Shown]) -> list[Event]:
         """Show what members write and say; the other events."""

@@ -1,6 +1,7 @@
-"""Jobs on several machines: the same tests run on this machine, on agents that join, and over ssh."""
+"""Jobs on several machines: the same tests run on every engine."""
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.machines import NAMES, Lab, laboratory
+from tests.agents.machines import NAMES, Lab
+from tests.agents.slurm_cluster import cancel_all, slurm_cluster, slurm_variables
+from tests.agents.ssh_hosts import ssh_hosts, ssh_options
 from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
 
 TRAINER = str(ROOT / "tests" / "launch" / "trainer.py")
@@ -45,6 +48,9 @@ class Site:
     def start(self, *arguments: str, **variables: str) -> Launcher:
         """Start a launcher with exactly these arguments."""
         mark = uuid.uuid4().hex
+        if self.engine == "slurm":
+            assert self.lab is not None
+            variables |= slurm_variables(self.lab)
         with (self._folder / "err").open("w") as err, (self._folder / "out").open("w") as out:
             process = subprocess.Popen(
                 [
@@ -67,8 +73,10 @@ class Site:
                 return ["--engine", "join", "--agents", "2", "--listen", "127.0.0.1"]
             case "ssh":
                 assert self.lab is not None
-                options = ["--ssh-options", self.lab.ssh_options]
+                options = ["--ssh-options", ssh_options(self.lab)]
                 return ["--engine", "ssh", "--hosts", ",".join(NAMES), *options]
+            case "slurm":
+                return ["--engine", "slurm", "--nodes", "2"]
             case _:
                 return []
 
@@ -121,12 +129,25 @@ class Site:
                 return pid
         raise AssertionError(f"no agent {host} in {launcher.family()}")
 
+    def launcher_pid(self, launcher: Launcher) -> int:
+        """The process that runs the job; what was started may only follow it."""
+        if self.engine != "slurm":
+            return launcher.process.pid
+        for pid, line in launcher.family().items():
+            if " -m psfleet_launch " in line and any(
+                word.startswith("SLURM_JOB_ID=") for word in _words(pid)
+            ):
+                return pid
+        raise AssertionError(f"no launcher in {launcher.family()}")
+
     def close(self) -> None:
         """End what is left, and see that nothing of a job is."""
         for launcher in self.launchers:
             if launcher.process.poll() is None:
                 launcher.process.terminate()
                 launcher.process.wait(60)
+        if self.engine == "slurm" and self.lab is not None:
+            cancel_all(self.lab)
         for agent in self.agents:
             agent.communicate(timeout=60)
         for launcher in self.launchers:
@@ -149,15 +170,39 @@ def _parent(pid: int) -> int:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Namespaces for all tests of the session."""
-    with laboratory(tmp_path_factory.mktemp("lab")) as made:
+    """Hosts with an sshd, for all tests of the session."""
+    with ssh_hosts(tmp_path_factory.mktemp("lab")) as made:
         yield made
 
 
-@pytest.fixture(scope="session", params=["local", "join", "ssh"])
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Nodes of Slurm, for all tests of the session."""
+    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+_ALWAYS = ("test_sync_mode_gives_the_same_bits", "test_a_requeued_job_goes_on_from_its_snapshot")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most tests of Slurm to `make test-engines`: there no process can be forked from another one."""
+    if os.environ.get("PSFLEET_TEST_ENGINES"):
+        return
+    for item in items:
+        made = getattr(item, "callspec", None)
+        if made and made.params.get("engine") == "slurm" and not item.name.startswith(_ALWAYS):
+            item.add_marker(pytest.mark.skip("engine slurm: make test-engines runs this test"))
+
+
+_LABS = {"ssh": "lab", "slurm": "cluster"}
+
+
+@pytest.fixture(scope="session", params=["local", "join", "ssh", "slurm"])
 def engine(request: pytest.FixtureRequest) -> tuple[str, Lab | None]:
     """An engine; its machines are made before the first test, which is to leave nothing behind."""
-    return request.param, request.getfixturevalue("lab") if request.param == "ssh" else None
+    name = _LABS.get(request.param)
+    return request.param, request.getfixturevalue(name) if name else None
 
 
 @pytest.fixture

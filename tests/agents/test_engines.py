@@ -54,7 +54,7 @@ def test_nothing_survives_a_killed_launcher(site: Site) -> None:
     """SIGKILL of the launcher ends all of its processes on all machines."""
     launcher = site.launch(*TWO, *LONG)
     launcher.until_logged("workerlog.1", "step 9")
-    launcher.process.kill()
+    os.kill(site.launcher_pid(launcher), signal.SIGKILL)
     launcher.process.wait()
     launcher.until(lambda: not launcher.family(), "end of the family")
     for folder in launcher.folder.glob("psfleet-logs/*"):
@@ -108,7 +108,7 @@ def test_a_standby_takes_over(site: Site) -> None:
     assert digest(out) == DIGEST
 
 
-@pytest.mark.parametrize("engine", ["join", "ssh"], indirect=True)
+@pytest.mark.parametrize("engine", ["join", "ssh", "slurm"], indirect=True)
 def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     """SIGKILL of an agent ends the processes of its machine; the report names the machine."""
     launcher = site.launch(*TWO, *LONG)

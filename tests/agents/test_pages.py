@@ -6,6 +6,7 @@ import pytest
 
 from psfleet_launch.commands.launch_command import main
 from tests.agents.conftest import TRAINER, Site
+from tests.agents.ssh_hosts import ssh_options
 from tests.launch.conftest import ROOT, digest
 
 HEADINGS = ["Prerequisites", "A job file", "What happens on each failure", "Sample output"]
@@ -25,19 +26,19 @@ def job_file(engine: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("name", ["join", "ssh"])
+@pytest.mark.parametrize("name", ["join", "slurm", "ssh"])
 def test_pages_have_the_same_headings(name: str) -> None:
     """Whoever knows one page finds his way in the others."""
     assert re.findall(r"^## (.*)$", page(name), re.MULTILINE) == HEADINGS
 
 
-@pytest.mark.parametrize("engine", ["join", "ssh"], indirect=True)
+@pytest.mark.parametrize("engine", ["join", "ssh", "slurm"], indirect=True)
 def test_the_job_file(site: Site) -> None:
     """A job that is started with the file alone ends well."""
     folder = site._folder
     (folder / "job.toml").write_text(job_file(site.engine))
     (folder / "train.py").write_text(SCRIPT)
-    flags = ["--ssh-options", site.lab.ssh_options] if site.lab else []
+    flags = ["--ssh-options", ssh_options(site.lab)] if site.lab and site.engine == "ssh" else []
     launcher = site.start(*flags, "--config", "job.toml")
     if site.engine == "join":
         for number, name in enumerate(site.hosts):
@@ -48,7 +49,12 @@ def test_the_job_file(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machines"), [("join", ("machine 1", "machine 2")), ("ssh", ("alpha", "beta"))]
+    ("name", "machines"),
+    [
+        ("join", ("machine 1", "machine 2")),
+        ("ssh", ("alpha", "beta")),
+        ("slurm", ("node 1", "node 2")),
+    ],
 )
 def test_a_dry_run(
     name: str,

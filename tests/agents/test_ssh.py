@@ -7,6 +7,7 @@ import pytest
 
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
+from tests.agents.ssh_hosts import ssh_options
 from tests.agents.test_engines import LONG
 
 
@@ -28,14 +29,14 @@ def refused(site: Site, *arguments: str) -> str:
 def test_a_host_that_cannot_be_reached(site: Site) -> None:
     """What ssh says of it is the cause."""
     assert site.lab is not None
-    said = refused(site, "--hosts", "alpha,away", "--ssh-options", site.lab.ssh_options)
+    said = refused(site, "--hosts", "alpha,away", "--ssh-options", ssh_options(site.lab))
     assert "host away: ssh: connect to host 198.18.7.99 port 2222:" in said
 
 
 def test_a_key_that_a_host_does_not_know(site: Site) -> None:
     """ssh is not let in; nobody is asked for a password."""
     assert site.lab is not None
-    stranger = site.lab.ssh_options.replace("ssh_config", "stranger_config")
+    stranger = ssh_options(site.lab).replace("ssh_config", "stranger_config")
     said = refused(site, "--hosts", "alpha", "--ssh-options", stranger)
     assert "host alpha: root@198.18.7.2: Permission denied (publickey" in said
 
@@ -43,7 +44,7 @@ def test_a_key_that_a_host_does_not_know(site: Site) -> None:
 def test_a_python_that_is_missing_on_a_host(site: Site) -> None:
     """The host's shell says what it does not find."""
     assert site.lab is not None
-    options = ("--ssh-options", site.lab.ssh_options, "--remote-python", "/no/python")
+    options = ("--ssh-options", ssh_options(site.lab), "--remote-python", "/no/python")
     assert "/no/python" in refused(site, "--hosts", "alpha", *options)
 
 

@@ -54,7 +54,8 @@ class Launcher:
 
     def log(self, name: str) -> str:
         """A log of its only job, as far as it is written."""
-        return "".join(path.read_text() for path in self.folder.glob(f"psfleet-logs/*/{name}"))
+        logs = self.folder.glob(f"psfleet-logs/*/{name}")
+        return "".join(path.read_text() for path in logs if path.is_file())
 
     def until_logged(self, name: str, text: str) -> None:
         """Wait until a log holds `text`."""

@@ -99,3 +99,34 @@ def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Pa
     assert code == 0, err
     assert re.search(r"server 0: a snapshot could not be taken: .+ \(1 in a row\)", err), err
     assert "server 0: snapshots are taken again, after" in err
+
+
+def test_a_job_that_must_end_takes_a_snapshot(launch: Launch, tmp_path: Path) -> None:
+    """SIGUSR1 ends a job with a snapshot; a job that resumes from it gives the bits of a plain run."""
+    options = ("--servers", "2", "--workers", "2", "--no-progress")
+    keeps = ("--snapshot-every", "3 rounds", "--job", "j")
+    launcher = launch(*options, *keeps, SCRIPT, "30", "0.5", "model")
+    complete = "psfleet-logs/j/snapshots/snapshot-*/manifest.json"
+    launcher.until(lambda: any(tmp_path.glob(complete)), "first snapshot")
+    launcher.process.send_signal(signal.SIGUSR1)
+    code, _, err = launcher.ends()
+    assert code == 128 + signal.SIGUSR1, err
+    found = re.search(r"the snapshot is complete; continue with --resume (\S+)", err)
+    assert found, err
+    assert "stopped by SIGUSR1" in err
+    resumed = launch(*options, "--resume", found[1], SCRIPT, "30", "0", "resumed")
+    code, out, err = resumed.ends()
+    assert code == 0, err
+    assert int(out.split()[-1]) < 60  # steps of worker 0 since
+    assert launch(*options, SCRIPT, "30", "0", "plain").ends()[0] == 0
+    assert equal(tmp_path / "plain", tmp_path / "resumed")
+
+
+def test_a_job_without_snapshots_ends_without_one(job: Launch) -> None:
+    """SIGUSR1 ends it at once, and the launcher says how it could have gone on."""
+    launcher = job("hangs")
+    launcher.until_logged("workerlog.0", "hanging")
+    launcher.process.send_signal(signal.SIGUSR1)
+    code, _, err = launcher.ends()
+    assert code == 128 + signal.SIGUSR1, err
+    assert "the job keeps no snapshots, so it ends without one; see --snapshot-every" in err

@@ -135,12 +135,17 @@ def launch(
         said["resume"] = job_snapshots.check_snapshot(said["resume"])
     said["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
     run = Launch(**_of(Launch, said))
-    if load_engine(run.engine).spans_machines:
+    engine = load_engine(run.engine)
+    if engine.spans_machines:
         said.setdefault("port", 0)
     request = JobRequest(**_of(JobRequest, said))
     name = run.name or job_name(request)
     if run.dry_run:
         return _show_placement(request, name, run)
+    if (code := engine.hand_over(name, run, context.obj)) is not None:
+        return code
+    if engine.is_requeued():
+        request = _resumed(request, run.log_dir / name)
     if run.chaos is not None:
         return _under_chaos(run.chaos, run, request, name)
     return _place(request, name, run).code
@@ -149,6 +154,13 @@ def launch(
 def _of(group: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of the fields of a group."""
     return {one.name: said[one.name] for one in fields(group) if one.name in said}
+
+
+def _resumed(request: JobRequest, logs: Path) -> JobRequest:
+    """The request of a job that has run before: it starts from its last snapshot."""
+    found = job_snapshots.latest(logs) or request.resume
+    click.echo(f"the job runs again, from {found or 'its beginning: it has no snapshot'}", err=True)
+    return replace(request, resume=found)
 
 
 def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
@@ -296,7 +308,8 @@ def _let_go_of_lost_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     try:
-        code: int = launch.main(arguments, prog_name="psfleet-launch", standalone_mode=False)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code: int = launch.main(words, prog_name="psfleet-launch", standalone_mode=False, obj=words)
         _let_go_of_lost_streams()
         return code
     except click.ClickException as error:

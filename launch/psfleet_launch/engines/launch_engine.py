@@ -72,6 +72,24 @@ class Engine(abc.ABC):
         self.selector = selector
         self.launch = launch or Launch()
 
+    @classmethod
+    def hand_over(cls, name: str, launch: Launch, words: Sequence[str]) -> int | None:
+        """Have a batch queue or a platform run the job; return its exit code. None: it runs here.
+
+        Args:
+            name: Of the job.
+            words: The arguments of psfleet-launch.
+
+        Raises:
+            ConfigError: It is refused.
+        """
+        return None
+
+    @classmethod
+    def is_requeued(cls) -> bool:
+        """Whether the job has run before and was started again by somebody else, such as a batch queue."""
+        return False
+
     @abc.abstractmethod
     def open(self) -> None:
         """Get hold of machines and make room for logs. Nothing has started if this raises.

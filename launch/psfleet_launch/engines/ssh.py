@@ -1,31 +1,25 @@
 """The engine of machines that the user's own ssh reaches: one login per machine, which runs an agent.
 
-The user's configuration, keys, agents and jump hosts apply; psfleet never looks at known hosts. The agent
-reads its credentials from standard input, which then stays open: sshd does not end a command whose login
-was cut, but the end of its standard input does.
+The user's configuration, keys, agents and jump hosts apply; psfleet never looks at known hosts. sshd does not
+end a command whose login was cut, but the end of its standard input does.
 """
 
-import contextlib
-import os
 import selectors
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from psfleet.errors import ConfigError
 from psfleet_launch.engines.remote.addresses import address_towards
+from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
-from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import Launch
 
 __all__ = ["ENGINE", "SshEngine"]
 
 _OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=8", "-oServerAliveInterval=5")
-_AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials", "-")
-_GRACE = 5.0  # seconds for logins to end by themselves
 
 
 class SshEngine(RemoteEngine):
@@ -37,7 +31,7 @@ class SshEngine(RemoteEngine):
         self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
     ) -> None:
         super().__init__(job, selector, launch)
-        self._logins: dict[str, subprocess.Popen[bytes]] = {}
+        self._logins: dict[str, AgentStarter] = {}
 
     def machines(self) -> Sequence[str]:
         hosts = [*self.launch.hosts, *self._listed()]
@@ -75,53 +69,24 @@ class SshEngine(RemoteEngine):
         return address_towards(names[0] if names else first)
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
-        for host in self.machines():
-            self._logins[host] = self._log_in(host, endpoint)
-            stdin = self._logins[host].stdin
-            assert stdin is not None
-            try:
-                stdin.write(invitation)
-                stdin.flush()
-            except BrokenPipeError:  # it has ended; check_agents says why
-                continue
-
-    def _log_in(self, host: str, endpoint: str) -> "subprocess.Popen[bytes]":
-        python = self.launch.remote_python or sys.executable
-        remote = shlex.join([python, *_AGENT, "--join", endpoint, "--name", host])
-        command = ["ssh", *_OPTIONS, *self.launch.ssh_options, "--", host, f"exec {remote}"]
-        with self._said_by(host).open("wb") as said:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                env={**os.environ, MARKER: self.job.token},  # so the guard finds it
-                start_new_session=True,  # Ctrl-C is for the launcher
-            )
+        for number, host in enumerate(self.machines()):
+            agent = [*agent_command(endpoint, self.launch.remote_python), "--name", host]
+            remote = f"exec {shlex.join(agent)}"
+            command = ["ssh", *_OPTIONS, *self.launch.ssh_options, "--", host, remote]
+            output = self.job.folder / f"ssh.{number}"
+            self._logins[host] = AgentStarter(command, invitation, output, self.job.token)
 
     def check_agents(self) -> None:
         for host, login in self._logins.items():
-            if login.poll() is not None and host not in self.agents:
-                lines = self._said_by(host).read_text(errors="replace").split("\n")
-                said = [line.strip() for line in lines if line.strip()]
-                why = said[-1] if said else f"ssh has ended with exit code {login.returncode}"
-                raise ConfigError(f"host {host}: {why}")
-
-    def _said_by(self, host: str) -> Path:
-        """The file of what a login writes: messages of ssh and of the agent."""
-        return self.job.folder / f"ssh.{self.machines().index(host)}"
+            if login.exit_code is not None and host not in self.agents:
+                ended = f"ssh has ended with exit code {login.exit_code}"
+                raise ConfigError(f"host {host}: {[ended, *login.lines()][-1]}")
 
     def stop_agents(self) -> None:
         for login in self._logins.values():
-            assert login.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                login.stdin.close()
+            login.let_go()
         for login in self._logins.values():
-            try:
-                login.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                login.kill()
-                login.wait()
+            login.wait()
 
 
 ENGINE = SshEngine

@@ -81,6 +81,11 @@ class JobRequest(NumberSettings, JobSettings, _Size):
         return self.durability in ("log", "log+fsync")
 
     @property
+    def keeps_snapshots(self) -> bool:
+        """Whether snapshots are taken now and then, so that workers keep their place in the data."""
+        return bool(self.snapshot_every or self.durability == "snapshot")
+
+    @property
     def watches(self) -> bool:
         """Whether who hangs is given up: where somebody else can go on with all that it told."""
         return bool((self.replicas or self.restart_hung) and self.hung_after)
@@ -217,6 +222,24 @@ class Launch:
         "Engine ssh: arguments for `ssh`, as in -F,my_config",
         names="--ssh-options engine.ssh.options",
         metavar="OPTION,...",
+    )
+    nodes: int = setting(
+        1, "Engine slurm: how many nodes to ask for", names="--nodes engine.slurm.nodes", least=1
+    )
+    sbatch_options: tuple[str, ...] = setting(
+        (),
+        "Engine slurm: arguments for `sbatch`, as in --partition=cpu,--time=12:00:00",
+        names="--sbatch-options engine.slurm.options",
+        metavar="OPTION,...",
+    )
+    stop_before: float = setting(
+        120.0,
+        "Engine slurm: how long before the time limit to take a snapshot and end",
+        SECONDS,
+        names="--stop-before engine.slurm.stop_before",
+        metavar="2min",
+        least=1,
+        most=65535,
     )
     listen: str = setting(
         "",

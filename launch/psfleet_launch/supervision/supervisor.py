@@ -363,7 +363,8 @@ class Supervisor:
             self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
             return self._kill(self._living())
         self.asked = number
-        return self._stop_workers(number, at)
+        known = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to scripts, as an end
+        return self._stop_workers(number if known else signal.SIGTERM, at)
 
     def _stop_workers(self, number: int, at: float) -> list[Action]:
         """Workers first: what a script does on its way out may need the servers."""

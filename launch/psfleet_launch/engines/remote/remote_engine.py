@@ -194,9 +194,8 @@ class RemoteEngine(Engine):
 
     def _check_folders(self) -> None:
         """Refuse snapshots whose parts would lie in different folders."""
-        request = self.job.request
         alone = [name for name, said in self._opened.items() if not said.shares_logs]
-        if alone and (request.snapshot_every or request.durability == "snapshot"):
+        if alone and self.job.request.keeps_snapshots:
             raise ConfigError(
                 f"host {alone[0]}: {str(self.job.logs.absolute())!r} is not the launcher's folder there, "
                 "and a snapshot needs all its parts in one; name a shared folder with --log-dir"

@@ -1,0 +1,103 @@
+"""The engine of Slurm: one batch job, whose first node runs the launcher and one `srun` for all agents.
+
+Outside an allocation `psfleet-launch --engine slurm` submits itself as a batch job and follows its output;
+see slurm_job. Inside, the nodes of the allocation are the machines. There is only one step, and it lives as
+long as the job: Slurm may let a later step wait without end after it has lost a node.
+"""
+
+import os
+import re
+import selectors
+from collections.abc import Mapping, Sequence
+
+from psfleet.errors import ConfigError
+from psfleet_launch.engines.remote.addresses import address_towards
+from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_command
+from psfleet_launch.engines.remote.remote_engine import RemoteEngine
+from psfleet_launch.engines.remote.slurm_job import ask_slurm, fields_of, follow, submit
+from psfleet_launch.job.job_plan import Job
+from psfleet_launch.job.job_request import Launch
+
+__all__ = ["ENGINE", "SlurmEngine"]
+
+_SRUN = (
+    "srun",
+    "--overlap",  # the launcher's own step holds the first node
+    "--ntasks-per-node=1",
+    "--kill-on-bad-exit=0",
+    "--no-kill",
+    "--wait=0",
+    "--cpu-bind=none",  # an agent's processes share all cores of the job on its node
+    "--mpi=none",
+    "--label",  # lines begin with the number of their task
+)
+_NAMED = 'exec "$@" --name "$SLURMD_NODENAME"'
+_TASK = re.compile(r"srun: error: \S+: tasks? (\d+)")
+
+
+class SlurmEngine(RemoteEngine):
+    """Holds one step of a Slurm allocation."""
+
+    name = "slurm"
+
+    def __init__(
+        self, job: Job, selector: selectors.BaseSelector, launch: Launch | None = None
+    ) -> None:
+        super().__init__(job, selector, launch)
+        self._step: AgentStarter | None = None
+        self._nodes: Sequence[str] = ()
+
+    @classmethod
+    def hand_over(cls, name: str, launch: Launch, words: Sequence[str]) -> int | None:
+        return None if _is_allocated() else follow(submit(name, launch, words))
+
+    @classmethod
+    def is_requeued(cls) -> bool:
+        return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+    def machines(self) -> Sequence[str]:
+        if not _is_allocated():
+            return [f"node {number}" for number in range(1, self.launch.nodes + 1)]
+        if not self._nodes:
+            nodes = os.environ["SLURM_JOB_NODELIST"]
+            self._nodes = ask_slurm("scontrol", "show", "hostnames", nodes).split()
+        return self._nodes
+
+    def default_address(self) -> str:
+        """The address that faces the last node: the first one is where the launcher runs."""
+        return address_towards(_node(self.machines()[-1])["NodeAddr"])
+
+    def start_agents(self, endpoint: str, invitation: bytes) -> None:
+        count = len(self.machines())
+        command = [*_SRUN, f"--nodes={count}", f"--ntasks={count}"]
+        command += ["sh", "-c", _NAMED, "sh", *agent_command(endpoint)]
+        output = self.job.folder / "srun"
+        self._step = AgentStarter(command, invitation, output, self.job.token)
+
+    def check_agents(self) -> None:
+        assert self._step is not None
+        lines = self._step.lines()
+        for task in map(int, _TASK.findall("\n".join(lines))):
+            said = [line for line in lines if line.startswith((f"{task}: ", "srun: error: "))]
+            why = next((line for line in reversed(said) if line[0] != "s"), said[-1])
+            raise ConfigError(f"host {self.machines()[task]}: {why.removeprefix(f'{task}: ')}")
+        code = self._step.exit_code
+        if code is not None and len(self.agents) < len(self.machines()):
+            raise ConfigError([f"srun has ended with exit code {code}", *lines][-1])
+
+    def stop_agents(self) -> None:
+        if self._step is not None:
+            self._step.let_go()
+            self._step.wait()
+
+
+ENGINE = SlurmEngine
+
+
+def _is_allocated() -> bool:
+    return "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ
+
+
+def _node(name: str) -> Mapping[str, str]:
+    """What Slurm knows of a node."""
+    return fields_of(ask_slurm("scontrol", "show", "node", name, "--oneliner"))

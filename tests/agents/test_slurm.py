@@ -1,0 +1,112 @@
+"""Engine slurm on a real Slurm: its batch job is requeued, ends in time, or never starts."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from psfleet.checkpoint import compare
+from psfleet_launch.engines.remote.slurm_job import fields_of, script
+from psfleet_launch.job.job_request import Launch
+from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.machines import Lab
+from tests.agents.slurm_cluster import ask
+from tests.launch.conftest import ROOT, Launcher
+
+RESUMING = str(ROOT / "tests" / "launch" / "resuming.py")
+SLOW_AT_FIRST = f"""\
+import os, runpy, sys
+rest = "0" if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else "1"
+sys.argv = ["", "40", rest, "model"]
+runpy.run_path({RESUMING!r}, run_name="__main__")
+"""
+SNAPSHOTS = ("--snapshot-every", "3 rounds", "--job", "j")
+
+
+@pytest.fixture(params=["slurm"], scope="session")
+def engine(request: pytest.FixtureRequest, cluster: Lab) -> tuple[str, Lab]:
+    """Only this engine."""
+    return request.param, cluster
+
+
+def number(site: Site) -> str:
+    """Slurm's number of the only job."""
+    assert site.lab is not None
+    return ask(site.lab, "squeue", "-h", "-o", "%A")
+
+
+def until_snapshot(launcher: Launcher) -> None:
+    """Wait until job j has a complete snapshot."""
+    found = launcher.folder.glob
+    complete = "psfleet-logs/j/snapshots/snapshot-*/manifest.json"
+    launcher.until(lambda: any(found(complete)), "first snapshot")
+
+
+def test_a_requeued_job_goes_on_from_its_snapshot(site: Site, tmp_path: Path) -> None:
+    """Slurm requeues a job that trains: it resumes by itself and gives the bits of a plain run."""
+    assert site.lab is not None
+    (tmp_path / "train.py").write_text(SLOW_AT_FIRST)
+    launcher = site.launch(*TWO, *SNAPSHOTS, "train.py")
+    until_snapshot(launcher)
+    ask(site.lab, "scontrol", "requeue", number(site))
+    code, _, err = site.ends(launcher)
+    assert code == 0, err
+    assert "the job runs again, from" in err
+    assert "snapshots/snapshot-00000" in err
+    plain = site.start(*TWO, "--engine", "local", RESUMING, "40", "0", "plain")
+    assert site.ends(plain)[0] == 0
+    assert all(one.is_equal for one in compare(str(tmp_path / "plain"), str(tmp_path / "model")))
+
+
+def test_a_job_ends_in_order_before_its_time_limit(site: Site) -> None:
+    """The signal that Slurm sends then has the job take a snapshot and end."""
+    assert site.lab is not None
+    launcher = site.launch(*TWO, *SNAPSHOTS, RESUMING, "60", "0.5", "model")
+    until_snapshot(launcher)
+    ask(site.lab, "scancel", "--batch", "--signal=USR1", number(site))
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGUSR1, err
+    assert "the snapshot is complete; continue with --resume " in err
+    assert "stopped by SIGUSR1" in err
+
+
+def test_a_waiting_job_is_cancelled(site: Site) -> None:
+    """Ctrl-C takes a job out of the queue that has not started; its exit code is not 0."""
+    assert site.lab is not None
+    launcher = site.launch("--sbatch-options", "--begin=now+1hour", *TWO, TRAINER, "30")
+    launcher.until(lambda: number(site) != "", "job in the queue")
+    launcher.process.send_signal(signal.SIGINT)
+    code, _, err = site.ends(launcher)
+    assert code != 0
+    assert "has ended: CANCELLED" in err
+
+
+def test_what_slurm_refuses_is_quoted(site: Site) -> None:
+    """A partition that does not exist: nothing starts, and the sentence is Slurm's own."""
+    launcher = site.launch("--sbatch-options", "--partition=none", *TWO, TRAINER, "30")
+    code, _, err = site.ends(launcher)
+    assert code == 2
+    assert "psfleet-launch: sbatch: " in err
+    assert "Invalid partition" in err
+
+
+def test_the_batch_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
+    """Names with blanks stay one word; options of the user come last, so they win."""
+    launch = Launch(
+        "slurm", tmp_path / "my logs", nodes=3, sbatch_options=("--nodes=4", "--mem=1G")
+    )
+    text = script("j", launch, ["--config", "my job.toml", "train.py", "it's"])
+    assert f"#SBATCH '--output={tmp_path}/my logs/j/slurm.out'\n" in text
+    assert text.index("--nodes=3") < text.index("--nodes=4") < text.index("exec ")
+    assert "#SBATCH --signal=B:USR1@120\n" in text
+    printed = text.replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(["sh", "-c", printed], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-4:] == ["--config", "my job.toml", "train.py", "it's"]
+
+
+def test_fields_of_a_state() -> None:
+    """The line of `scontrol --oneliner` by field; a value may be empty."""
+    line = "JobId=5 JobName=a JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:9 Comment= "
+    found = fields_of(line)
+    assert (found["JobState"], found["ExitCode"], found["Comment"]) == ("RUNNING", "0:9", "")
