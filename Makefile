@@ -114,6 +114,7 @@ fuzz-atheris: $(VENV)/.has-test
 # An engine that cannot be had is named as skipped.
 test-engines: $(VENV)/.has-test
 	-tools/install_engines
+	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate
 	PSFLEET_TEST_ENGINES=1 $(VENV)/bin/python -m pytest tests/agents $(ARGS)
 	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
 

@@ -26,7 +26,7 @@ def job_file(engine: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("name", ["join", "slurm", "ssh"])
+@pytest.mark.parametrize("name", ["join", "kubernetes", "slurm", "ssh"])
 def test_pages_have_the_same_headings(name: str) -> None:
     """Whoever knows one page finds his way in the others."""
     assert re.findall(r"^## (.*)$", page(name), re.MULTILINE) == HEADINGS

@@ -140,10 +140,10 @@ def launch(
         said.setdefault("port", 0)
     request = JobRequest(**_of(JobRequest, said))
     name = run.name or job_name(request)
+    if (code := engine.hand_over(request, name, run, context.obj)) is not None:
+        return code
     if run.dry_run:
         return _show_placement(request, name, run)
-    if (code := engine.hand_over(name, run, context.obj)) is not None:
-        return code
     if engine.is_requeued():
         request = _resumed(request, run.log_dir / name)
     if run.chaos is not None:

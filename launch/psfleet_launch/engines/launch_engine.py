@@ -22,7 +22,7 @@ from psfleet.errors import ConfigError
 from psfleet_launch import engines
 from psfleet_launch.job import job_snapshots
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.spawn import children_without_grpc
 from psfleet_launch.supervision.job_events import Event, Shown
 from psfleet_launch.supervision.supervisor import Timeouts
@@ -73,8 +73,12 @@ class Engine(abc.ABC):
         self.launch = launch or Launch()
 
     @classmethod
-    def hand_over(cls, name: str, launch: Launch, words: Sequence[str]) -> int | None:
-        """Have a batch queue or a platform run the job; return its exit code. None: it runs here.
+    def hand_over(
+        cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
+    ) -> int | None:
+        """Have a batch queue or a platform run the job; return the exit code. None: it runs here.
+
+        With `launch.dry_run` nothing is handed over.
 
         Args:
             name: Of the job.

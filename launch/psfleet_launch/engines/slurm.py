@@ -16,7 +16,7 @@ from psfleet_launch.engines.remote.agent_starter import AgentStarter, agent_comm
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.engines.remote.slurm_job import ask_slurm, fields_of, follow, submit
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.job_request import JobRequest, Launch
 
 __all__ = ["ENGINE", "SlurmEngine"]
 
@@ -48,8 +48,12 @@ class SlurmEngine(RemoteEngine):
         self._nodes: Sequence[str] = ()
 
     @classmethod
-    def hand_over(cls, name: str, launch: Launch, words: Sequence[str]) -> int | None:
-        return None if _is_allocated() else follow(submit(name, launch, words))
+    def hand_over(
+        cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
+    ) -> int | None:
+        if _is_allocated() or launch.dry_run:
+            return None
+        return follow(submit(name, launch, words))
 
     @classmethod
     def is_requeued(cls) -> bool:

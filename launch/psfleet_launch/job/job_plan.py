@@ -28,12 +28,14 @@ from psfleet_launch.job.job_request import JobRequest
 __all__ = [
     "Job",
     "Member",
+    "Role",
     "child_environment",
     "command",
     "job_name",
     "listed",
     "marker",
     "requested_endpoints",
+    "strategy_variables",
 ]
 
 Role = Literal["server", "worker"]
@@ -209,12 +211,15 @@ def child_environment(
     """
     environment = _environment(job, member, endpoints, resume, follows, listen)
     told = to_variables(environment, *_TOLD)
-    told |= to_variables(job.request, NumberSettings)
-    if job.request.strategy:
-        told["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
+    told |= to_variables(job.request, NumberSettings) | strategy_variables(job.request)
     inherited = {name: value for name, value in base.items() if name not in _OWN}
     own = {**marker(job), **job.variables, "PYTHONUNBUFFERED": "1"}
     return {**_threads(job, member, cores), **inherited, **own, **told}
+
+
+def strategy_variables(request: JobRequest) -> dict[str, str]:
+    """What the members are told of the strategy that the job says over the script's."""
+    return {"PSFLEET_STRATEGY": json.dumps(request.strategy)} if request.strategy else {}
 
 
 def _environment(

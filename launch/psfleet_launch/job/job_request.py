@@ -241,6 +241,29 @@ class Launch:
         least=1,
         most=65535,
     )
+    render: str = setting(
+        "",
+        "Engine kubernetes: the folder for the files of the job, to be applied with kubectl",
+        names="--render",
+        metavar="FOLDER",
+    )
+    image: str = setting(
+        "",
+        "Engine kubernetes: image with psfleet and the script",
+        names="--image engine.kubernetes.image",
+    )
+    storage_class: str = setting(
+        "",
+        "Engine kubernetes: storage class of the servers' logs; by default that of the cluster",
+        names="--storage-class engine.kubernetes.storage_class",
+        metavar="NAME",
+    )
+    volume_size: str = setting(
+        "20Gi",
+        "Engine kubernetes: size of the volume of each server's log",
+        names="--volume-size engine.kubernetes.volume_size",
+        metavar="SIZE",
+    )
     listen: str = setting(
         "",
         "Address, or address:port, where the launcher waits for agents; machines must reach it. By default "

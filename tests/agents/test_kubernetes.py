@@ -1,0 +1,190 @@
+"""The files that are rendered for Kubernetes: strictly valid, without secrets, and of a job that trains."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psfleet_launch.commands.launch_command import main
+from tests.agents.conftest import TRAINER
+from tests.agents.test_engines import DIGEST
+from tests.agents.test_pages import job_file
+from tests.launch.conftest import _environment, digest
+from tests.waiting import until
+
+VERSION = "1.33"
+IMAGE = ("--engine", "kubernetes", "--image", "registry.example/psfleet:1")
+LOGGED = ("--durability", "log", "--server-memory", "1G", "--storage-class", "fast")
+SECRETS = "secrets.json"
+
+
+def render(folder: Path, *options: str) -> dict[str, Any]:
+    """The files of a job of two servers and two workers, by name."""
+    words = [*IMAGE, "--render", str(folder), "--servers", "2", "--workers", "2", "--job", "ctr"]
+    assert main([*words, *options, TRAINER, "30"]) == 0
+    return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def containers(files: dict[str, Any]) -> dict[str, Any]:
+    """The container of each role."""
+    templates = (files[f"{role}s.json"]["spec"]["template"] for role in ("server", "worker"))
+    return {one["name"]: one for made in templates for one in made["spec"]["containers"]}
+
+
+@pytest.mark.parametrize("options", [(), LOGGED, ("--sync", "--restart-workers", "3")])
+def test_files_are_strictly_valid(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Kubernetes' own schemas take every object and know every field; a misspelt one is refused."""
+    validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
+    files = render(tmp_path, *options)
+    objects = [one for made in files.values() for one in made.get("items", [made])]
+    kinds = [one["kind"] for one in objects]
+    assert sorted(kinds) == [
+        *("Job", "NetworkPolicy", "PodDisruptionBudget"),
+        *("Secret", "Secret", "Service", "StatefulSet"),
+    ]
+    for one in objects:
+        validator.validate(one, VERSION, strict=True)
+    workers = files["workers.json"]
+    workers["spec"]["completionMod"] = workers["spec"].pop("completionMode")
+    with pytest.raises(validator.ValidationError, match="completionMod"):
+        validator.validate(workers, VERSION, strict=True)
+
+
+def test_secrets_are_in_one_file(tmp_path: Path) -> None:
+    """It is for its owner only; no key and no token is anywhere else."""
+    files = render(tmp_path)
+    assert (tmp_path / SECRETS).stat().st_mode & 0o777 == 0o600
+    secrets = files.pop(SECRETS)["items"]
+    assert [one["metadata"]["name"] for one in secrets] == ["ctr-server-tls", "ctr-worker-tls"]
+    rest = json.dumps(files)
+    for one in secrets:
+        for name in ("token", "key.pem"):
+            assert one["stringData"][name].split("\n")[0] not in rest
+            assert one["stringData"][name]
+    again = render(tmp_path)
+    assert again[SECRETS]["items"][0]["stringData"] != secrets[0]["stringData"]
+
+
+def test_selectors_meet(tmp_path: Path) -> None:
+    """The Service, the budget and the policy select the pods; names of servers are those of the pods."""
+    files = render(tmp_path, *LOGGED)
+    labels = {
+        role: files[f"{role}s.json"]["spec"]["template"]["metadata"]["labels"]
+        for role in ("server", "worker")
+    }
+    servers = files["servers.json"]
+    assert servers["spec"]["selector"]["matchLabels"] == labels["server"]
+    assert files["service.json"]["spec"]["selector"] == labels["server"]
+    budget, policy = files["disruption-budget.json"]["spec"], files["network-policy.json"]["spec"]
+    assert budget["selector"]["matchLabels"] == labels["server"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels["worker"].items()
+    service, pods = files["service.json"]["metadata"]["name"], servers["metadata"]["name"]
+    assert servers["spec"]["serviceName"] == service
+    told = {one["name"]: one.get("value") for one in containers(files)["worker"]["env"]}
+    assert told["PSFLEET_SERVERS"] == f"{pods}-0.{service}:9000,{pods}-1.{service}:9000"
+    mounts = {one["name"] for one in containers(files)["server"]["volumeMounts"]}
+    claims = {one["metadata"]["name"] for one in servers["spec"]["volumeClaimTemplates"]}
+    volumes = {one["name"] for one in servers["spec"]["template"]["spec"]["volumes"]}
+    assert mounts == claims | volumes
+
+
+def test_the_pods_of_a_job_train(tmp_path: Path) -> None:
+    """The containers' commands and variables, run as processes here, give the bits of a launched job."""
+    files = render(tmp_path / "files")
+    for secret in files[SECRETS]["items"]:
+        place = tmp_path / secret["metadata"]["name"]
+        place.mkdir(0o700)
+        for name, content in secret["stringData"].items():
+            (place / name).touch(0o600)
+            (place / name).write_text(content)
+    with contextlib.ExitStack() as stack:
+        ready: list[str] = []
+        for rank in (0, 1):
+            servers = ",".join([*ready, *["127.0.0.1:0"] * (2 - len(ready))])
+            file = tmp_path / f"ready.{rank}"
+            told = {"PSFLEET_SERVERS": servers, "PSFLEET_READY_FILE": str(file)}
+            told["PSFLEET_LISTEN"] = "127.0.0.1:0"
+            server = start(tmp_path, files, "server", rank, told)
+            stack.callback(end, server)
+            until(lambda file=file, one=server: file.exists() or one.poll() is not None)  # type: ignore[misc]
+            assert server.poll() is None, (tmp_path / f"server.{rank}").read_text()
+            ready.append(json.loads(file.read_text())["endpoint"])
+        told = {"PSFLEET_SERVERS": ",".join(ready)}
+        workers = [start(tmp_path, files, "worker", rank, told) for rank in (0, 1)]
+        for worker in workers:
+            stack.callback(end, worker)
+        assert [worker.wait(120) for worker in workers] == [0, 0], tmp_path
+    assert digest((tmp_path / "worker.0").read_text()) == DIGEST
+
+
+def start(
+    folder: Path, files: dict[str, Any], role: str, rank: int, told: dict[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Start what a container runs; `told`: what names and paths are here."""
+    container = containers(files)[role]
+    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    assert {one["name"] for one in container["env"]} - variables.keys() <= {
+        "PSFLEET_RANK",
+        "POD_IP",
+    }
+    variables |= {"PSFLEET_RANK": str(rank), "PSFLEET_TLS": str(folder / f"ctr-{role}-tls")} | told
+    del variables["PSFLEET_CACHE"]  # so that this machine's kernels are used
+    words = {"psfleet-server": ["-m", "psfleet_server"], "python": []}
+    program, *arguments = container["command"]
+    with (folder / f"{role}.{rank}").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *words[program], *arguments],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=_environment() | variables,
+        )
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Leave no process."""
+    if process.poll() is None:
+        process.terminate()
+    process.wait()
+
+
+def test_the_job_file_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It renders as printed; with --dry-run nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(job_file("kubernetes"))
+    (tmp_path / "train.py").touch()
+    words = ["--render", "files", "--config", "job.toml"]
+    assert main(["--dry-run", *words]) == 0
+    assert not (tmp_path / "files").exists()
+    assert main(words) == 0
+    first, second = (capsys.readouterr().out.splitlines(), sorted((tmp_path / "files").iterdir()))
+    assert first == [f"files/{path.name}" for path in second] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "--engine kubernetes writes files for kubectl; name a folder"),
+        (("--render", "x", "--image", ""), "needs an image with psfleet and the script (--image)"),
+        (
+            ("--render", "x", "--job", "My_job"),
+            "--job is 'My_job'; Kubernetes takes up to 40 lower",
+        ),
+        (("--render", "x", "--snapshot-every", "5min"), "snapshots need a folder that all servers"),
+        (("--render", "x", "--replicas", "1"), "--replicas needs psfleet's launcher"),
+        (("--render", "/proc/none"), "--render is '/proc/none', which cannot be written"),
+    ],
+)
+def test_what_cannot_be_rendered(
+    options: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence says why."""
+    assert main([*IMAGE, "--job", "ctr", *options, TRAINER, "30"]) == 2
+    assert re.search(re.escape(sentence), capsys.readouterr().err)
