@@ -23,7 +23,7 @@ __all__ = ["CudaUpdate", "DeviceBuffers", "cuda_kernels", "launch"]
 
 Floats = NDArray[np.float32]
 _THREADS = 128  # of a block
-_SIMULATED = 4
+_SIMULATED = 2
 _launching = threading.Lock()  # the simulator runs one kernel at a time
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# Each takes some seconds of processor time, in many short turns or in large compilations.
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=570,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -43,7 +45,7 @@ def test_kernels_compile_to_ptx() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=570,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -179,11 +179,11 @@ def run(tables: Tables, seed: int, steps: int) -> str:
 
 
 def differ(number: int, seed: int) -> str:
-    """How tables of this definition differ, also after each has taken the other's snapshot; empty: not."""
+    """How tables differ, some also after each has taken the other's snapshot; empty: they do not."""
     host, device = SparseTable(SPECS[number]), SparseTable(SPECS[number], device="cuda")
-    steps = 4 if number < len(RULE_CASES) else 10
+    steps = 3 if number < len(RULE_CASES) else 8
     wrong = run((host, device), seed, steps)
-    if not wrong:
+    if not wrong and number % 3 == 0:
         there, back = moved(host, "cuda"), moved(device, "cpu")
         wrong = run((back, there), seed + 1000, steps // 2) and "after a snapshot"
     return wrong and f"{SPECS[number].rule} {SPECS[number].entry}: {wrong}"
