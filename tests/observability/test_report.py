@@ -13,6 +13,7 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.job_history import (
     HISTORY,
+    JobEvent,
     JobHistory,
     PastJob,
     heading,
@@ -24,10 +25,13 @@ from psfleet_launch.observability.job_view import job_view
 from psfleet_launch.observability.recorder import panel_texts
 from psfleet_launch.supervision.job_events import (
     FinishJob,
+    KillHung,
     ProcessExited,
+    ReportHung,
     Said,
     ServerReady,
     StartProcesses,
+    StopRequested,
 )
 from psfleet_launch.supervision.standbys import PromoteStandby
 
@@ -72,6 +76,39 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.heading["machines"] == {"here": ["server 1", "worker 0"]}
     assert found.code is None
     history.close()
+
+
+def test_the_golden_history(tmp_path: Path) -> None:
+    """The file of format version 1 is read as what was written, and is written with the same bytes."""
+    panel = {key: key for key in ("section", "title", "unit", "meaning", "advice", "by")}
+    said = {
+        "job": "flights",
+        "psfleet": "0.1.0",
+        "engine": "local",
+        "script": "train.py",
+        "settings": {"servers": 1, "strategy": {"consistency": {"mode": "sync"}}},
+        "machines": {"local": ["server 0", "worker 0"]},
+        "began": 1000.0,
+        "panels": [panel],
+    }
+    history = JobHistory(tmp_path, said, epoch=1000.0)
+    history.take(StartProcesses((SERVER, STANDBY)), 1.0)
+    history.take(ServerReady(STANDBY, "unix:/s"), 2.0)
+    history.take(ReportHung(SERVER, 5.0), 3.0)
+    history.take(KillHung(SERVER, 6.0), 4.0)
+    history.take(ProcessExited(SERVER, -9, cause="silent"), 5.0)
+    history.take(PromoteStandby(STANDBY, SERVER, 2), 5.5)
+    history.add_frame({"at": 1006.0, "panels": [{"0": 0.125, "1": None}]})
+    history.take(Said(SERVER, "caf\u00e9"), 7.0)
+    history.take(StopRequested(15), 8.0)
+    history.take(FinishJob(143), 9.0)
+    history.close()
+    golden = Path(__file__).parents[1] / "goldens" / "formats" / "v1" / "launch"
+    assert (tmp_path / HISTORY).read_bytes() == (golden / HISTORY).read_bytes()
+    found = read_history(golden)
+    assert (found.heading, found.code) == (said, 143)
+    assert found.last("title") == {"0": 0.125, "1": None}
+    assert found.events[5] == JobEvent(1005.0, "ended", "server 1", -9, "silent")
 
 
 def test_a_history_stays_small(tmp_path: Path) -> None:

@@ -115,13 +115,14 @@ class JobHistory:
     Args:
         folder: Of the job's logs.
         said: Fields of the first line, see `heading`.
+        epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
     """
 
-    def __init__(self, folder: Path, said: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, said: Mapping[str, Any], epoch: float | None = None) -> None:
         self._path = folder / HISTORY
         self._lock = threading.Lock()
         self._frames = self._events = self._bytes = self._dropped = 0
-        self._epoch = time.time() - time.monotonic()
+        self._epoch = time.time() - time.monotonic() if epoch is None else epoch
         self._file: int | None = None
         with contextlib.suppress(OSError):
             self._replace([_line(_FORMAT.document(**said))])
