@@ -9,10 +9,10 @@ from rich.console import Console
 
 from psfleet.errors import FrameError
 from psfleet_launch.commands.psfleet_cli import main
+from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.job_history import (
-    HISTORY,
     JobEvent,
     JobHistory,
     PastJob,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from psfleet.errors import ConfigError
-from psfleet_launch.observability.job_history import HISTORY
+from psfleet_launch.job.job_folder import HISTORY
 
 __all__ = ["job_argument", "job_folder", "recorded_job"]
 

@@ -12,7 +12,13 @@ from psfleet.errors import ConfigError
 from psfleet.formats.mode_request import DONE, WISH
 from psfleet.platform.sockets import make_private_folder
 
-__all__ = ["claimed", "is_claimed", "private_folder"]
+__all__ = ["HISTORY", "REPORT", "claimed", "is_claimed", "private_folder"]
+
+HISTORY = "history.jsonl"
+"""What happened to the job, see psfleet_launch.observability.job_history."""
+
+REPORT = "report.html"
+"""The same for people."""
 
 _PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
 
@@ -89,8 +95,9 @@ def _clear(folder: Path) -> None:
         *folder.glob("server.*.log"),
         *folder.glob("standby.*/server.*.log"),
         *folder.glob("watch-ca.pem"),
-        *folder.glob("history.jsonl"),
-        *folder.glob("report.html"),
+        *folder.glob(HISTORY),
+        *folder.glob(f".{HISTORY}.*"),
+        *folder.glob(REPORT),
         *folder.glob(WISH),
         *folder.glob(DONE),
     ):

@@ -18,6 +18,7 @@ from typing import Any
 from psfleet.errors import FrameError
 from psfleet.formats.document import Format, Misfit, exact, reading
 from psfleet.platform.atomic_files import read_small
+from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.recorder import panel_texts
 from psfleet_launch.supervision.job_events import (
@@ -35,9 +36,7 @@ from psfleet_launch.supervision.job_events import (
 )
 from psfleet_launch.supervision.standbys import PromoteStandby
 
-__all__ = ["HISTORY", "JobEvent", "JobHistory", "PastJob", "heading", "read_history", "thinned"]
-
-HISTORY = "history.jsonl"
+__all__ = ["JobEvent", "JobHistory", "PastJob", "heading", "read_history", "thinned"]
 
 _FORMAT = Format("job history")
 _HEADING = {
@@ -139,9 +138,7 @@ class JobHistory:
     def close(self) -> None:
         """Let go of the file."""
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            self._end()
 
     def _append(self, kind: str, content: Mapping[str, Any]) -> None:
         line = _line({kind: content})
@@ -149,15 +146,18 @@ class JobHistory:
             if self._file is None:
                 return
             try:
-                written = os.write(self._file, line)
-                self._bytes += written
+                if os.write(self._file, line) < len(line):
+                    self._end()  # nothing may follow half a line
+                    return
+                self._bytes += len(line)
                 self._frames += kind == "frame"
                 self._events += kind == "event"
-                if written == len(line):
-                    self._bound()
-                    return
+                self._bound()
             except OSError:
-                pass
+                self._end()
+
+    def _end(self) -> None:
+        if self._file is not None:
             os.close(self._file)
             self._file = None
 

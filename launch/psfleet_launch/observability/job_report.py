@@ -11,11 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from psfleet_launch.job.job_folder import is_claimed
+from psfleet_launch.job.job_folder import REPORT, is_claimed
 from psfleet_launch.observability.job_history import JobEvent, PastJob, read_history
 
 __all__ = [
-    "REPORT",
     "clock",
     "duration",
     "incidents",
@@ -25,8 +24,6 @@ __all__ = [
     "tables",
     "write_report",
 ]
-
-REPORT = "report.html"
 
 _PLACE = '<script id="report" type="application/json">null</script>'
 _SLOW = 1.5
