@@ -20,7 +20,7 @@ from psfleet_launch.observability.job_history import (
     read_history,
     thinned,
 )
-from psfleet_launch.observability.job_report import slow_processes, state, tables
+from psfleet_launch.observability.job_report import job_report, slow_processes, state, tables
 from psfleet_launch.observability.job_view import job_view
 from psfleet_launch.observability.recorder import panel_texts
 from psfleet_launch.supervision.job_events import (
@@ -34,6 +34,7 @@ from psfleet_launch.supervision.job_events import (
     StopRequested,
 )
 from psfleet_launch.supervision.standbys import PromoteStandby
+from tests.observability.browser import CELLS, opened
 
 SERVER, STANDBY, WORKER = Member("server", 1), Member("server", 1, copy=1), Member("worker", 0)
 TITLES = [panel["title"] for panel in panel_texts()]
@@ -194,6 +195,30 @@ def test_a_takeover_lasts_from_the_death_to_the_answer(tmp_path: Path) -> None:
         ["server 1 copy 1", "here", "1", "0", "running"],
     ]
     assert state(found, is_running=False).startswith("ended with exit code 3 after ")
+
+
+def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
+    """Of a finished job in which a server was killed; what processes say is text and never HTML."""
+    history = begun(tmp_path)
+    history.take(StartProcesses((SERVER, STANDBY)), 0.0)
+    history.take(ProcessExited(SERVER, -9, cause="</script><b>&amp;"), 10.0)
+    history.take(PromoteStandby(STANDBY, SERVER, 2), 10.5)
+    history.take(ServerReady(STANDBY), 12.0)
+    history.add_frame(frame(14.0, Loss={"0": 0.5, "1": 0.25}))
+    history.add_frame(frame(16.0, Loss={"0": 0.375}))
+    history.take(FinishJob(0), 20.0)
+    history.close()
+    found = read_history(tmp_path)
+    page = tmp_path / "report.html"
+    page.write_text(job_report(found))
+    with opened(page.as_uri()) as shown:
+        assert shown.text_content("#state") == state(found, is_running=False)
+        for table in tables(found):
+            wanted = [*filter(None, [table["columns"]]), *table["rows"]]
+            assert shown.evaluate(CELLS, table["title"]) == wanted
+        values = """[...document.querySelectorAll('[data-title="Loss"] li')].map(
+            one => [one.dataset.name, +one.dataset.value])"""
+        assert dict(shown.evaluate(values)) == {"0": 0.375, "1": 0.25}
 
 
 def test_the_slow_worker_is_named() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import urllib.error
@@ -25,6 +24,7 @@ from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.observability.job_report import job_report, slow_processes
 from psfleet_launch.observability.recorder import answers
 from tests.launch.conftest import ROOT, Launcher, _environment
+from tests.observability.browser import CELLS, opened, program
 from tests.observability.trainer import ID, STEP, WORKER
 from tests.waiting import until
 
@@ -134,13 +134,6 @@ class Prometheus:
         }
 
 
-def _program(name: str, package: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed (apt-get install {package})")
-    return path
-
-
 @pytest.fixture(scope="module")
 def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Finds the job by its /sd."""
@@ -161,7 +154,7 @@ def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with open(said, "w") as log:
         process = subprocess.Popen(
             [
-                _program("prometheus", "prometheus"),
+                program("prometheus", "prometheus"),
                 f"--config.file={folder}/prometheus.yml",
                 f"--storage.tsdb.path={folder}/data",
                 "--web.listen-address=127.0.0.1:0",
@@ -258,7 +251,7 @@ def test_an_alert_fires(job: Watched, prometheus: Prometheus) -> None:
 
 def test_the_rules_and_the_metrics_are_valid(job: Watched) -> None:
     """promtool accepts the alert rules, and what /metrics gives."""
-    promtool = _program("promtool", "prometheus")
+    promtool = program("promtool", "prometheus")
     rules = [promtool, "check", "rules", str(ROOT / "docs/alerts.yml")]
     assert subprocess.run(rules, capture_output=True, check=False).returncode == 0
     checked = subprocess.run(
@@ -300,7 +293,7 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
     """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere."""
     (folder / "hold").touch()
     phone = {"width": 390, "height": 844}
-    with _browser(job.url, viewport=phone, color_scheme="dark") as page:
+    with opened(job.url, viewport=phone, color_scheme="dark") as page:
         until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -313,45 +306,17 @@ def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
     logs = folder / "psfleet-logs" / "watched"
     until(lambda: read_history(logs).last("Loss").keys() == {"0", "1"}, "figures of both workers")
     (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
-    with _browser((folder / "report.html").as_uri()) as page:
+    with opened((folder / "report.html").as_uri()) as page:
         assert _shown(page) == {title: past.last(title) for title in _STILL}
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.text_content("#state").startswith("runs: ")
-        facts = dict(page.evaluate(_CELLS, "The job"))
+        facts = dict(page.evaluate(CELLS, "The job"))
         assert (facts["Servers"], facts["Workers"], facts["Network"]) == ("2", "2", "TLS")
-        assert [row[0] for row in page.evaluate(_CELLS, "Speed of processes")[1:]] == [
+        assert [row[0] for row in page.evaluate(CELLS, "Speed of processes")[1:]] == [
             row[0] for row in slow_processes(past)
         ]
-    with _browser(job.url + "report") as page:
+    with opened(job.url + "report") as page:
         assert page.text_content("#state").startswith("runs: ")
-
-
-_CELLS = """title => [...document.querySelectorAll(`table[data-title="${title}"] tr`)].map(
-    row => [...row.cells].map(cell => cell.textContent))"""
-
-
-@contextlib.contextmanager
-def _browser(url: str, **options: Any) -> Iterator[Any]:
-    """A page in Chromium, with figures; it complains about nothing and loads nothing from elsewhere."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
-    )
-    asked: list[str] = []
-    complaints: list[str] = []
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(
-            executable_path=_program("chromium", "chromium"), args=["--no-sandbox"]
-        )
-        page = browser.new_page(**options)
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(url, wait_until="domcontentloaded")
-        page.wait_for_selector("body[data-at]", state="attached", timeout=60_000)
-        yield page
-        browser.close()
-    assert not complaints
-    assert all(one.startswith((url.removesuffix("report"), "data:")) for one in asked)
 
 
 def _shown(page: Any) -> dict[str, dict[str, float]]:
