@@ -261,7 +261,7 @@ def _files_of(path: str) -> list[str]:
 
 
 def _opened(file: str) -> Any:
-    return _fsspec().open(file).open() if "://" in file else open(file, "rb")
+    return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
 
 
 def _fsspec() -> Any:
