@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
-from psfleet.datasets.row_order import RowOrder
+from psfleet.datasets.row_order import RowSequence
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
@@ -36,13 +36,13 @@ except ModuleNotFoundError as error:
         "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
     ) from None
 
-__all__ = ["Batch", "ParquetFiles"]
+__all__ = ["ParquetFiles", "SampleBatch"]
 
 _SAID = 5  # bad rows of which a line is printed
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Samples of a step.
 
     Attributes:
@@ -108,14 +108,14 @@ class ParquetFiles:
         self._size = sum(group.rows for group in self._groups)
         if not self._size:
             raise UsageError(f"{paths!r} has no row")
-        self._orders: OrderedDict[tuple[int, int | None, int], RowOrder] = OrderedDict()
+        self._orders: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
         self._decoded: OrderedDict[tuple[int, int | None, int], Rows | None] = OrderedDict()
 
     def __len__(self) -> int:
         """The number of rows, bad ones included."""
         return self._size
 
-    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> Batch:
+    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
         """The samples at these positions; row i of epoch e has the position e * len + i.
 
         The same positions give the same samples for any number of workers. Bad rows are left out.
@@ -144,15 +144,15 @@ class ParquetFiles:
             else:
                 yield group, rows.chosen(slice(found.low, found.high))
 
-    def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowOrder:
+    def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
         key = (batch_size, seed, epoch)
         if key not in self._orders:
             sizes = [group.rows for group in self._groups]
-            self._orders[key] = RowOrder(sizes, batch_size, self._interleave, seed, epoch)
+            self._orders[key] = RowSequence(sizes, batch_size, self._interleave, seed, epoch)
             _trim(self._orders, 2)
         return self._orders[key]
 
-    def _rows(self, order: RowOrder, number: int, seed: int | None, epoch: int) -> Rows | None:
+    def _rows(self, order: RowSequence, number: int, seed: int | None, epoch: int) -> Rows | None:
         """The rows of a group in the epoch's order; None: it cannot be read, and is skipped."""
         key = (number, seed, 0 if seed is None else epoch)
         if key not in self._decoded:
@@ -219,14 +219,14 @@ class ParquetFiles:
             say(f"psfleet: {text}{more}")
 
 
-def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> Batch:
+def _batch(features: FeatureSet, labels: Sequence[str], parts: Sequence[Rows]) -> SampleBatch:
     def whole(name: str) -> Any:
         found = [rows.features[name] for rows in parts]
         return joined(found) if isinstance(found[0], Jagged) else np.concatenate(found)
 
     if not parts:
-        return Batch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
-    return Batch(
+        return SampleBatch(no_samples(features), {name: np.empty(0, np.float32) for name in labels})
+    return SampleBatch(
         {name: whole(name) for name in features.features},
         {name: np.concatenate([rows.labels[name] for rows in parts]) for name in labels},
     )

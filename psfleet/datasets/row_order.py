@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RowOrder", "RowRange"]
+__all__ = ["RowRange", "RowSequence"]
 
 Ids = NDArray[np.int64]
 
@@ -20,7 +20,7 @@ class RowRange:
     high: int
 
 
-class RowOrder:
+class RowSequence:
     """The order of one epoch.
 
     Row groups are read in windows of `interleave`, from which blocks of `batch_size` rows come in turn.

@@ -17,8 +17,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 import pyarrow as pa  # after the check for pyarrow
 import pyarrow.parquet as pq
 
-from psfleet.datasets.parquet import Batch, ParquetFiles
-from psfleet.datasets.row_order import RowOrder
+from psfleet.datasets.parquet import ParquetFiles, SampleBatch
+from psfleet.datasets.row_order import RowSequence
 
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
@@ -133,7 +133,7 @@ def test_the_order_depends_on_no_worker(tmp_path: Path, seed: int | None) -> Non
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_read_row_groups_of_their_own(workers: int) -> None:
     """Of blocks taken in turn, as in sync mode, workers read different row groups."""
-    order = RowOrder([40] * 8, 5, 4, seed=1, epoch=0)
+    order = RowSequence([40] * 8, 5, 4, seed=1, epoch=0)
     groups: list[set[int]] = [set() for _ in range(workers)]
     for block in range(64):
         (found,) = order.ranges(block * 5, block * 5 + 5)
@@ -147,7 +147,7 @@ def test_workers_read_row_groups_of_their_own(workers: int) -> None:
 def test_orders_have_every_row_once(seed: int | None, block: int) -> None:
     """Also of row groups that are empty, smaller than a block or no multiple of it."""
     sizes = [5, 0, 9, 1, 6, 100, 2]
-    order = RowOrder(sizes, block, 3, seed, epoch=2)
+    order = RowSequence(sizes, block, 3, seed, epoch=2)
     found = [
         (part.group, row)
         for low in range(0, sum(sizes), 7)
@@ -195,7 +195,7 @@ def test_a_batch_without_rows(tmp_path: Path) -> None:
     """A batch of which every row is bad is empty, and fits the feature set."""
     file = written(tmp_path / "f.parquet", count=2, click=pa.array([None, None], pa.int64()))
     (batch,) = fleet.dataset(ParquetFiles(file, FEATURES, ["click"], bad_rows="skip"), 2)
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, SampleBatch)
     assert len(batch) == 0
     assert batch.features["user"].values.shape == (0,)
     assert batch.features["vector"].shape == (0, 2)
