@@ -18,6 +18,7 @@ from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
 
 TRAINER = str(ROOT / "tests" / "launch" / "trainer.py")
 PSFLEET = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli"]
+_PATIENCE = 500.0  # seconds; pytest ends a test that hangs earlier, where its limit is lower
 TWO = ("--servers", "2", "--workers", "2", "--no-progress")
 
 
@@ -110,7 +111,7 @@ class Site:
 
     def ends(self, launcher: Launcher) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        code = launcher.process.wait(150)
+        code = launcher.process.wait(_PATIENCE)
         return code, (self._folder / "out").read_text(), self.said()
 
     def pid_of(self, launcher: Launcher, role: str, rank: int) -> int:
@@ -186,13 +187,14 @@ _ALWAYS = ("test_sync_mode_gives_the_same_bits", "test_a_requeued_job_goes_on_fr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most tests of Slurm to `make test-engines`: there no process can be forked from another one."""
-    if os.environ.get("PSFLEET_TEST_ENGINES"):
-        return
+    """Leave most tests of Slurm to `make test-engines`: there every process is a new interpreter."""
+    runs_all = bool(os.environ.get("PSFLEET_TEST_ENGINES"))
     for item in items:
         made = getattr(item, "callspec", None)
-        if made and made.params.get("engine") == "slurm" and not item.name.startswith(_ALWAYS):
-            item.add_marker(pytest.mark.skip("engine slurm: make test-engines runs this test"))
+        if made and made.params.get("engine") == "slurm":
+            item.add_marker(pytest.mark.timeout(600))
+            if not runs_all and not item.name.startswith(_ALWAYS):
+                item.add_marker(pytest.mark.skip("engine slurm: make test-engines runs this test"))
 
 
 _LABS = {"ssh": "lab", "slurm": "cluster"}

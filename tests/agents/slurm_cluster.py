@@ -34,7 +34,10 @@ MpiDefault=none
 KillWait=5
 AuthInfo=cred_expire=5
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=300
+SlurmctldTimeout=300
+MessageTimeout=100
+BatchStartTimeout=300
 """
 
 

@@ -9,7 +9,7 @@ from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.addresses import address_towards
 from psfleet_launch.engines.remote.agent_messages import versions
 
-__all__ = ["describe", "memory_kills"]
+__all__ = ["describe", "describe_gpus", "memory_kills"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PATIENCE = 5.0  # seconds for nvidia-smi
@@ -31,14 +31,14 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
             address=address or address_towards(host, int(port)),
             cores=len(os.sched_getaffinity(0)),
             memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            gpus=_gpus(),
+            gpus=describe_gpus(),
             pid=os.getpid(),
         )
     )
     return hello
 
 
-def _gpus() -> list[str]:
+def describe_gpus() -> list[str]:
     """Names of the GPUs that the driver knows."""
     try:
         listed = subprocess.run(

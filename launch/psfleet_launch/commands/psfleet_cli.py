@@ -16,6 +16,7 @@ from psfleet.rules import import_rules
 from psfleet.settings.environment import read_environment
 from psfleet_launch.commands.agent_command import agent
 from psfleet_launch.commands.certificates_command import certs
+from psfleet_launch.commands.doctor_command import doctor
 from psfleet_launch.commands.inspection import ckpt, log
 from psfleet_launch.commands.mode_command import mode
 from psfleet_launch.commands.options import merged, requested, strategy_options
@@ -37,6 +38,7 @@ def psfleet() -> None:
 psfleet.add_command(agent)
 psfleet.add_command(certs)
 psfleet.add_command(ckpt)
+psfleet.add_command(doctor)
 psfleet.add_command(log)
 psfleet.add_command(mode)
 psfleet.add_command(report)
