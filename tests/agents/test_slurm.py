@@ -12,6 +12,7 @@ from psfleet_launch.job.job_request import Launch
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
 from tests.agents.slurm_cluster import ask
+from tests.agents.test_engines import LONG
 from tests.launch.conftest import ROOT, Launcher
 
 RESUMING = str(ROOT / "tests" / "launch" / "resuming.py")
@@ -69,6 +70,24 @@ def test_a_job_ends_in_order_before_its_time_limit(site: Site) -> None:
     assert code == 128 + signal.SIGUSR1, err
     assert "the snapshot is complete; continue with --resume " in err
     assert "stopped by SIGUSR1" in err
+
+
+def test_a_lost_node_is_the_first_cause(site: Site) -> None:
+    """A node is cut off: its processes end, and so does the job, which names the node.
+
+    Slurm calls the job over once it has heard of the node again.
+    """
+    assert site.lab is not None
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    site.lab.cut("beta")
+    try:
+        lost = "failed first: the agent on host beta is lost: "
+        launcher.until(lambda: lost in site.said(), "loss of beta")
+    finally:
+        site.lab.cut("beta", is_up=True)
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGKILL, err
 
 
 def test_a_waiting_job_is_cancelled(site: Site) -> None:

@@ -169,7 +169,9 @@ def _show(path: Path, start: int, stream: BinaryIO) -> int:
 
 def _exit_code(state: Mapping[str, str]) -> int:
     code, _, number = state.get("ExitCode", "1:0").partition(":")
-    return int(code) or (128 + int(number) if int(number) else state["JobState"] != "COMPLETED")
+    if int(number):
+        return 128 + int(number)
+    return int(code) or int(state["JobState"] != "COMPLETED")
 
 
 @contextlib.contextmanager
