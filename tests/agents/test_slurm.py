@@ -13,7 +13,7 @@ from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
 from tests.agents.slurm_cluster import ask
 from tests.agents.test_engines import LONG
-from tests.launch.conftest import ROOT, Launcher
+from tests.launch.conftest import ROOT, Launcher, _environment
 
 RESUMING = str(ROOT / "tests" / "launch" / "resuming.py")
 SLOW_AT_FIRST = f"""\
@@ -21,6 +21,12 @@ import os, runpy, sys
 rest = "0" if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else "1"
 sys.argv = ["", "40", rest, "model"]
 runpy.run_path({RESUMING!r}, run_name="__main__")
+"""
+BROKEN_ON_BETA = """\
+import os
+if os.environ.get("SLURMD_NODENAME") == "beta":
+    os.write(2, b"no psfleet is installed here\\n")
+    os._exit(3)
 """
 SNAPSHOTS = ("--snapshot-every", "3 rounds", "--job", "j")
 
@@ -70,6 +76,17 @@ def test_a_job_ends_in_order_before_its_time_limit(site: Site) -> None:
     assert code == 128 + signal.SIGUSR1, err
     assert "the snapshot is complete; continue with --resume " in err
     assert "stopped by SIGUSR1" in err
+
+
+def test_a_node_without_psfleet(site: Site, tmp_path: Path) -> None:
+    """An agent that cannot start: nothing starts, and its last line is quoted with its node."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sitecustomize.py").write_text(BROKEN_ON_BETA)
+    path = f"{tmp_path / 'broken'}:{_environment()['PYTHONPATH']}"
+    launcher = site.launch(*TWO, TRAINER, "30", PYTHONPATH=path)
+    code, _, err = site.ends(launcher)
+    assert code == 2, err
+    assert "psfleet-launch: host beta: no psfleet is installed here" in err
 
 
 def test_a_lost_node_is_the_first_cause(site: Site) -> None:

@@ -8,6 +8,7 @@ long as the job: Slurm may let a later step wait without end after it has lost a
 import os
 import re
 import selectors
+import time
 from collections.abc import Mapping, Sequence
 
 from psfleet.errors import ConfigError
@@ -32,7 +33,8 @@ _SRUN = (
     "--label",  # lines begin with the number of their task
 )
 _NAMED = 'exec "$@" --name "$SLURMD_NODENAME"'
-_TASK = re.compile(r"srun: error: \S+: tasks? (\d+)")
+_TASK = re.compile(r"srun: error: \S+: tasks? (\d+).*")
+_LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of its end
 
 
 class SlurmEngine(RemoteEngine):
@@ -46,6 +48,7 @@ class SlurmEngine(RemoteEngine):
         super().__init__(job, selector, launch)
         self._step: AgentStarter | None = None
         self._nodes: Sequence[str] = ()
+        self._failed_at = float("inf")
 
     @classmethod
     def hand_over(
@@ -81,10 +84,13 @@ class SlurmEngine(RemoteEngine):
     def check_agents(self) -> None:
         assert self._step is not None
         lines = self._step.lines()
-        for task in map(int, _TASK.findall("\n".join(lines))):
-            said = [line for line in lines if line.startswith((f"{task}: ", "srun: error: "))]
-            why = next((line for line in reversed(said) if line[0] != "s"), said[-1])
-            raise ConfigError(f"host {self.machines()[task]}: {why.removeprefix(f'{task}: ')}")
+        if failed := _TASK.search("\n".join(lines)):
+            self._failed_at = min(self._failed_at, time.monotonic())
+            if time.monotonic() < self._failed_at + _LAST_WORDS:
+                return
+            label = f"{failed[1]}: "
+            said = [line.removeprefix(label) for line in lines if line.startswith(label)]
+            raise ConfigError(f"host {self.machines()[int(failed[1])]}: {[failed[0], *said][-1]}")
         code = self._step.exit_code
         if code is not None and len(self.agents) < len(self.machines()):
             raise ConfigError([f"srun has ended with exit code {code}", *lines][-1])
