@@ -75,6 +75,16 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
                 yield f"says 'make {target}', which the Makefile does not know"
 
 
+def unsorted() -> Iterator[str]:
+    """Pages of docs/ that the site would not show; decisions have a list of their own."""
+    named = (ROOT / "mkdocs.yml").read_text()
+    for page in documents():
+        name = page.relative_to(ROOT).as_posix().removeprefix("docs/")
+        is_page = page.is_relative_to(ROOT / "docs") and name != "README.md"
+        if is_page and not re.match(r"decisions/\d{4}-", name) and f"- {name}\n" not in named:
+            yield f"docs/{name} is not in the navigation of mkdocs.yml"
+
+
 def anchors(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
@@ -101,6 +111,7 @@ def main() -> int:
         for document in documents()
         for complaint in complaints(document, targets)
     ]
+    found += unsorted()
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0
