@@ -44,7 +44,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["--restart-hung", SCRIPT],
             "--restart-hung goes with --durability log or log+fsync and without --replicas",
         ),
-        (["--engine", "slrum", SCRIPT], "--engine is 'slrum'; it must be one of join, local, ssh"),
+        (
+            ["--engine", "slrum", SCRIPT],
+            "--engine is 'slrum'; it must be one of join, kubernetes, local, slurm, ssh",
+        ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),
         (["--start-timeout", "0", SCRIPT], "--start-timeout is 0; it must be above 0; servers"),
