@@ -130,7 +130,8 @@ class Call:
             self.cargo.lose()
         with self.changed:
             self.answer, self.error = answer, error
-            self.request, self.cargo, self.sent = b"", None, None  # let go of the gradients
+            # Let go of the gradients, which frames of a failure hold too.
+            self.request, self.cargo, self.sent, self.failure = b"", None, None, None
             if any(settled() for settled in self.awaited):
                 self.changed.notify_all()
             self.awaited.clear()

@@ -140,7 +140,7 @@ class ServerClient:
             call.release(sent)
 
     def take_unread(self) -> None:
-        """Let the thread go on with a call that left without it, unless somebody holds that."""
+        """Let the thread go on with a call that left without it, once nobody holds that."""
         with self._changed:
             if self._unread is not None:
                 self._queue.put(self._unread)
