@@ -3,6 +3,7 @@
 Unix sockets need none of this: the kernel lets in only who may enter their folder.
 """
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,8 @@ from psfleet.wire.credentials import SERVER_NAME, Credentials
 __all__ = ["INSECURE", "TOKEN_KEY", "Access", "is_tcp"]
 
 TOKEN_KEY = "authorization"
+# The first channel begins gRPC's core, so one thread at a time opens a channel.
+_opening = threading.Lock()
 
 
 def is_tcp(endpoint: str) -> bool:
@@ -61,14 +64,16 @@ class Access:
         Raises:
             ConfigError: The endpoint is TCP and there are no credentials.
         """
-        if not is_tcp(endpoint) or self._is_plain(endpoint, "connect to"):
-            return grpc.insecure_channel(endpoint, options)
-        assert self.credentials is not None
-        own = grpc.ssl_channel_credentials(
-            self.credentials.ca, self.credentials.key, self.credentials.certificate
-        )
-        named = ("grpc.ssl_target_name_override", SERVER_NAME)
-        return grpc.secure_channel(endpoint, own, [*options, named])
+        plain = not is_tcp(endpoint) or self._is_plain(endpoint, "connect to")
+        with _opening:
+            if plain:
+                return grpc.insecure_channel(endpoint, options)
+            assert self.credentials is not None
+            own = grpc.ssl_channel_credentials(
+                self.credentials.ca, self.credentials.key, self.credentials.certificate
+            )
+            named = ("grpc.ssl_target_name_override", SERVER_NAME)
+            return grpc.secure_channel(endpoint, own, [*options, named])
 
     def listen(self, server: grpc.Server, endpoint: str) -> int:
         """Let the server listen; its port.

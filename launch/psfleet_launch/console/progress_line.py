@@ -135,6 +135,8 @@ class ProgressPoller:
     def start(self) -> None:
         """Begin to ask. Call from the main thread, before gRPC is imported."""
         children_without_grpc()
+        import grpc  # noqa: F401  # here, for other threads will import it too; not for a job without a display
+
         self._thread.start()
 
     def stop(self) -> None:
@@ -143,7 +145,7 @@ class ProgressPoller:
         self._thread.join()
 
     def _run(self) -> None:
-        import grpc  # here: a job without a display does without
+        import grpc
 
         from psfleet.wire.access import Access
         from psfleet.wire.channel import open_channel

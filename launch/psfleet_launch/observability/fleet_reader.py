@@ -56,7 +56,7 @@ class FleetReader:
             self._channels.clear()
 
     def _of_processes(self) -> "Iterator[Metric]":
-        with self._lock:  # gRPC is begun by one thread; threads that begin it at once can crash it
+        with self._lock:
             import grpc  # here: a job that nobody watches does without
 
             from psfleet.wire.access import Access
