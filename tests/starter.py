@@ -17,6 +17,7 @@ import ctypes
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import runpy
@@ -255,14 +256,23 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         install()
     os.chdir(request["folder"])
     _show(request["environment"])
-    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
-    for stream in (sys.stdout, sys.stderr):
-        by_line = not unbuffered and (stream is sys.stderr or os.isatty(1))
-        stream.reconfigure(  # type: ignore[union-attr]
-            line_buffering=by_line, write_through=unbuffered
-        )
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
     _run(request["program"])
+
+
+def _stream(number: int) -> io.TextIOWrapper:
+    """What Python makes of standard output or standard error when it starts."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    by_line = not unbuffered and (number == 2 or os.isatty(number))
+    like = sys.stdout if number == 1 else sys.stderr
+    return io.TextIOWrapper(
+        open(number, "wb", buffering=0 if unbuffered else -1, closefd=False),
+        encoding=like.encoding,
+        errors=like.errors,
+        line_buffering=by_line,
+        write_through=unbuffered,
+    )
 
 
 def _keep(files: list[int], numbers: list[int]) -> None:

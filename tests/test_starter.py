@@ -25,6 +25,7 @@ print(json.dumps({
     "parent": os.getppid(), "group": os.getpgid(0), "session": os.getsid(0) == os.getpid(),
     "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "buffered": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.line_buffering],
+    "below": [type(stream.buffer).__name__ for stream in (sys.stdout, sys.stderr)],
     "text": sys.stdin.read(), "encoding": sys.stdout.encoding, "threads": threading.active_count(),
 }))
 print(random.random(), np.random.random(), file=sys.stderr)
@@ -54,8 +55,9 @@ def forking() -> Any:
     "program", [["-P", "{folder}/program.py"], ["program.py"]], ids=["-P", "script"]
 )
 @pytest.mark.parametrize("is_session", [False, True], ids=["same session", "own session"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_a_fork_finds_what_an_interpreter_finds(
-    forking: Any, tmp_path: Path, program: list[str], is_session: bool
+    forking: Any, tmp_path: Path, program: list[str], is_session: bool, unbuffered: str
 ) -> None:
     """Arguments, environment, folder, path, open files, signals, streams and process group are the same.
 
@@ -71,7 +73,7 @@ def test_a_fork_finds_what_an_interpreter_finds(
             tmp_path,
             *words,
             "one",
-            env={**os.environ, "PYTHONPATH": f"{tmp_path}/a:b", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}/a:b", "PYTHONUNBUFFERED": unbuffered},
             pass_fds=[writing],
             start_new_session=is_session,
         )
