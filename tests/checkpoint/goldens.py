@@ -34,6 +34,7 @@ from psfleet.formats.mode_request import write_answer, write_request
 from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.id_routing import owned_by
 from psfleet.optimizer.lr import StepDecay
+from psfleet.program.names import guard as names_guard
 from psfleet.program.operation import Op
 from psfleet.rules import RULES
 from psfleet.rules.adagrad import Adagrad
@@ -173,7 +174,7 @@ def build(folder: Path) -> None:
 
 
 def _build_model(folder: Path) -> None:
-    with ps.program_guard(ps.Program(), ps.Program()):
+    with names_guard(), ps.program_guard(ps.Program(), ps.Program()):
         ids = layers.data("ids", [None, 2], dtype="int64")
         rows = layers.embedding(ids, size=[7, 3])
         out = layers.fc(layers.reshape(rows, [-1, 6]), 2, act="relu")

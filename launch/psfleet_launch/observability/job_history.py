@@ -78,6 +78,16 @@ class JobEvent:
     code: int | None = None
     text: str = ""
 
+    def document(self) -> dict[str, Any]:
+        """As it is written."""
+        return {
+            "at": self.at,
+            "kind": self.kind,
+            "member": self.member,
+            "code": self.code,
+            "text": self.text,
+        }
+
 
 def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
     """The fields of the first line.
@@ -129,7 +139,7 @@ class JobHistory:
     def take(self, item: Event | Shown | Action, now: float) -> None:
         """Something has happened or is done, at this time of the monotonic clock."""
         for event in _events(item, self._epoch + now):
-            self._append("event", event.__dict__)
+            self._append("event", event.document())
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
         """Keep the answers to all panels' questions, as the recorder has them."""
