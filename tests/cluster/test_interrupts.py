@@ -5,7 +5,7 @@ import queue
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -29,16 +29,16 @@ def interruptible() -> Iterator[None]:
 
 
 class Interrupter:
-    """Interrupts the main thread a moment after it is asked to, by seed."""
+    """Interrupts the main thread at a moment that a seed decides."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        self._asked: queue.Queue[float | None] = queue.Queue()
+        self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="interrupter")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within, it can be asked."""
+        """Within, it can interrupt."""
         self._thread.start()
         try:
             yield
@@ -46,9 +46,10 @@ class Interrupter:
             self._asked.put(None)
             self._thread.join()
 
-    def ask(self) -> None:
-        """Once, within 10 ms."""
+    def interrupt(self, action: Callable[[], object]) -> None:
+        """Call the action; the interrupt comes within 10 ms, perhaps before it begins."""
         self._asked.put(self._dice.uniform(1e-4, 1e-2))
+        action()
 
     def _run(self) -> None:
         main = threading.main_thread().ident
@@ -83,9 +84,8 @@ def test_training_goes_on_after_interrupts(mode: str) -> None:
         interrupter = Interrupter(7)
         with interrupter.running():
             for _ in range(TIMES):
-                interrupter.ask()
                 with pytest.raises(KeyboardInterrupt):
-                    train()
+                    interrupter.interrupt(train)
         step()
         ps.flush()
         steps = [{t["name"]: t["step"] for t in server["tables"]} for server in ps.stats()]
@@ -104,9 +104,8 @@ def test_an_interrupt_ends_a_wait() -> None:
         interrupter = Interrupter(1)
         with interrupter.running():
             for _ in range(3):
-                interrupter.ask()
                 with pytest.raises(KeyboardInterrupt):
-                    total.pull()
+                    interrupter.interrupt(total.pull)
         with psfleet.connect(fleet.environment(1), mode="sync") as other:
             same = other.dense_table("total", np.zeros(3), optimizer=SGD(1.0))
             same.push(-np.ones(3))
