@@ -43,7 +43,7 @@ class Model(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.table = SparseTable(SPEC, max_rows=100_000)
+        self.table = SparseTable(SPEC, max_rows=300_000)  # 25 steps push at most 200,000
         self.rows: dict[int, Floats] = {}
         self.steps = 0
 
