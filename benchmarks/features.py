@@ -156,10 +156,7 @@ def row(name: str, steps: int, summary: Summary) -> dict[str, Any]:
         "contender": name,
         "CPU ms / step": summary.cpu / steps * 1e3,
         "ms / step": summary.wall / steps * 1e3,
-        "CPU spread": summary.cpu_spread,
-        "wall spread": summary.wall_spread,
-        "others' cores": summary.others,
-        "runs": summary.runs,
+        **summary.noise,
     }
 
 

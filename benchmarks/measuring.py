@@ -46,6 +46,16 @@ class Summary:
     parts: dict[str, float]
     others: float
 
+    @property
+    def noise(self) -> dict[str, float]:
+        """The columns of a report that say how far its figures can be trusted."""
+        return {
+            "CPU spread": self.cpu_spread,
+            "wall spread": self.wall_spread,
+            "others' cores": self.others,
+            "runs": self.runs,
+        }
+
 
 class Subject(Protocol):
     """A contender whose processes are up and wait."""

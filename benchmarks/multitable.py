@@ -73,10 +73,7 @@ def row(name: str, steps: int, summary: Summary) -> dict[str, Any]:
         "contender": name,
         "CPU us / step": summary.cpu / steps * 1e6,
         "us / step": summary.wall / steps * 1e6,
-        "CPU spread": summary.cpu_spread,
-        "wall spread": summary.wall_spread,
-        "others' cores": summary.others,
-        "runs": summary.runs,
+        **summary.noise,
     }
 
 

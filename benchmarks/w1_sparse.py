@@ -138,10 +138,7 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
         "servers": summary.parts["servers"] / steps / workers * 1e6,
         "workers' part": summary.parts["workers"] / steps / workers * 1e6,
         "standbys": summary.parts.get("standbys", 0.0) / steps / workers * 1e6,
-        "CPU spread": summary.cpu_spread,
-        "wall spread": summary.wall_spread,
-        "others' cores": summary.others,
-        "runs": summary.runs,
+        **summary.noise,
     }
 
 

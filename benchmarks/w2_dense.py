@@ -89,10 +89,7 @@ def row(name: str, kind: str, workers: int, steps: int, summary: Summary) -> dic
         "CPU-s / GB": summary.cpu / moved,
         "servers": summary.parts["servers"] / moved,
         "workers' part": summary.parts["workers"] / moved,
-        "CPU spread": summary.cpu_spread,
-        "wall spread": summary.wall_spread,
-        "others' cores": summary.others,
-        "runs": summary.runs,
+        **summary.noise,
     }
 
 

@@ -145,10 +145,7 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
         "samples / s": samples / summary.wall,
         "servers": summary.parts.get("servers", 0.0) / samples * 1e6,
         "workers' part": summary.parts["workers"] / samples * 1e6,
-        "CPU spread": summary.cpu_spread,
-        "wall spread": summary.wall_spread,
-        "others' cores": summary.others,
-        "runs": summary.runs,
+        **summary.noise,
     }
 
 

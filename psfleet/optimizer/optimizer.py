@@ -153,11 +153,11 @@ class Optimizer(StatefulOptimizer):
         """The optimizer by whose settings this one treats the parameter: its own, of a group, or this."""
         return parameter.optimizer or self._lenders.get(parameter.name, self)
 
-    def _rate_of(self, parameter: Parameter) -> float:
-        """The rate of a parameter's next update."""
+    def _rate_of(self, parameter: Parameter, rate: float) -> float:
+        """The rate of a parameter's update in which this optimizer's own is `rate`."""
         lender = self.lender(parameter)
-        source = self if parameter.optimizer is None else lender
-        return source.get_lr() * lender.rate_factor(parameter)
+        base = rate if parameter.optimizer is None else lender.get_lr()
+        return base * lender.rate_factor(parameter)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -352,7 +352,7 @@ class Optimizer(StatefulOptimizer):
         home, rate = tables(), self.get_lr()
         seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in checked]
         gradients = [
-            (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p)))
+            (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p, rate)))
             for seat, (p, g) in zip(seats, self._clip_pairs(checked), strict=True)
         ]
         if self.shortener is not None:
