@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.client.client_features import ClientFeatures
 from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
 from psfleet.execution.model_files import folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
@@ -49,6 +49,7 @@ _CLOSED = (
     "this client is closed, and so are its tables; use them before close() or inside the `with` block, "
     "or call psfleet.connect() again"
 )
+_AFTER_FAILURE = 1.0  # seconds for which a script that has failed waits for other workers
 Table = TypeVar("Table", SparseTable, DenseTable)
 
 
@@ -60,12 +61,15 @@ class Client:
 
     Args:
         runtime: Through which it reaches the tables.
-        leave: What closing does with the runtime; None: closes it.
+        leave: What closing does with the runtime, and how many seconds it may wait for other workers
+            (None: as long as any call); by default it closes it.
     """
 
-    def __init__(self, runtime: Runtime, leave: Callable[[Runtime], None] | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, leave: Callable[[Runtime, float | None], None] | None = None
+    ) -> None:
         self.runtime = runtime
-        self._leave = leave or type(runtime).close
+        self._leave = leave or (lambda runtime, _: runtime.close())
         self._tables: weakref.WeakSet[SparseTable | DenseTable] = weakref.WeakSet()
 
     def sparse_table(
@@ -265,13 +269,7 @@ class Client:
 
     def close(self) -> None:
         """Flush and leave the fleet; afterwards the client's tables are refused. Safe to call twice."""
-        if isinstance(self.runtime, ClosedRuntime):
-            return
-        runtime, closed = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
-        for table in self._tables:
-            table._runtime = closed
-        self.runtime = closed
-        self._leave(runtime)
+        self._close()
 
     def __enter__(self) -> "Client":
         return self
@@ -282,7 +280,22 @@ class Client:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if value is None:
+            self.close()
+            return
+        try:  # the others may have failed too, and then nobody completes the round
+            self._close(_AFTER_FAILURE)
+        except PsfleetError as error:
+            value.add_note(f"psfleet: the last pushes may not be applied: {error}")
+
+    def _close(self, timeout: float | None = None) -> None:
+        if isinstance(self.runtime, ClosedRuntime):
+            return
+        runtime, closed = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
+        for table in self._tables:
+            table._runtime = closed
+        self.runtime = closed
+        self._leave(runtime, timeout)
 
 
 def _check(name: Any, optimizer: Any) -> None:

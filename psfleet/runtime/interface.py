@@ -395,13 +395,17 @@ def is_held() -> bool:
     return _active is not None and _clients > 0
 
 
-def let_go(runtime: Runtime) -> None:
-    """A client is closed. The runtime is flushed, and closed if nothing else in the process uses it."""
+def let_go(runtime: Runtime, timeout: float | None = None) -> None:
+    """A client is closed. The runtime is flushed, and closed if nothing else in the process uses it.
+
+    Args:
+        timeout: Seconds for which a flush waits for other workers, where the runtime stays open.
+    """
     global _active, _clients
     if runtime is _active:
         _clients -= 1
         if _clients or _kept or _make:
-            runtime.flush()
+            runtime.flush(timeout)
             return
         _active = None
     runtime.close()

@@ -1,5 +1,6 @@
 """Who uses a worker's tables where they cannot be used is told so at once, and does not wait."""
 
+import concurrent.futures
 import multiprocessing
 from multiprocessing.connection import Connection as Pipe
 
@@ -9,7 +10,8 @@ import pytest
 import psfleet
 from psfleet.client import Client, SparseTable
 from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
-from psfleet.optimizer import Adam
+from psfleet.optimizer import SGD, Adam
+from psfleet.runtime import interface as runtimes
 from psfleet.testing.local_fleet import LocalFleet
 
 IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
@@ -41,6 +43,36 @@ def test_a_worker_that_has_left(mode: str) -> None:
             table.pull(IDS)
         with pytest.raises(ServerUnavailable, match="is closed"):
             table.push(IDS, GRADS).wait(60)
+
+
+def _push_and_fail() -> None:
+    with psfleet.connect(mode="sync") as client:
+        client.sparse_table("t", dim=4, optimizer=SGD(1.0)).push(IDS, GRADS)
+        raise KeyboardInterrupt
+
+
+def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
+    """Sync mode: when a block fails in a round that the others have not come to, its error comes through,
+    with a note, although nobody completes the round; if they come later, the push counts."""
+    with LocalFleet(2, 2) as fleet:
+        mine, other = fleet.connect(0, "sync"), Client(fleet.connect(1, "sync"))
+        runtimes.use(mine)
+        try:
+            with pytest.raises(KeyboardInterrupt) as caught:
+                _push_and_fail()
+            assert "the last pushes may not be applied" in caught.value.__notes__[0]
+            theirs = other.sparse_table("t", dim=4, optimizer=SGD(1.0))
+            before = theirs.pull(IDS)
+            theirs.push(IDS, 3 * GRADS)
+            with concurrent.futures.ThreadPoolExecutor(1) as both:
+                done = both.submit(mine.flush, 60)
+                other.flush(60)
+                done.result()
+            assert np.array_equal(theirs.pull(IDS), before - 2)
+        finally:
+            runtimes.use(None)
+            mine.close()
+            other.close()
 
 
 def _in_fork(table: SparseTable, answers: Pipe) -> None:
