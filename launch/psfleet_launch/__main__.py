@@ -1,5 +1,6 @@
 """`psfleet-launch`, and `python -m psfleet_launch`: a light door, so that Ctrl-C is heard from the start."""
 
+import faulthandler
 import os
 import sys
 
@@ -9,6 +10,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command; its exit code."""
     _open_missing_streams()
+    faulthandler.enable(2)  # a crash of machine code shows the stack of every thread
     try:
         from psfleet_launch.commands.launch_command import main as run  # loads much
 

@@ -1,5 +1,6 @@
 """One server process from start to end: bind, warm up, say ready, serve, stop."""
 
+import faulthandler
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -319,6 +320,7 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
             cannot be imported.
         CheckpointError: `load_path` is not a checkpoint.
     """
+    faulthandler.enable(2)  # a crash of machine code leaves the stack of every thread in the log
     import_rules(environment.rules, environment.rules_folder)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor

@@ -64,6 +64,19 @@ def test_killing_ends_a_real_job(launch: Launch, role: str, rank: int) -> None:
     assert f"{role} {rank} failed first: killed by SIGKILL" in err
 
 
+def test_a_crash_leaves_a_trace(launch: Launch) -> None:
+    """A server that crashes in machine code is named, and its log has the stacks of its threads."""
+    launcher = launch("--servers", "2", "--workers", "1", TRAINER, "100000", "0.01")
+    launcher.until_logged("workerlog.0", "step 9")
+    os.kill(launcher.pid_of("server", 1), signal.SIGSEGV)
+    code, _, err = launcher.ends()
+    assert code == 128 + signal.SIGSEGV
+    assert "server 1 failed first: killed by SIGSEGV" in err
+    log = launcher.log("serverlog.1")
+    assert "Fatal Python error: Segmentation fault" in log
+    assert "process.py" in log
+
+
 def test_ctrl_c_ends_a_real_job(launch: Launch) -> None:
     """Ctrl-C reaches scripts as KeyboardInterrupt; the job ends with 130 and in order."""
     launcher = launch("--servers", "2", "--workers", "2", TRAINER, "100000", "0.01")
