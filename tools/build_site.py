@@ -1,6 +1,6 @@
 """Build the site of the documents in build/site/html: strict, without anything from elsewhere.
 
-The pages are those of docs/, the README as the first one, the benchmarks, and the API reference
+The pages are those of docs/ and of the root, README first, the benchmarks, and the API reference
 (tools/api_pages.py). mkdocs.yml sorts them; tools/check_docs.py proves that it names every page. A link that
 leads nowhere is an error.
 """
@@ -16,6 +16,11 @@ import api_pages
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build" / "site"
 PAGES = SITE / "src"
+_OF_THE_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 
 
 def collect() -> None:
@@ -23,9 +28,12 @@ def collect() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
     (PAGES / "README.md").unlink()
-    readme = (ROOT / "README.md").read_text()
-    readme = readme.replace("](docs/README.md)", "](index.md)").replace("](docs/", "](")
-    (PAGES / "index.md").write_text(readme.replace("](benchmarks/README.md", "](benchmarks.md"))
+    for name, page in _OF_THE_ROOT.items():
+        text = (ROOT / name).read_text()
+        for of_root, to in _OF_THE_ROOT.items():
+            text = text.replace(f"]({of_root})", f"]({to})")
+        text = text.replace("](docs/README.md)", "](index.md)").replace("](docs/", "](")
+        (PAGES / page).write_text(text.replace("](benchmarks/README.md", "](benchmarks.md"))
     benchmarks = (ROOT / "benchmarks" / "README.md").read_text()
     (PAGES / "benchmarks.md").write_text(benchmarks.replace("](../docs/", "]("))
     for page in PAGES.rglob("*.md"):
