@@ -279,8 +279,9 @@ class JobRunner:
         self._answering.discard(promote.member)
         self._engine.expect(promote.member)
         self._engine.order(promote.member, f"promote {promote.term}")
-        code = self._codes[promote.before]
-        self._screen.say(f"{promote.before} ended with {_words(code)}; {promote.member} takes over")
+        code = self._codes.get(promote.before)
+        why = "cannot be reached" if code is None else f"ended with {_words(code)}"
+        self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
 
     def _go_back(self) -> None:
         """Everything has ended; the job starts from its last snapshot."""

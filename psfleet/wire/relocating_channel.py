@@ -8,12 +8,16 @@ from typing import Any
 import grpc
 
 from psfleet.formats.relocations import read_relocations
+from psfleet.wire.relocation_watch import RelocationWatch
 
 __all__ = ["RelocatingChannel"]
 
 
 class RelocatingChannel:
-    """Calls go to where the server was found last; `look` follows it to another endpoint.
+    """Calls go to where the server was found last.
+
+    When the server moves, calls under way end at once with CANCELLED: the machine on which it was may be off,
+    and then nobody would end them.
 
     Args:
         endpoint: Where the server listened at first.
@@ -22,6 +26,7 @@ class RelocatingChannel:
 
     Attributes:
         endpoint: Where calls go.
+        on_move: Called in any thread when that has changed; must not block.
     """
 
     def __init__(self, endpoint: str, moves: Path, connect: Callable[[str], grpc.Channel]) -> None:
@@ -30,6 +35,8 @@ class RelocatingChannel:
         self._connect = connect
         self._lock = threading.Lock()
         self._closed = False
+        self.on_move: Callable[[], None] = lambda: None
+        RelocationWatch.follow(moves, self)
         self.endpoint = self._find()
         self._channel = connect(self.endpoint)
 
@@ -41,6 +48,7 @@ class RelocatingChannel:
                 return
             self._channel.close()
             self.endpoint, self._channel = found, self._connect(found)
+        self.on_move()
 
     def unary_unary(self, *method: Any) -> Callable[..., Any]:
         """As of grpc.Channel."""
@@ -52,6 +60,7 @@ class RelocatingChannel:
 
     def close(self) -> None:
         """As of grpc.Channel."""
+        RelocationWatch.leave(self._moves, self)
         with self._lock:
             self._closed = True
             self._channel.close()

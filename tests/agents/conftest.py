@@ -28,13 +28,14 @@ class Site:
     Attributes:
         engine: Its name.
         hosts: What its machines are called.
+        folder: Where the job runs.
     """
 
     def __init__(self, engine: str, folder: Path, lab: Lab | None) -> None:
         self.engine = engine
         self.hosts = ("local", "local") if engine == "local" else NAMES
         self.lab = lab
-        self._folder = folder
+        self.folder = folder
         self.launchers: list[Launcher] = []
         self.agents: list[subprocess.Popen[str]] = []
 
@@ -52,20 +53,20 @@ class Site:
         if self.engine == "slurm":
             assert self.lab is not None
             variables |= slurm_variables(self.lab)
-        with (self._folder / "err").open("w") as err, (self._folder / "out").open("w") as out:
+        with (self.folder / "err").open("w") as err, (self.folder / "out").open("w") as out:
             process = subprocess.Popen(
                 [
                     *(self.lab.inside if self.lab else []),
                     *(sys.executable, "-m", "psfleet_launch", *arguments),
                 ],
-                cwd=self._folder,
+                cwd=self.folder,
                 text=True,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
                 env=_environment() | {_MARK: mark} | variables,
             )
-        self.launchers.append(Launcher(process, self._folder, mark))
+        self.launchers.append(Launcher(process, self.folder, mark))
         return self.launchers[-1]
 
     def _machines(self) -> list[str]:
@@ -107,12 +108,12 @@ class Site:
 
     def said(self) -> str:
         """Standard error of the launcher so far."""
-        return (self._folder / "err").read_text()
+        return (self.folder / "err").read_text()
 
     def ends(self, launcher: Launcher) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
         code = launcher.process.wait(_PATIENCE)
-        return code, (self._folder / "out").read_text(), self.said()
+        return code, (self.folder / "out").read_text(), self.said()
 
     def pid_of(self, launcher: Launcher, role: str, rank: int) -> int:
         """The process in a seat: it has the role, and its parent has none."""
@@ -153,7 +154,7 @@ class Site:
             agent.communicate(timeout=60)
         for launcher in self.launchers:
             launcher.until(lambda one=launcher: not one.family(), "end of the family")  # type: ignore[misc]
-        for folder in self._folder.glob("psfleet-logs/*"):
+        for folder in self.folder.glob("psfleet-logs/*"):
             assert not (folder / "agent.json").exists()
 
 

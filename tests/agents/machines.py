@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,12 @@ class Lab:
     Attributes:
         folder: Of keys and configurations.
         mark: Part of the names of all namespaces.
+        hosts: What the hosts are called.
     """
 
     folder: Path
     mark: str
+    hosts: Sequence[str] = NAMES
 
     @property
     def inside(self) -> list[str]:
@@ -41,8 +44,19 @@ class Lab:
     def cut(self, host: str, is_up: bool = False) -> None:
         """Take a host's cable out of the switch, or put it back."""
         state = "up" if is_up else "down"
-        number = NAMES.index(host) + 1
+        number = self.hosts.index(host) + 1
         run("ip", "-n", f"{self.mark}-sw", "link", "set", f"port{number}", state)
+
+    def power_off(self, host: str) -> None:
+        """Cut a host off, so that nobody hears of the end of its processes, and kill all of them."""
+        self.cut(host)
+        number = self.hosts.index(host) + 1
+        listed = subprocess.check_output(
+            ["ip", "netns", "pids", f"{self.mark}-{number}"], text=True
+        )
+        for pid in map(int, listed.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def run(*command: str) -> None:
@@ -61,9 +75,9 @@ def has(engine: str, programs: Sequence[str], packages: str) -> None:
 
 
 @contextlib.contextmanager
-def laboratory(folder: Path) -> Iterator[Lab]:
+def laboratory(folder: Path, hosts: Sequence[str] = NAMES) -> Iterator[Lab]:
     """Make the machines; skip where this one may not."""
-    lab = Lab(folder, f"psfleet-{uuid.uuid4().hex[:8]}")
+    lab = Lab(folder, f"psfleet-{uuid.uuid4().hex[:8]}", hosts)
     with contextlib.ExitStack() as stack:
         try:
             _build(lab, stack)
@@ -75,12 +89,12 @@ def laboratory(folder: Path) -> Iterator[Lab]:
 def _build(lab: Lab, stack: contextlib.ExitStack) -> None:
     """The switch, the machines and their cables; the stack takes them away."""
     switch = f"{lab.mark}-sw"
-    for namespace in (switch, *(f"{lab.mark}-{number}" for number in range(len(NAMES) + 1))):
+    for namespace in (switch, *(f"{lab.mark}-{number}" for number in range(len(lab.hosts) + 1))):
         run("ip", "netns", "add", namespace)
         stack.callback(run, "ip", "netns", "del", namespace)
     run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
     run("ip", "-n", switch, "link", "set", "br0", "up")
-    for number in range(len(NAMES) + 1):
+    for number in range(len(lab.hosts) + 1):
         _plug(lab, switch, number)
 
 

@@ -2,20 +2,34 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.agents.conftest import TRAINER, Site
+from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.launch.conftest import digest
+from tests.waiting import pause
 
 ONE = ("--servers", "2", "--workers", "1", "--no-progress")
 STEPS = (TRAINER, "30", "0.5")
+ALONE = "97815fb735bc8d83840a37c8ac62e94a0f291c07c78c8d5c9f740159f3c27467"
+"""Digest of `trainer.py 30` with one worker, on one machine and without a fault."""
 
 
 @pytest.fixture(params=["join"], scope="session")
 def engine(request: pytest.FixtureRequest) -> tuple[str, None]:
     """Agents that each test starts by itself."""
     return request.param, None
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Lab]:
+    """Three machines that may lose their power."""
+    has("join", (), "iproute2")
+    with laboratory(tmp_path, ("alpha", "beta", "gamma")) as made:
+        yield made
 
 
 def test_a_job_goes_on_on_other_machines(site: Site) -> None:
@@ -35,6 +49,62 @@ def test_a_job_goes_on_on_other_machines(site: Site) -> None:
     assert "the agent on host beta is lost: its connection has ended" in err
     assert "server 1 copy 1 takes over" in err
     assert digest(found) == digest(out)
+
+
+@pytest.mark.parametrize("victim", ["alpha", "beta"])
+def test_a_machine_without_power_is_replaced_at_once(
+    site: Site, machines: Lab, victim: str
+) -> None:
+    """Nobody hears of the end of its processes, and no call to it ends; yet no push is lost, no bit changes.
+
+    The standby takes over before the machine is given up. Server 0, with the coordinator, is on alpha.
+    """
+    site.lab = machines
+    launcher = site.start(
+        *("--engine", "join", "--agents", "3", "--listen", f"{NETWORK}.1"),
+        *(*ONE, "--replicas", "1", *STEPS),
+    )
+    for number, name in enumerate(machines.hosts, 1):
+        site.join(launcher, name, "", *machines.within(number))
+    for rank in (0, 1):
+        launcher.until_logged(f"serverlog.{rank}.copy.1", f"standby 1 of server {rank} ready")
+    launcher.until_logged("workerlog.0", "step 5")
+    machines.power_off(victim)
+    try:
+        code, out, err = site.ends(launcher)
+    finally:
+        machines.cut(victim, is_up=True)
+    assert code == 0, err
+    said = f"host {victim} cannot be reached"
+    server = machines.hosts.index(victim)
+    takeover = f"server {server} cannot be reached; server {server} copy 1 takes over"
+    assert said in err
+    assert takeover in err
+    assert digest(out) == ALONE
+
+
+def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
+    """Its machine can be reached, so it is waited for; when it goes on, it ends all that it has started."""
+    gate = site.folder / "gate"
+    machines = ("--engine", "join", "--agents", "3", "--listen", "127.0.0.1")
+    launcher = site.start(*machines, *ONE, "--replicas", "1", TRAINER, "30", "0", str(gate))
+    for number, name in enumerate(("alpha", "beta", "gamma")):
+        site.join(launcher, name, f"127.0.0.{number + 2}")
+    launcher.until_logged("serverlog.1.copy.1", "standby 1 of server 1 ready")
+    launcher.until_logged("workerlog.0", "step 9")
+    old, agent = site.pid_of(launcher, "server", 1), site.agents[1]
+    pause(agent)
+    launcher.until_logged("serverlog.1.copy.1", "took over with term 2")
+    assert Path(f"/proc/{old}").exists()
+    agent.send_signal(signal.SIGCONT)
+    assert "refused it: it has been silent for too long" in agent.communicate()[0]
+    assert not Path(f"/proc/{old}").exists()
+    gate.touch()
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert "the agent on host beta is lost: it has been silent for too long" in err
+    assert "cannot be reached" not in err
+    assert digest(out) == ALONE
 
 
 def test_a_server_goes_on_from_a_shared_log(site: Site) -> None:

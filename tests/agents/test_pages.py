@@ -35,7 +35,7 @@ def test_pages_have_the_same_headings(name: str) -> None:
 @pytest.mark.parametrize("engine", ["join", "ssh", "slurm"], indirect=True)
 def test_the_job_file(site: Site) -> None:
     """A job that is started with the file alone ends well."""
-    folder = site._folder
+    folder = site.folder
     (folder / "job.toml").write_text(job_file(site.engine))
     (folder / "train.py").write_text(SCRIPT)
     flags = ["--ssh-options", ssh_options(site.lab)] if site.lab and site.engine == "ssh" else []

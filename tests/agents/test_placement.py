@@ -78,3 +78,15 @@ def test_clients_follow_a_server_through_takeovers() -> None:
     assert where.moved == {"b:2": "a:1"}
     where.lose([server, heir])
     assert where.lost == {0}
+
+
+def test_a_machine_is_lost_without_a_server_that_it_had_once() -> None:
+    """Another machine has taken the server over, so its endpoint stays when the first machine goes."""
+    where, server = ServerLocations(), Member("server", 0)
+    heir = Member("server", 0, copy=1)
+    where.ready(ServerReady(server, "a:1"))
+    where.ready(ServerReady(heir, "b:2"))
+    where.lose([server])
+    assert where.lost == set()
+    where.lose([heir])
+    assert where.lost == {0}

@@ -1,11 +1,12 @@
 """A small job on real tables: every worker pushes the same steps on every run; worker 0 tells.
 
-Arguments: the number of steps, and seconds to rest after each.
+Arguments: the number of steps, seconds to rest after each, and a file for which step 10 waits.
 """
 
 import hashlib
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -15,13 +16,15 @@ from psfleet import fleet
 ROWS = 1000
 
 
-def main(steps: int, rest: float) -> None:
+def main(steps: int, rest: float, gate: str) -> None:
     """Train, then print a digest of all rows."""
     fleet.init()
     numbers = np.random.default_rng(fleet.worker_index())
     with psfleet.connect(mode="sync") as ps:
         table = ps.sparse_table("users", dim=8, optimizer=psfleet.optimizer.Adam(0.01))
         for step in range(steps):
+            while gate and step == 10 and not Path(gate).exists():
+                time.sleep(0.05)
             ids = numbers.integers(0, ROWS, 64)
             table.push(ids, table.pull(ids) - 0.5)
             time.sleep(rest)
@@ -34,4 +37,5 @@ def main(steps: int, rest: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    words = dict(enumerate(sys.argv))
+    main(int(words[1]), float(words.get(2, 0.0)), words.get(3, ""))

@@ -46,6 +46,8 @@ THREADS: dict[str, tuple[str, ...]] = {
 }
 """By name, with what a job needs to have it."""
 
+ON_MACHINES = "moved servers"  # only where servers may move to another machine
+
 ELSEWHERE = {
     "psfleet/platform/service_thread.py",  # makes them
     "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
@@ -68,7 +70,9 @@ def test_all_threads_are_made_in_one_way() -> None:
     plain = {file for name in ("Thread", "Timer", "start_new_thread") for file, _ in calls(name)}
     assert plain <= ELSEWHERE
     names = {ast.unparse(call.args[1]) for _, call in calls("ServiceThread")}
-    assert names == {repr(name) for name in THREADS if name != "server 1"} | {"f'server {index}'"}
+    numbered = "f'server {index}'"
+    plain_names = {*THREADS, ON_MACHINES} - {"server 1"}
+    assert names == {*map(repr, plain_names), numbered}
 
 
 @pytest.mark.parametrize("name", THREADS)
@@ -91,3 +95,22 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     assert re.search(said, logs, re.MULTILINE), logs + done.stderr
     if name not in ("following", "standby"):  # where another process takes the place of that one
         assert "code 1" in done.stderr, done.stderr
+
+
+def test_the_thread_that_looks_for_moved_servers_ends_its_process(tmp_path: Path) -> None:
+    """The same for the thread that no job on one machine has."""
+    script = (
+        "import pathlib, time, grpc\n"
+        "from psfleet.wire.relocating_channel import RelocatingChannel\n"
+        f"RelocatingChannel('unix:a', pathlib.Path({str(tmp_path)!r}), grpc.insecure_channel)\n"
+        "time.sleep(100)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=ENV | {"PSFLEET_BROKEN_THREAD": ON_MACHINES},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"psfleet: thread {ON_MACHINES!r} has failed" in done.stderr

@@ -11,6 +11,7 @@ from psfleet.wire.frame import Part
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (
     FinishJob,
+    MachineCutOff,
     ProcessExited,
     SendSignal,
     ServerReady,
@@ -55,6 +56,49 @@ def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
     job.handle(ProcessExited(SERVER, -9), 3.0)
     assert job.failure is not None
     assert job.failure.member == SERVER
+
+
+def cut_off(member: Member, *answering: Member) -> MachineCutOff:
+    """The machine of this one cannot be reached; those of the others answer."""
+    return MachineCutOff(frozenset({member, WORKER}), frozenset(answering))
+
+
+def test_a_server_that_cannot_be_reached_is_replaced() -> None:
+    """Its standby takes over at once, and it is killed when it comes back; its end changes nothing more."""
+    job = training()
+    job.handle(ServerReady(FIRST), 2.0)
+    assert job.handle(cut_off(SERVER, FIRST), 3.0) == [
+        SendSignal((SERVER,), signal.SIGKILL),
+        PromoteStandby(FIRST, SERVER, 2),
+    ]
+    assert job.handle(ServerReady(FIRST), 3.2) == [StartProcesses((SECOND,))]
+    assert job.handle(ProcessExited(SERVER, -9), 13.0) == []
+    assert job.failure is None
+    assert job.alive == {FIRST, SECOND, WORKER}
+    job.validate()
+
+
+def test_a_standby_that_cannot_be_reached_is_released() -> None:
+    """Its server goes on alone and gets the next one, ready or not."""
+    job = training()
+    assert job.handle(cut_off(FIRST, SERVER), 3.0) == [
+        SendSignal((FIRST,), signal.SIGKILL),
+        ReleaseStandbys(SERVER, 1),
+        StartProcesses((SECOND,)),
+    ]
+    assert job.handle(ServerReady(FIRST), 3.1) == []
+    assert job.handle(ProcessExited(FIRST, -9), 13.0) == []
+    job.validate()
+
+
+def test_who_cannot_be_replaced_is_waited_for() -> None:
+    """Nothing happens to a worker, to a server without a ready standby, or while the standby is quiet too."""
+    job = training()
+    assert job.handle(cut_off(SERVER, FIRST), 3.0) == []
+    job.handle(ServerReady(FIRST), 3.5)
+    assert job.handle(cut_off(SERVER), 4.0) == []
+    assert job.handle(cut_off(WORKER, SERVER, FIRST), 5.0) == []
+    assert job.alive == {SERVER, FIRST, WORKER}
 
 
 def test_a_dead_standby_is_released_and_replaced() -> None:

@@ -124,7 +124,7 @@ class LauncherLink:
             for message in self._call:
                 if message.HasField("ping"):
                     self._answered = message.ping.sent_at
-                else:
+                elif not message.HasField("probe"):
                     self._inbox.put(message)
                     self._wake()
         except grpc.RpcError as error:

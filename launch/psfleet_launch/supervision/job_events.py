@@ -13,6 +13,7 @@ __all__ = [
     "FinishJob",
     "KillHung",
     "LivenessSignal",
+    "MachineCutOff",
     "Output",
     "ProcessEnding",
     "ProcessExited",
@@ -76,6 +77,19 @@ class ProcessEnding:
 
 
 @dataclass(frozen=True)
+class MachineCutOff:
+    """A machine cannot be reached. Its processes may live on; their exits come later.
+
+    Attributes:
+        members: What runs there.
+        answering: What runs on machines that were heard just now.
+    """
+
+    members: frozenset[Member]
+    answering: frozenset[Member]
+
+
+@dataclass(frozen=True)
 class ClockTick:
     """Nothing but time has passed."""
 
@@ -96,7 +110,15 @@ class Said:
     text: str
 
 
-Event = ServerReady | ProcessExited | StopRequested | LivenessSignal | ProcessEnding | ClockTick
+Event = (
+    ServerReady
+    | ProcessExited
+    | StopRequested
+    | LivenessSignal
+    | ProcessEnding
+    | MachineCutOff
+    | ClockTick
+)
 Shown = Output | Said
 """Not for the supervisor: a person sees it."""
 

@@ -20,6 +20,7 @@ from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
     LivenessSignal,
+    MachineCutOff,
     ProcessEnding,
     ProcessExited,
     ReportHung,
@@ -158,6 +159,8 @@ class Supervisor:
                 return self._heard(member)
             case ProcessEnding(member):
                 return self._parting(member)
+            case MachineCutOff():
+                return self._go_on_without(event)
             case ClockTick():
                 return self._overdue(at) if at >= self.deadline else self._give_up_hung()
 
@@ -188,6 +191,8 @@ class Supervisor:
 
     def _exited(self, exited: ProcessExited, at: float) -> list[Action]:
         member, code = exited.member, exited.code
+        if member not in self.alive:
+            return []  # it was given up before
         self.alive.discard(member)
         if self.watch is not None:
             self.watch.forget(member)
@@ -261,6 +266,22 @@ class Supervisor:
             return [release, *self._start(following)]
         promote = self.standbys.take_over(member)
         return [] if promote is None else [promote]
+
+    def _go_on_without(self, cut_off: MachineCutOff) -> list[Action]:
+        """Give up each server and standby of a machine whose partner can be reached and goes on alone.
+
+        Those that live answer nobody (decision 35), and are killed as soon as they can be reached.
+        """
+        if self.standbys is None or self.phase is not Phase.TRAINING:
+            return []
+        actions: list[Action] = []
+        for member, other in list(self.standbys.pairs()):
+            if member in cut_off.members and other in cut_off.answering:
+                self.alive.discard(member)
+                if self.watch is not None:
+                    self.watch.forget(member)
+                actions += [SendSignal((member,), signal.SIGKILL), *self._taken_over(member)]
+        return actions
 
     def _heard(self, member: Member) -> list[Action]:
         if self.watch is not None and member in self.alive:

@@ -70,7 +70,11 @@ class ServerClient:
         self._carries_tensors = transport == "http2"
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
+        channel: object = self._channel
+        self._moving = channel if isinstance(channel, RelocatingChannel) else None
         self._tensors = TensorCalls(self.name, self._location, self._access, self._ask)
+        if self._moving:
+            self._moving.on_move = self._tensors.interrupt
         self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
         self._threadless = self._carries_tensors and meddle is None
         self._unread: Call | None = None  # left without the thread, which has not heard of it
@@ -264,7 +268,7 @@ class ServerClient:
         if isinstance(error, NoRoom):
             return f"{self.name}, for {seconds:.1f} seconds: {error}"
         said = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
-        if closes_at_once(self.endpoint, tls=self._speaks_tls):
+        if closes_at_once(self._location(), tls=self._speaks_tls):
             return (
                 f"{said}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
@@ -281,7 +285,7 @@ class ServerClient:
             return
         from psfleet.wire.tls_diagnosis import why_refused  # loads the cryptography, rarely needed
 
-        why = why_refused(self.endpoint, self._access)
+        why = why_refused(self._location(), self._access)
         if why:
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
@@ -299,8 +303,7 @@ class ServerClient:
 
     def _location(self) -> str:
         """Where the server listens now, if it may move to another machine."""
-        channel: object = self._channel
-        return channel.endpoint if isinstance(channel, RelocatingChannel) else self.endpoint
+        return self._moving.endpoint if self._moving else self.endpoint
 
     def _ask(self, seconds: float) -> bytes:
         return self._attempt("Shard/Transport", b"", seconds)

@@ -109,6 +109,12 @@ class TensorCalls:
         self._lose(client)
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
+    def interrupt(self) -> None:
+        """The server may have moved: calls to where it was fail, and the next one goes to where it is."""
+        client = self._client
+        if client is not None and self._endpoint() != self._found:
+            client.close()
+
     def close(self) -> None:
         """Let go of the connections; calls under way fail. Safe to call twice."""
         with self._lock:

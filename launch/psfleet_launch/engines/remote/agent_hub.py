@@ -15,6 +15,7 @@ from psfleet.wire.access import TOKEN_KEY, Access
 from psfleet.wire.channel import server_options
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet.wire.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
+from psfleet_launch.engines.remote.reachability import QUIET, PeerSocket, Reachability
 
 __all__ = ["PATIENCE", "AgentConnection", "AgentHub"]
 
@@ -31,14 +32,21 @@ _GRACE = 1.0  # seconds for streams to end
 class AgentConnection:
     """One agent as the launcher hears it.
 
+    Args:
+        peer: Of the connection, as gRPC names it.
+
     Attributes:
         hello: What it has said of its machine.
         ended: It is gone, or is not to be heard any more.
+        is_cut_off: Its machine cannot be reached, as far as `look` has seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
         self.hello = pb.Hello()
         self.ended = False
+        self.is_cut_off = False
+        self._reachability = Reachability()
+        self._socket = PeerSocket(peer)
         self._outbox: queue.SimpleQueue[pb.LauncherMessage | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
 
@@ -51,6 +59,19 @@ class AgentConnection:
     def is_silent(self) -> bool:
         """Whether it must have given up the connection by now."""
         return time.monotonic() > self._heard + PATIENCE + _MARGIN
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it has been heard just now."""
+        return time.monotonic() < self._heard + QUIET
+
+    def look(self) -> bool:
+        """Look whether its machine can be reached; whether it is cut off since this look."""
+        now, before = time.monotonic(), self.is_cut_off
+        if self._reachability.look(now, self._heard, self._socket.unanswered):
+            self.send(pb.LauncherMessage(probe=True))
+        self.is_cut_off = not self._reachability.can_be_reached
+        return self.is_cut_off and not before
 
     def send(self, message: pb.LauncherMessage) -> None:
         """Send a message, after all earlier ones."""
@@ -65,6 +86,10 @@ class AgentConnection:
     def end(self) -> None:
         """Let the call end in order once all messages are sent."""
         self._outbox.put(None)
+
+    def close(self) -> None:
+        """Let go of what `look` has used."""
+        self._socket.close()
 
     def messages(self) -> Iterator[pb.LauncherMessage]:
         """What is to be sent."""
@@ -120,6 +145,7 @@ class AgentHub(LauncherServicer):
         """End every connection."""
         for connection in self._connections:
             connection.end()
+            connection.close()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
 
@@ -130,7 +156,7 @@ class AgentHub(LauncherServicer):
         said = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(said).encode(), self._expected.encode()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
-        connection = AgentConnection()
+        connection = AgentConnection(context.peer())
         self._connections.append(connection)
         context.add_callback(connection.end)
         ServiceThread(self._hear, "agent", (connection, requests)).start()

@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import selectors
-import signal
 import socket
 import subprocess
 import time
@@ -31,6 +30,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     version_mismatch,
     write_request,
 )
+from psfleet_launch.engines.remote.interrupts import interruptible
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.server_locations import ServerLocations
 from psfleet_launch.job import guard
@@ -39,6 +39,7 @@ from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.member_logs import MemberLogs
 from psfleet_launch.supervision.job_events import (
     Event,
+    MachineCutOff,
     Output,
     ProcessExited,
     Said,
@@ -49,7 +50,7 @@ from psfleet_launch.supervision.job_events import (
 
 __all__ = ["RemoteEngine"]
 
-_LOOK = 0.5  # seconds between looks for agents that have become silent
+_LOOK = 0.25  # seconds between looks for agents that have become silent
 _SWEEP = 10.0  # seconds for agents to end their processes
 _KILLED = -9
 
@@ -126,7 +127,7 @@ class RemoteEngine(Engine):
         folders = make_credentials(self.job.folder / "agents")
         self._hub = AgentHub(Access(Credentials.read(folders["server"])), self._wake)
         endpoint = self._hub.listen(self._listen_address())
-        with _interruptible():
+        with interruptible():
             self.start_agents(endpoint, invitation(folders["worker"]))
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             self._places = MachinePlacement(self.job, self._in_order(names))
@@ -239,8 +240,9 @@ class RemoteEngine(Engine):
         if not told.follows:
             self._check_log(member)
             return self._places[member]
-        place = {name for one, name in self._running.items() if _is_same_server(one, member)}
-        return self._places.put_standby(member, place)
+        avoided = {name for one, name in self._running.items() if _is_same_server(one, member)}
+        avoided |= {name for name, agent in self.agents.items() if agent.is_cut_off}
+        return self._places.put_standby(member, avoided)
 
     def _check_log(self, member: Member) -> None:
         """Refuse to start a server without the log that it had on another machine.
@@ -294,7 +296,11 @@ class RemoteEngine(Engine):
         self._take()
         for agent in list(self.agents.values()):
             if agent.is_silent:
-                self._lose(agent, "it has been silent for too long")
+                why = "it has been silent for too long"
+                agent.send(pb.LauncherMessage(refused=why))  # it may only have been stopped
+                self._lose(agent, why)
+            elif agent.look():
+                self._cut_off(agent)
         happened, self._events = self._events, []
         return happened
 
@@ -362,10 +368,22 @@ class RemoteEngine(Engine):
         if member == self.job.shown:
             self._events.append(Output(chunk.data, chunk.is_error))
 
+    def _cut_off(self, agent: AgentConnection) -> None:
+        """The machine cannot be reached: what need not wait for its loss is done now."""
+        heard = {name for name, other in self.agents.items() if other.is_heard}
+        self._events += [
+            Said(None, f"host {agent.name} cannot be reached"),
+            MachineCutOff(
+                frozenset(one for one, name in self._running.items() if name == agent.name),
+                frozenset(one for one, name in self._running.items() if name in heard),
+            ),
+        ]
+
     def _lose(self, agent: AgentConnection, why: str) -> None:
         """The agent is gone, and with it all that it has started: it ends that when it is alone."""
         agent.ended = True
         agent.end()
+        agent.close()
         if self.agents.get(agent.name) is not agent:
             return
         del self.agents[agent.name]
@@ -417,20 +435,6 @@ class RemoteEngine(Engine):
             for name, said in self._swept.items()
             for process in said.left_behind
         ]
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let signals that end a job raise KeyboardInterrupt, as SIGINT does: there is no supervisor yet."""
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_same_server(one: Member, other: Member) -> bool:

@@ -21,6 +21,7 @@ class ServerLocations:
     moved: dict[str, str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     _now: dict[int, str] = field(default_factory=dict)
+    _holder: dict[int, Member] = field(default_factory=dict)
 
     def ready(self, told: ServerReady) -> tuple[ServerReady, bool]:
         """A process is ready: the event for the supervisor, and whether clients must look elsewhere.
@@ -32,7 +33,7 @@ class ServerLocations:
         if endpoint.endswith(":0"):
             return replace(told, endpoint=before), False
         self.lost.discard(rank)
-        self._now[rank] = endpoint
+        self._now[rank], self._holder[rank] = endpoint, told.member
         if endpoint == before:
             return told, False
         self.moved.pop(endpoint, None)  # it may have been there earlier
@@ -40,5 +41,5 @@ class ServerLocations:
         return told, True
 
     def lose(self, members: Iterable[Member]) -> None:
-        """These members' machine is lost."""
-        self.lost |= {one.rank for one in members if one.role == "server" and one.copy < 0}
+        """These members' machine is lost; a server that another machine has taken over is not."""
+        self.lost |= {one.rank for one in members if self._holder.get(one.rank) == one}

@@ -1,0 +1,78 @@
+"""A channel follows a server that moves, and lets nobody wait for where the server was."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from psfleet.formats.relocations import write_relocations
+from psfleet.wire.relocating_channel import RelocatingChannel
+from tests.waiting import until
+
+
+@contextlib.contextmanager
+def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threading.Event]:
+    """A server that answers "there", or with `over` nothing until that is set; the event of a call."""
+    called = threading.Event()
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        called.set()
+        if over is not None:
+            over.wait()
+        return b"there"
+
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
+    with ThreadPoolExecutor(1) as pool:
+        made = grpc.server(pool)
+        made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+        made.add_insecure_port(endpoint)
+        made.start()
+        try:
+            yield called
+        finally:
+            if over is not None:
+                over.set()
+            made.stop(None).wait()
+
+
+def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
+    """The old server keeps silent for ever; the call fails all the same, and the next one is answered."""
+    old, new, moves = f"unix:{tmp_path}/old", f"unix:{tmp_path}/new", tmp_path / "moves"
+    heard = threading.Event()
+    with server(old, threading.Event()) as called, server(new):
+        channel = RelocatingChannel(old, moves, grpc.insecure_channel)
+        channel.on_move = heard.set
+        ask = channel.unary_unary("/test/Ask", None, None)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, b"")
+            assert called.wait(120)
+            write_relocations(moves, {old: new})
+            with pytest.raises(grpc.RpcError) as failed:
+                waiting.result(120)
+        assert failed.value.code() is grpc.StatusCode.CANCELLED
+        assert heard.wait(120)
+        assert channel.endpoint == new
+        assert ask(b"") == b"there"
+        channel.close()
+    until(lambda: all(one.name != "moved servers" for one in threading.enumerate()), "end")
+
+
+def test_one_thread_looks_for_all_channels(tmp_path: Path) -> None:
+    """It lives as long as the last channel."""
+    moves = tmp_path / "moves"
+    channels = [RelocatingChannel(f"unix:{n}", moves, grpc.insecure_channel) for n in "ab"]
+
+    def count() -> int:
+        return sum(one.name == "moved servers" for one in threading.enumerate())
+
+    assert count() == 1
+    channels[0].close()
+    write_relocations(moves, {"unix:a": "unix:c", "unix:b": "unix:d"})
+    until(lambda: channels[1].endpoint == "unix:d", "move")
+    assert channels[0].endpoint == "unix:a"
+    channels[1].close()
+    until(lambda: count() == 0, "end")
