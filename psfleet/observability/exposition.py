@@ -35,9 +35,9 @@ def gauge(name: str, help: str, values: Values, label: str = "table") -> "Metric
     return _filled(GaugeMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
-def latency(name: str, help: str, measured: LatencyHistogram) -> "Metric":
+def latency(name: str, help: str, measured: LatencyHistogram, **labels: str) -> "Metric":
     """A histogram of durations in seconds."""
-    return histogram(name, help, measured.buckets(), measured.total / 1e9)
+    return histogram(name, help, measured.buckets(), measured.total / 1e9, **labels)
 
 
 def histogram(

@@ -57,13 +57,14 @@ class DeviceRowUpdate:
         self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
         self._state = cuda.to_device(self._new_row())
 
-    def pull_into(self, ids: Ids, out: Floats) -> None:
+    def pull_into(self, ids: Ids, out: Floats) -> int:
         """See RowUpdate."""
         if not len(ids):
-            return
+            return 0
         memory, dim = self._memory, self._spec.dim
         given = memory.send(ids)
         found, _ = memory.find(given)
+        new = memory.unknown()
         weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
         launch(
             cuda_rows.weights,
@@ -71,8 +72,10 @@ class DeviceRowUpdate:
             *(memory.rows, memory.width, given, found, len(weights), dim, *self._first, weights),
         )
         weights.copy_to_host(out.reshape(-1))
-        if self._on_host and (unknown := found.copy_to_host() == 0).any():
+        if self._on_host and new:
+            unknown = found.copy_to_host() == 0
             out[unknown] = self._first_values(ids[unknown])
+        return new
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
         """See RowUpdate."""

@@ -133,6 +133,10 @@ class DeviceRowMemory(RowMemory):
         self._index.find(ids, now, steps, found, touched)
         return found, touched
 
+    def unknown(self) -> int:
+        """How many ids the last `find` has not found."""
+        return int(self._index.unknown().sum())
+
     def add(self, ids: Any, steps: Ids) -> tuple[Any, Any | None]:
         """Slots of ids on the device, new ones for unknown ids; and which of them are new, if any is.
 

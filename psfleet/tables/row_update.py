@@ -34,8 +34,12 @@ RowValues = Floats | DeviceValues
 class RowUpdate(Protocol):
     """Pulls and pushes of one table. Not thread-safe."""
 
-    def pull_into(self, ids: Ids, out: Floats) -> None:
-        """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values."""
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values.
+
+        Returns:
+            How many ids were unknown.
+        """
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
         """The ids of several pushes, in the order in which they first come, and the means of their gradients.
@@ -98,9 +102,9 @@ class HostRowUpdate:
         self._scratch = scratch_for(rule)
         self._zeros = np.zeros(spec.dim, np.float32)
 
-    def pull_into(self, ids: Ids, out: Floats) -> None:
+    def pull_into(self, ids: Ids, out: Floats) -> int:
         """See RowUpdate."""
-        self._kernels.pull(
+        unknown: int = self._kernels.pull(
             self._index.address,
             address_of(ids),
             len(ids),
@@ -108,6 +112,7 @@ class HostRowUpdate:
             *self._initial,
             address_of(self._ring),
         )
+        return unknown
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
         """See RowUpdate."""

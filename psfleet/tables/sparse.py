@@ -33,6 +33,7 @@ from psfleet.tables.row_data import CandidateData, HistoryPoint, RowData, TableC
 from psfleet.tables.row_memory import EVERY, ROW_BYTES
 from psfleet.tables.row_scan import RowScan
 from psfleet.tables.row_snapshot import FrozenSparseTable
+from psfleet.tables.row_traffic import RowTraffic
 from psfleet.tables.row_update import RowValues, row_memory, row_update
 
 __all__ = ["SparseTable"]
@@ -50,6 +51,7 @@ class SparseTable:
         spec: The table's definition.
         step: How many updates the table has had.
         device: Whose memory holds its rows.
+        traffic: What was asked of it, for displays.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class SparseTable:
         self.spec = spec
         self.step = 0
         self.device = device
+        self.traffic = RowTraffic()
         self._packed = packed = PackedRows(spec)
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is not None:
@@ -105,6 +108,11 @@ class SparseTable:
         return self._census.dropped
 
     @property
+    def admitted(self) -> int:
+        """Rows that pushes have added so far, for displays."""
+        return len(self._index) + self._census.dropped - self.traffic.restored
+
+    @property
     def waiting(self) -> int:
         """Ids that have been pushed too seldom for a row, for displays."""
         return 0 if self._waiting is None else len(self._waiting.index)
@@ -125,7 +133,8 @@ class SparseTable:
         if not out.flags.c_contiguous:
             raise ShapeError(f"table {self.spec.name!r}: the rows of `out` must lie side by side")
         with self._lock:
-            self._rule.pull_into(ids, out)
+            self.traffic.pulled += len(ids)
+            self.traffic.unknown += self._rule.pull_into(ids, out)
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
@@ -172,6 +181,7 @@ class SparseTable:
             self._index.keep(ids)
         scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
         self.step += 1
+        self.traffic.updated += len(ids)
         self._rule.push(ids, gradients, scalars, self.step)
         self._room.account()
         if self.spec.every_row:
@@ -286,6 +296,7 @@ class SparseTable:
             slots = self._index.place(ids, touched)
             self._index.scatter(slots, packed)
             self._census.wrote(ids)
+            self.traffic.restored += len(new)
             self._room.account()
 
     def candidates(self) -> CandidateData:

@@ -136,12 +136,14 @@ class GradientCompressor:
 
     Attributes:
         feeds: See above. Not in sync mode, whose bits must not depend on what a worker remembers.
+        saved: Bytes by which what was packed would have been longer in float32.
     """
 
     def __init__(self, seat: int, wanted: Format, feeds: bool = False) -> None:
         self._seat = seat
         self._wanted = wanted
         self.feeds = feeds
+        self.saved = 0
         self._rests: dict[int, Floats] = {}
 
     def form_of(self, spec: TableSpec, gradient: Gradient) -> Format:
@@ -206,6 +208,7 @@ class GradientCompressor:
         Raises:
             UsageError: A row has an infinity or NaN: gradients that are finite may have such a sum.
         """
+        self.saved += rows.nbytes - packed.codes.nbytes - packed.scales.nbytes
         if packed.format == "bfloat16":
             pack(rows, packed)
             return
@@ -226,6 +229,7 @@ class GradientCompressor:
             values: Finite, see `check`.
             packed: Is written.
         """
+        self.saved += values.nbytes - packed.codes.nbytes - packed.scales.nbytes
         if packed.format == "bfloat16":
             pack(values, packed)
         elif self.feeds:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -12,10 +13,12 @@ from psfleet.client import Client
 from psfleet.observability.exposition import decode, encode, histogram, merge
 from psfleet.observability.latency import LatencyHistogram
 from psfleet.optimizer import SGD
+from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
+from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.waiting import until
 
 Samples = dict[tuple[str, str], dict[str, float]]
@@ -70,6 +73,13 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
         assert own["psfleet_table_updates_total{rows}"] == STEPS
         assert own["psfleet_received_bytes_total"] == stats["bytes_in"]
         assert own["psfleet_sent_bytes_total"] == stats["bytes_out"]
+        kinds = ("push", "pull", "exchange")
+        assert sum(own[f"psfleet_{kind}_bytes_total"] for kind in kinds) == stats["bytes_in"]
+        # Of each table: all rows but those of ids that no push had named before the first pull.
+        assert own["psfleet_pulled_rows_total{rows}"] == STEPS * rows["count"]
+        assert own["psfleet_unknown_ids_total{rows}"] == 0
+        assert own["psfleet_updated_rows_total{rows}"] == STEPS * rows["count"]
+        assert own["psfleet_admitted_rows_total{rows}"] == rows["count"]
         assert own["psfleet_staleness_pushes_count{ssp}"] == STEPS
         calls = ("push", "exchange")
         assert sum(own[f"psfleet_{call}_seconds_count"] for call in calls) == STEPS
@@ -79,11 +89,65 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
     assert worker["psfleet_step_seconds_count"] == STEPS - 1
     assert worker["psfleet_retries_total"] == 0
     assert worker["psfleet_nonfinite_pushes_total"] == 0
-    times = ("pull", "push", "wait")
+    times = ("pull", "push", "wait", "script")
     assert all(worker[f"psfleet_worker_{what}_seconds_total"] > 0 for what in times)
     norm = (STEPS - 2) * np.sqrt(IDS.size * 4)  # of the last step that is complete
     assert worker["psfleet_gradient_norm{rows}"] == pytest.approx(norm)
+    assert worker["psfleet_hottest_id_share{rows}"] == pytest.approx(1 / 50)
+    assert worker["psfleet_hot_ids_share{rows}"] == 1
     runtime.close()
+
+
+def test_unknown_ids_are_counted(fleet: LocalFleet) -> None:
+    """A pull counts the distinct ids without a row; a push counts the rows that it adds, once."""
+    runtime = fleet.connect(0, "async")
+    table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+    table.pull(np.repeat(IDS, 3))
+    table.push(IDS[:20], np.ones((20, 4), np.float32)).wait()
+    table.pull(IDS)
+    table.push(IDS[:30], np.ones((30, 4), np.float32)).wait()
+    found = collect(fleet)
+
+    def total(name: str) -> float:
+        return sum(found["server", rank][f"psfleet_{name}_total{{rows}}"] for rank in ("0", "1"))
+
+    assert (total("pulled_rows"), total("unknown_ids")) == (100, 80)
+    assert (total("updated_rows"), total("admitted_rows")) == (50, 30)
+    runtime.close()
+
+
+def test_pulls_that_wait_are_counted() -> None:
+    """In ssp mode the pull of a worker that is too far ahead counts as one that waited."""
+    with LocalFleet(1, 2, "unix") as fleet:
+        fast, slow = (fleet.connect(worker, "ssp", staleness=0) for worker in (0, 1))
+        ahead, behind = (Client(one).sparse_table("rows", 4, SGD(0.5)) for one in (fast, slow))
+        ahead.push(IDS, np.ones((50, 4), np.float32)).wait()
+        waiting = ThreadPoolExecutor(1)
+        values = waiting.submit(ahead.pull, IDS)
+        until(lambda: collect(fleet)["server", "0"]["psfleet_waiting_calls"] == 1, "a waiting pull")
+        assert collect(fleet)["server", "0"]["psfleet_waited_seconds_count{ssp}"] == 0
+        behind.push(IDS, np.ones((50, 4), np.float32)).wait()
+        values.result(60)
+        waiting.shutdown()
+        own = collect(fleet)["server", "0"]
+        assert own["psfleet_waited_seconds_count{ssp}"] == 1
+        assert 0 < own["psfleet_waited_seconds_sum{ssp}"] <= own["psfleet_pull_seconds_sum"]
+        for one in (fast, slow):
+            one.close()
+
+
+def test_saved_bytes_are_those_of_the_other_precision() -> None:
+    """With 16 bits on the wire half of the values' bytes are saved, of gradients and of weights."""
+    with LocalFleet(1, 1, "unix") as fleet:
+        runtime = ClusterRuntime(fleet.environment(0), "async", wire=WireSettings.both("bf16"))
+        table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+        table.push(IDS, np.ones((50, 4), np.float32)).wait()
+        table.pull(IDS)
+        until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
+        found = collect(fleet)
+        assert found["worker", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
+        assert found["server", "0"]["psfleet_saved_bytes_total"] == 50 * 4 * 2
+        runtime.close()
 
 
 def test_a_worker_that_nobody_watches_sends_nothing(fleet: LocalFleet) -> None:

@@ -64,7 +64,7 @@ def of_all(table: SparseTable) -> list[bytes]:
     rows, waiting = table.rows(table.ids()), table.candidates()
     arrays: list[NDArray[Any]] = [rows.ids, rows.values, rows.touched, rows.scores]
     arrays += [waiting.ids, waiting.counts, waiting.touched]
-    known = (table.clock, len(table), table.waiting, table.dropped)
+    known = (table.clock, len(table), table.waiting, table.dropped, table.admitted, table.traffic)
     return [repr(known).encode(), *(array.tobytes() for array in arrays)]
 
 

@@ -13,6 +13,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import ASGD, SGD, Adagrad, Adam
 from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.tables.row_traffic import RowTraffic
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
@@ -46,6 +47,8 @@ class Model(RuleBasedStateMachine):
         self.table = SparseTable(SPEC, max_rows=300_000)  # 25 steps push at most 200,000
         self.rows: dict[int, Floats] = {}
         self.steps = 0
+        self.traffic = RowTraffic()
+        self.admitted = 0
 
     def wanted(self, ids: Ids) -> Floats:
         rows = [self.rows[i] if i in self.rows else first(np.array([i]))[0] for i in ids.tolist()]
@@ -64,6 +67,8 @@ class Model(RuleBasedStateMachine):
         gradients = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
         new = updated(self.wanted(ids), gradients)
         self.table.push(ids, gradients, 0.1)
+        self.traffic.updated += len(ids)
+        self.admitted += len(set(ids.tolist()) - self.rows.keys())
         self.rows.update(zip(ids.tolist(), new, strict=True))
         self.steps += 1
 
@@ -73,12 +78,15 @@ class Model(RuleBasedStateMachine):
         out = np.empty((len(batch), 3), np.float32)
         self.table.pull_into(batch, out)
         np.testing.assert_array_equal(out, self.wanted(batch)[:, :3])
+        self.traffic.pulled += len(batch)
+        self.traffic.unknown += sum(one not in self.rows for one in batch.tolist())
 
     @rule(ids=IDS)
     def restore(self, ids: list[int]) -> None:
         batch = np.array(ids, np.int64)
         rows = np.arange(len(ids) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
         self.table.restore(batch, rows)
+        self.traffic.restored += len(set(ids) - self.rows.keys())
         self.rows.update(zip(ids, rows, strict=True))
 
     @rule(part=st.floats(0, 1), seed=st.integers(0, 999))
@@ -101,6 +109,7 @@ class Model(RuleBasedStateMachine):
         if hasattr(self, "table"):
             assert len(self.table) == len(self.rows)
             assert self.table.step == self.steps
+            assert (self.table.traffic, self.table.admitted) == (self.traffic, self.admitted)
 
 
 TestModel = Model.TestCase

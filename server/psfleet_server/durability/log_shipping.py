@@ -43,12 +43,14 @@ class LogShipping:
         end: Number of the last record.
         required: Answers wait for the standby.
         enabled: There may be standbys: records come here, and answers wait here.
+        shipped: Bytes of records for standbys so far.
     """
 
     def __init__(self, crashes: CrashFaults | None = None) -> None:
         self.end = 0
         self.required = False
         self.enabled = False
+        self.shipped = 0
         self._crashes = crashes
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)  # records, or no stream to send them on
@@ -102,6 +104,7 @@ class LogShipping:
             if self._connected:
                 self._waiting.append(ShippedRecord(self.end + 1, kind, body))
                 self._bytes += len(body)
+                self.shipped += len(body)
             self.end += 1
             self._more.notify()
         self._reach("fed")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from psfleet.observability.latency import LatencyHistogram
 
-__all__ = ["CallLatencies", "WorkerReports"]
+__all__ = ["CallBytes", "CallLatencies", "WorkerReports"]
 
 _WATCHED = 60.0  # seconds after a look during which workers send their metrics
 _LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
@@ -14,11 +14,38 @@ _LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
 
 @dataclass
 class CallLatencies:
-    """Time from the arrival of a call to its answer; of a pull it includes waiting for other workers."""
+    """Time from the arrival of a call to its answer; of a pull it includes waiting for other workers.
+
+    Attributes:
+        waited: Of the pulls and exchanges alone that had to wait; they are in the others too.
+    """
 
     push: LatencyHistogram = field(default_factory=LatencyHistogram)
     pull: LatencyHistogram = field(default_factory=LatencyHistogram)
     exchange: LatencyHistogram = field(default_factory=LatencyHistogram)
+    waited: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
+@dataclass
+class CallBytes:
+    """Bytes of the calls of the training, in messages and in shared memory.
+
+    Attributes:
+        push, pull, exchange: That came with each kind of call.
+        values: That were sent.
+        saved: By which the values would have been longer in float32.
+    """
+
+    push: int = 0
+    pull: int = 0
+    exchange: int = 0
+    values: int = 0
+    saved: int = 0
+
+    @property
+    def received(self) -> int:
+        """All that came."""
+        return self.push + self.pull + self.exchange
 
 
 class WorkerReports:

@@ -40,7 +40,7 @@ from psfleet_server.durability.coordinator_state import server_state
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
-from psfleet_server.engine.measurements import CallLatencies, WorkerReports
+from psfleet_server.engine.measurements import CallBytes, CallLatencies, WorkerReports
 from psfleet_server.engine.memory_budget import resident
 from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
@@ -60,7 +60,7 @@ class ShardHost:
         keeper: Keeps what changes in the log; None: nothing is kept.
         feed: Brings what changes to the standby, if there is one.
         parts: Of snapshots.
-        latencies: Of the calls of the training.
+        latencies, bytes: Of the calls of the training.
         worker_reports: On server 0, what workers have sent of theirs.
         tensor_endpoint: Port or path at which the methods of tensors are answered too.
         boot: Number of this process's start.
@@ -83,14 +83,13 @@ class ShardHost:
         self.coordinator = coordinator
         self.lock = threading.Lock()
         self.ended = threading.Event()
-        self.bytes_in = 0
-        self.bytes_out = 0
         self.lanes = AttachedMemory()
         self.tensor_endpoint = (0, "")
         self.keeper: Journal | None = None
         self.feed = LogShipping(CrashFaults.wanted())
         self.parts = SnapshotWriter(CrashFaults.wanted())
         self.latencies = CallLatencies()
+        self.bytes = CallBytes()
         self.worker_reports = WorkerReports()
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is nobody's
         self.wishes = ModeRequestFile(None)
@@ -195,6 +194,7 @@ class ShardHost:
     def _submit(self, event: Event, reply: DeferredReply) -> None:
         self._perform(self._take(event, reply))
         if not reply.done:
+            reply.waited = self.latencies.waited
             reply.park(self._deadlines, lambda: self._expire(reply))
 
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
@@ -238,7 +238,8 @@ class ShardHost:
         if keeper is not None:
             self.shard.stale_gradients.keep(keeper, reads, laid.values)
         laid.finish()
-        self.bytes_out += laid.bytes
+        self.bytes.values += laid.bytes
+        self.bytes.saved += laid.saved
         self.settle_read()
         return laid.message
 
@@ -312,8 +313,8 @@ class ShardHost:
                 tables=[_table_status(t) for t in shard.tables.values()],
                 pushes=counters.pushes,
                 repeats=counters.repeats,
-                bytes_in=self.bytes_in,
-                bytes_out=self.bytes_out,
+                bytes_in=self.bytes.received,
+                bytes_out=self.bytes.values,
                 samples=counters.samples,
                 losses=counters.losses,
                 round=shard.rounds.closed,

@@ -1,7 +1,7 @@
 """The metrics of one server, read from its counters when somebody asks."""
 
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, gauge, histogram, latency
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["ServerMetrics"]
 
 _LARGEST_AGE = 12  # staleness buckets: 0, 1, 2, 4, ..., 2**12
+_TRAFFIC: tuple[tuple[str, str, Callable[[SparseTable], int]], ...] = (
+    ("pulled_rows", "Rows that were read", lambda table: table.traffic.pulled),
+    ("unknown_ids", "Ids without a row that were read", lambda table: table.traffic.unknown),
+    ("updated_rows", "Rows that pushes have updated", lambda table: table.traffic.updated),
+    ("admitted_rows", "Rows that pushes have added", lambda table: table.admitted),
+)
 
 
 class ServerMetrics:
@@ -53,8 +59,17 @@ class ServerMetrics:
         )
         yield gauge("waiting_calls", "Calls that wait for other workers", host.parked)
         yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.parked)
-        yield counter("received_bytes", "Bytes of calls of the training that came", host.bytes_in)
-        yield counter("sent_bytes", "Bytes of values that were sent", host.bytes_out)
+        mode = host.shard.mode or "none"
+        yield latency(
+            "waited_seconds", "Time of pulls that waited", host.latencies.waited, mode=mode
+        )
+        sizes = host.bytes
+        yield counter("received_bytes", "Bytes of calls of the training that came", sizes.received)
+        yield counter("push_bytes", "Bytes of pushes, and of gradients in memory", sizes.push)
+        yield counter("pull_bytes", "Bytes of pulls, which name ids", sizes.pull)
+        yield counter("exchange_bytes", "Bytes of pushes with a pull behind them", sizes.exchange)
+        yield counter("sent_bytes", "Bytes of values that were sent", sizes.values)
+        yield counter("saved_bytes", "By which values would be longer in float32", sizes.saved)
         if self._door is not None:
             yield gauge("connections", "Open TCP connections", self._door.open)
             yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
@@ -74,6 +89,7 @@ class ServerMetrics:
             feed = self._host.feed
             yield gauge("standby_attached", "Whether a standby follows", float(feed.attached))
             yield gauge("standby_lag_records", "Records the standby lacks", feed.lag)
+            yield counter("standby_bytes", "Bytes of records for the standby", feed.shipped)
 
     def _fleet(self) -> "Iterator[Metric]":
         coordinator = self._host.coordinator
@@ -110,6 +126,8 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
     yield counter("table_updates", "Updates of a table", {n: t.step for n, t in tables.items()})
+    for name, help, count in _TRAFFIC:
+        yield counter(name, help, {n: count(t) for n, t in sparse.items()})
     yield counter(
         "dropped_rows",
         "Rows that were evicted, shrunk or removed",

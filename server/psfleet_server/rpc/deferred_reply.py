@@ -51,6 +51,7 @@ class DeferredReply:
         done: It has been answered.
         places: Where in shared memory its values go; None: into the message.
         header: The header of the answer.
+        waited: Gets the time from the call to its answer too; None: only the latency does.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DeferredReply:
         self.done = False
         self.places: ResponsePlaces | None = None
         self.header: Header | None = None
+        self.waited: LatencyHistogram | None = None
 
     def answer(self, message: bytes) -> None:
         """End the call with a message."""
@@ -101,6 +103,9 @@ class DeferredReply:
             spent = time.perf_counter_ns() - self._began
             self._latency.counts[spent.bit_length()] += 1
             self._latency.total += spent
+            if self.waited is not None:
+                self.waited.counts[spent.bit_length()] += 1
+                self.waited.total += spent
         if first and self._parked is not None:
             self._parked.forget(self)
         return first

@@ -61,10 +61,12 @@ class PullResponse:
         message: What is sent, once all is in place.
         values: An array for the values of each read, to be filled by the tables.
         bytes: That travel, in the message or in shared memory.
+        saved: By which they would be more in float32.
     """
 
     message: bytes
     bytes: int
+    saved: int = 0
     values: list[Floats] = field(default_factory=list)
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
@@ -74,6 +76,7 @@ class PullResponse:
             self.values.append(room.view(np.float32).reshape(shape))
             return
         values = np.empty(shape, np.float32)
+        self.saved += values.nbytes - room.nbytes
         self.values.append(values)
         self._packed.append((values, CompressedValues.over(room, read.format, shape)))
 

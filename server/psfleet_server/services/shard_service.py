@@ -41,6 +41,7 @@ class ShardService:
 
     def push(self, request: bytes) -> bytes:
         header, content, memory = self._open(request)
+        self._host.bytes.push += len(request)
         gradients = segments.read_gradients(header, content, self._spec_of)
         if memory is not None and self._host.shard.consistency.declared.has_rounds:
             # The push is held for its round; its places go back to the worker with the answer.
@@ -51,12 +52,14 @@ class ShardService:
 
     def pull(self, request: bytes, reply: DeferredReply) -> None:
         header, content, memory = self._open(request)
+        self._host.bytes.pull += len(request)
         reads = segments.read_reads(header, content, self._spec_of)
         reply.places = _places(header, memory)
         self._host.submit(_pull(header, reads), reply)
 
     def exchange(self, request: bytes, reply: DeferredReply) -> None:
         header, content, memory = self._open(request)
+        self._host.bytes.exchange += len(request)
         gradients, reads = segments.read_exchange(header, content, self._spec_of)
         reply.places = _places(header, memory)
         self._host.exchange(self._push(header, gradients), _pull(header, reads), reply)
@@ -78,14 +81,13 @@ class ShardService:
         """The header of a data call, the bytes of its segments, and the memory they are in."""
         header, payload = frame.decode(request)
         memory = self._host.lanes.of(header)
-        self._host.bytes_in += len(request)
         return header, payload if memory is None else memory.bytes, memory
 
     def _push(self, header: Header, gradients: tuple[Gradient, ...]) -> Push:
         for gradient in gradients:
             _refuse_repeats(gradient, self._spec_of(gradient.table))
         if header.HasField("lane"):
-            self._host.bytes_in += segments.gradient_bytes(header, self._spec_of)
+            self._host.bytes.push += segments.gradient_bytes(header, self._spec_of)
         cut = (header.cut, header.cut_after) if header.cut else None
         return read_push(header, gradients, cut)
 

@@ -10,13 +10,15 @@ __all__ = ["StepTimes"]
 
 @dataclass
 class StepTimes:
-    """Times are in ns. What none of them counts is the script's own work.
+    """Times are in ns.
 
     Attributes:
         pull: Spent until values were there; in sync mode with waiting for the round.
         push: Spent to lay out gradients and hand them over.
         wait: Spent for acknowledgements, and at barriers and reductions.
         data: Spent by the loops of the fleet until a batch was there.
+        script: The rest of the steps, which is the script's own work. What a second thread spends in
+            pulls counts as pulls alone.
         steps: From push to push.
         samples: Behind all pushes.
         loss: That came with the last push; None: none.
@@ -26,17 +28,23 @@ class StepTimes:
     push: int = 0
     wait: int = 0
     data: int = 0
+    script: int = 0
     steps: LatencyHistogram = field(default_factory=LatencyHistogram)
     samples: int = 0
     loss: float | None = None
     _pushed: int = 0
+    _spent: int = 0  # in all but the script, at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
         """A push is made."""
-        now = time.perf_counter_ns()
+        now, others = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             spent = now - self._pushed
             self.steps.counts[spent.bit_length()] += 1
             self.steps.total += spent
+            script = spent + self._spent - others
+            if script > 0:
+                self.script += script
+        self._spent = others
         self._pushed, self.loss = now, loss
         self.samples += samples

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from psfleet.runtime.finiteness import NonFiniteCheck
+    from psfleet.wire.compression import GradientCompressor
+    from psfleet_worker.observability.hot_ids import HotIds
 
 __all__ = ["WorkerMetrics"]
 
@@ -25,11 +27,15 @@ class WorkerMetrics:
 
     Attributes:
         watch: Looks for values that are not finite; None: nothing has been looked at.
+        packer: Compresses gradients; None: there were none.
+        hot: Looks at the ids of batches; None: there were none.
         wanted: Somebody looks.
     """
 
     def __init__(self, times: StepTimes, retries: Callable[[], int]) -> None:
         self.watch: NonFiniteCheck | None = None
+        self.packer: GradientCompressor | None = None
+        self.hot: HotIds | None = None
         self.wanted = False
         self._times = times
         self._retries = retries
@@ -47,12 +53,19 @@ class WorkerMetrics:
             counter("worker_push_seconds", "Time in pushes", times.push / 1e9),
             counter("worker_wait_seconds", "Time until pushes and others came", times.wait / 1e9),
             counter("worker_data_seconds", "Time until batches came", times.data / 1e9),
+            counter("worker_script_seconds", "Time of steps in the script", times.script / 1e9),
             counter("worker_samples", "Samples behind the worker's pushes", times.samples),
             counter("retries", "Attempts beyond the first of a call", self._retries()),
             counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime),
         ]
         if times.loss is not None:
             found.append(gauge("loss", "Loss of the worker's last step that told one", times.loss))
+        if self.packer is not None:
+            found.append(
+                counter("saved_bytes", "By which gradients would be longer", self.packer.saved)
+            )
+        if self.hot is not None:
+            found += self.hot.families()
         return found if self.watch is None else [*found, *_numbers(self.watch)]
 
 

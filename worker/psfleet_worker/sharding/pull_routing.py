@@ -57,6 +57,10 @@ class RoutingPlans:
             own.appendleft(found)
         return found[1]
 
+    def newest(self) -> dict[int, Ids]:
+        """The newest batch of each table, by key. Another thread may ask, for displays."""
+        return {table: made[0][0] for table, made in [*self._made.items()] if made}
+
 
 def _among(made: Iterable[tuple[Ids, UniqueIds]], ids: Ids) -> tuple[Ids, UniqueIds] | None:
     """The plan that was made for these very ids."""

@@ -19,6 +19,7 @@ from psfleet.wire.compression import GradientCompressor
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
+from psfleet_worker.observability.hot_ids import HotIds
 from psfleet_worker.session.instructions import (
     AwaitPushes,
     AwaitReads,
@@ -64,11 +65,15 @@ class Transfers:
         self._wire = wire
         self.watch = fleet.metrics.watch = NonFiniteCheck(fleet.worker)
         self._plans = RoutingPlans(len(fleet.clients))
-        self._packer = GradientCompressor(fleet.worker, wire.gradients)
+        self._packer = fleet.metrics.packer = GradientCompressor(fleet.worker, wire.gradients)
+        fleet.metrics.hot = HotIds(fleet.worker, self._newest)
         self._pushes = PushQueue(fleet.clients)
         self._ahead: FleetPull | None = None  # a pull that may be under way
         self._arrived: FleetPull | None = None  # the one before it, which may not be joined
         self._parcels: list[ServerRequest] = []  # of the push that is laid out
+
+    def _newest(self) -> dict[str, NDArray[np.int64]]:
+        return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
         """The connection's life has begun, or goes on in another mode."""

@@ -1,0 +1,69 @@
+"""The most frequent ids of a stream in fixed memory, and how a worker finds and names them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psfleet.observability.frequent_ids import FrequentIds
+from psfleet_worker.observability.hot_ids import HotIds
+
+PLACES = 5
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=40), max_size=10))
+def test_counts_are_within_their_bound(batches: list[list[int]]) -> None:
+    """No count is too high, none too low by more than total / (places + 1), and places suffice."""
+    found, exact = FrequentIds(PLACES), Counter[int]()
+    for batch in batches:
+        found.add(np.array(batch, np.int64))
+        exact.update(batch)
+    total = sum(exact.values())
+    counts = dict(zip(found.ids.tolist(), found.counts.tolist(), strict=True))
+    assert found.total == total
+    assert len(counts) <= PLACES
+    for one, count in exact.items():
+        assert count - total / (PLACES + 1) <= counts.get(one, 0) <= count
+
+
+def test_what_fades_weighs_less() -> None:
+    """Shares are those of the weights; without ids they are 0."""
+    found = FrequentIds()
+    assert (found.share(1), found.first()) == (0, None)
+    found.add(np.array([1, 1, 1, 2]))
+    found.fade(0.5)
+    found.add(np.array([2, 2]))
+    assert found.first() == 2
+    assert found.share(1) == pytest.approx(2.5 / 4)
+    assert found.share(100) == 1
+
+
+def test_a_hot_id_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker says once which id makes up more than 10 %; a table of few ids is nothing to tell of."""
+    numbers = np.random.default_rng(0)
+    batches: dict[str, np.ndarray] = {}
+    hot = HotIds(3, lambda: batches)
+    shares = {}
+    for _ in range(3):
+        ids = numbers.integers(1000, 100_000, 4000)
+        ids[:1000] = 7
+        batches = {"users": ids, "days": numbers.integers(0, 7, 4000), "none": ids[:0]}
+        for family in hot.families():
+            for one in family.samples:
+                shares[one.name, one.labels["table"]] = one.value
+    assert shares["psfleet_hottest_id_share", "users"] == pytest.approx(0.25, abs=0.05)
+    assert shares["psfleet_hot_ids_share", "days"] == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("psfleet: worker 3: 2")
+    assert "of the ids of table 'users' are 7;" in said
+
+
+def test_a_batch_counts_once() -> None:
+    """Looks between which nothing was trained change nothing."""
+    batches = {"users": np.array([1, 1, 2])}
+    hot = HotIds(0, lambda: batches)
+    first = [family.samples for family in hot.families()]
+    assert [family.samples for family in hot.families()] == first
