@@ -44,6 +44,7 @@ class Crew:
         told: The processes that are told how many steps to make: its workers, or a coordinator.
         workers: Process ids of the workers behind a coordinator.
         standbys: Process ids of the servers' standbys.
+        endpoints: Where the servers listen.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Crew:
         told: list[subprocess.Popen[str]],
         workers: Sequence[int] = (),
         standbys: Sequence[int] = (),
+        endpoints: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self.endpoints = endpoints
         self.workers = len(workers or told)
         self._servers = servers
         self._told = told
@@ -182,6 +185,7 @@ def psfleet_crew(
             [server.pid for server in running],
             crew,
             standbys=[standby.pid for standby in following],
+            endpoints=endpoints,
         )
 
 
