@@ -28,6 +28,7 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
+from psfleet.checkpoint.migration import Migration, TableChange, plan_migration
 from psfleet.checkpoint.resharding import TableDifference, compare, export, reshard
 from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
 
@@ -36,10 +37,12 @@ __all__ = [
     "CutPosition",
     "DeltaBase",
     "Manifest",
+    "Migration",
     "Part",
     "ShardFile",
     "Snapshot",
     "SnapshotDraft",
+    "TableChange",
     "TableDifference",
     "chain",
     "compare",
@@ -48,6 +51,7 @@ __all__ = [
     "load_shard",
     "merged_specs",
     "own_name",
+    "plan_migration",
     "read_manifest",
     "read_specs",
     "reshard",

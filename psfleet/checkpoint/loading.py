@@ -4,7 +4,7 @@ A delta says the changes of the snapshot before it. Of several that build on eac
 file that names a row counts, so a reader takes from each what no later one names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
-__all__ = ["Snapshot", "load_shard", "read_specs"]
+__all__ = ["Events", "Snapshot", "load_shard", "read_specs"]
 
 _PAGE = 1 << 16  # rows read at a time
 _WAITING = ("candidates", "candidate_counts", "candidate_touched")
 
 Ids = NDArray[np.int64]
+Events = Iterator[CreateTable | RestorePart]
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,7 @@ class Snapshot:
         """What one of its servers was beside the tables."""
         return self._levels[-1][index].server()
 
-    def events(
-        self, server: int, servers: int, own: bool = False
-    ) -> Iterator[CreateTable | RestorePart]:
+    def events(self, server: int, servers: int, own: bool = False) -> Events:
         """What makes an empty shard, the one of `servers`, hold its part of the tables.
 
         own: It is the shard that was written; it gets tables that only it had too.
@@ -123,13 +122,15 @@ class Snapshot:
         for spec in specs:
             yield from self.fills(spec, server, servers)
 
-    def load(self, shard: Shard) -> None:
+    def load(self, shard: Shard, changed: Callable[[Events], Events] = iter) -> None:
         """Set the shard's part of every table, creating tables that are missing.
+
+        changed: What is to be loaded, of `events`.
 
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
         """
-        for event in self.events(shard.index, shard.servers):
+        for event in changed(self.events(shard.index, shard.servers)):
             if isinstance(event, CreateTable):
                 shard.create(event.spec, event.value)
             else:

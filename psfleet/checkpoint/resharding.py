@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from psfleet.checkpoint.draft import SnapshotDraft
-from psfleet.checkpoint.loading import Snapshot
+from psfleet.checkpoint.loading import Events, Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.tensors import write_arrays
 from psfleet.checkpoint.writing import write_frozen
@@ -28,7 +28,7 @@ from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable
 
-__all__ = ["TableDifference", "compare", "export", "reshard"]
+__all__ = ["TableDifference", "compare", "export", "reshard", "rewrite"]
 
 _EXPORT = Format("exported table")
 _LONGEST = 200  # bytes of a file's name before its ending
@@ -73,18 +73,33 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     """
     if servers < 1:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
-    snapshot = Snapshot(path)
+    return rewrite(Snapshot(path), target, servers)
+
+
+def rewrite(
+    snapshot: Snapshot, target: str, servers: int, changed: Callable[[Events], Events] = iter
+) -> Manifest:
+    """Write a snapshot anew, whole by itself; its manifest.
+
+    Args:
+        snapshot: What is written.
+        target: Where.
+        servers: As how many servers.
+        changed: What makes an empty shard, of what makes it hold its part of the snapshot's tables.
+
+    Raises:
+        CheckpointError: The target is something else, or cannot be written.
+    """
     state = snapshot.server(0)
-    files = []
+    files, specs = [], []
     with SnapshotDraft(target, CrashFaults.wanted()) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
-            snapshot.load(shard)
+            snapshot.load(shard, changed)
+            specs = [table.spec for table in shard.tables.values()]
             with contextlib.closing(shard.freeze()) as frozen:
                 files.append(write_frozen(draft.folder, frozen, state))
-        manifest = replace(
-            snapshot.manifest, files=tuple(files), tables=tuple(snapshot.specs()), base=None
-        )
+        manifest = replace(snapshot.manifest, files=tuple(files), tables=tuple(specs), base=None)
         draft.finish(manifest)
     return manifest
 

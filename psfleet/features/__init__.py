@@ -12,6 +12,7 @@ from psfleet.feature_sets.feature_lookup import FeatureLookup, feed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number, Table
 from psfleet.feature_sets.hashed_ids import hashed
 from psfleet.feature_sets.jagged import Jagged
+from psfleet.features.named_set import find_features
 from psfleet.features.toml_file import load_features
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Number",
     "Table",
     "feed",
+    "find_features",
     "hashed",
     "load_features",
 ]

@@ -13,7 +13,7 @@ __all__ = ["ckpt", "log"]
 
 @click.group()
 def ckpt() -> None:
-    """Snapshots: list, verify, compare, deal to other numbers of servers, export."""
+    """Snapshots: list, verify, compare, deal to other numbers of servers, migrate, export."""
 
 
 @ckpt.command("ls")
@@ -123,6 +123,34 @@ def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: boo
 
     for file in checkpoint.export(path, target, kind, ids):
         print(file)
+    return 0
+
+
+@ckpt.command()
+@click.argument("path")
+@click.option(
+    "--features",
+    required=True,
+    metavar="FILE|MODULE:NAME",
+    help="What the model is to have: a TOML file, or a FeatureSet of a module.",
+)
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the new snapshot.")
+@click.option("--keep", multiple=True, metavar="TABLE", help="Sparse, and of no feature.")
+@click.option("--drop", multiple=True, metavar="TABLE", help="Dense, or of a feature: starts anew.")
+@click.option("--yes", is_flag=True, help="Apply the plan without asking.")
+def migrate(
+    path: str, features: str, target: str, keep: tuple[str, ...], drop: tuple[str, ...], yes: bool
+) -> int:
+    """Write the snapshot at PATH anew for other features, as a plan says that is shown before."""
+    from psfleet.checkpoint import plan_migration
+    from psfleet.features import find_features
+
+    plan = plan_migration(path, find_features(features), keep, drop)
+    print(plan)
+    if not (yes or click.confirm(f"Write {target}?")):
+        print("nothing was written")
+        return 1
+    print(_line(Path(target), plan.apply(target)))
     return 0
 
 

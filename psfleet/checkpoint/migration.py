@@ -1,0 +1,291 @@
+"""The snapshot of a trained model for other features: a plan, and the snapshot that it makes.
+
+A table of the features that the snapshot lacks is added. Rows of one that gets wider keep their bits and
+state, and new columns start as those of a new row do. Whatever cannot be taken over is refused by the plan,
+before anything is written.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint.leftovers import place_of
+from psfleet.checkpoint.loading import Events, Snapshot
+from psfleet.checkpoint.manifest import Manifest, chain
+from psfleet.checkpoint.resharding import rewrite
+from psfleet.errors import CheckpointError
+from psfleet.feature_sets.feature_set import FeatureSet, Table
+from psfleet.kernels.initial_values import initial_rows
+from psfleet.parameters.initializer import starting
+from psfleet.rules.rule import Rule
+from psfleet.schema.entry import CountFilterEntry, part_of
+from psfleet.schema.table import OWN, DecaySpec, TableSpec
+from psfleet.shard.events import CreateTable
+
+__all__ = ["Migration", "TableChange", "plan_migration"]
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What becomes of one table.
+
+    Attributes:
+        before: Its definition in the snapshot; None: it is new.
+        after: Its definition in the migrated snapshot; None: it is dropped.
+        rows: How many rows it has in the snapshot; of a dense table: values.
+    """
+
+    before: TableSpec | None
+    after: TableSpec | None
+    rows: int = 0
+
+    @property
+    def kind(self) -> Literal["add", "drop", "keep", "widen", "change"]:
+        """In a word."""
+        if self.before is None or self.after is None:
+            return "add" if self.after else "drop"
+        if self.before == self.after:
+            return "keep"
+        return "widen" if self.before.shape != self.after.shape else "change"
+
+    def __str__(self) -> str:
+        """As a line of the plan."""
+        spec = self.after or self.before
+        assert spec is not None
+        size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
+        if self.before is None or self.after is None:
+            optimizer = f", {spec.rule.name}" if self.after else ""
+            said = [f"{spec.dim} wide{optimizer}" if spec.kind == "sparse" else "", size]
+        else:
+            said = [size, *_differences(self.before, self.after)]
+        return f"{self.kind} {spec.name}: {'; '.join(filter(None, said))}"
+
+
+def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
+    if before.shape != after.shape:
+        yield f"from {before.dim} to {after.dim} wide"
+    if (before.initializer, before.seed) != (after.initializer, after.seed):
+        yield f"new rows start from {after.initializer}, seed {after.seed}"
+    if before.entry != after.entry:
+        yield f"entry {after.entry} in place of {before.entry}"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A plan. Nothing is written before `apply`.
+
+    Attributes:
+        snapshot: What is migrated.
+        changes: Of each table, new ones last.
+    """
+
+    snapshot: Snapshot
+    changes: Sequence[TableChange]
+
+    def __str__(self) -> str:
+        """A line for each table."""
+        return "\n".join(map(str, self.changes))
+
+    def apply(self, target: str | Path) -> Manifest:
+        """Write the migrated snapshot, whole by itself, in as many files as the old one has.
+
+        It loads on any number of servers. Positions of workers in their data, and what their scripts
+        remember, are those of the old one.
+
+        Raises:
+            CheckpointError: The target is the snapshot itself, or one that it builds on, or it cannot
+                be written.
+        """
+        place = place_of(target)
+        if any(folder.resolve() == place for folder, _ in chain(self.snapshot.path)):
+            raise CheckpointError(
+                f"the migrated snapshot would replace its source at {str(target)!r}; choose another folder"
+            )
+        servers = len(self.snapshot.manifest.files)
+        return rewrite(self.snapshot, str(target), servers, self._migrated)
+
+    def _migrated(self, events: Events) -> Events:
+        """What makes a shard hold its part of the new tables, from what makes it hold the old ones."""
+        by_key = {change.before.key: change for change in self.changes if change.before}
+        for event in events:
+            key = event.spec.key if isinstance(event, CreateTable) else event.table
+            change = by_key[key]
+            if change.after is None or change.before is None:
+                continue
+            if isinstance(event, CreateTable):
+                yield replace(event, spec=change.after)
+            else:
+                yield replace(event, columns=_columns(change.before, change.after, event.columns))
+        for change in self.changes:
+            if change.before is None and change.after is not None:
+                yield CreateTable(change.after, np.zeros(0, np.float32))
+
+
+def plan_migration(
+    path: str | Path, features: FeatureSet, keep: Collection[str] = (), drop: Collection[str] = ()
+) -> Migration:
+    """What becomes of each table of a snapshot when the model's features are these.
+
+    Tables of the features are added, widened, changed or kept. Dense tables and psfleet's own are kept.
+    Sparse tables that the features do not name are dropped.
+
+    Args:
+        path: The snapshot.
+        features: What the model is to have. A table without an optimizer has that of the snapshot; if the
+            snapshot lacks it, the script makes it.
+        keep: Names of sparse tables to keep although the features do not name them.
+        drop: Names of tables that are not taken over: dense ones that do not fit the model any more, or
+            those of features that are to start anew.
+
+    Raises:
+        CheckpointError: The snapshot is damaged, a table cannot be taken over, or a name is unknown.
+    """
+    snapshot = Snapshot(path)
+    before = {spec.name: spec for spec in snapshot.specs()}
+    _check_names(str(path), list(before), keep, drop)
+    kept = {*keep, *(name for name in before if name.startswith(OWN))}
+
+    def after(spec: TableSpec) -> TableSpec | None:
+        if spec.name in drop:
+            return None
+        if spec.name in features.tables:
+            return _taken_over(spec, features.tables[spec.name])
+        return spec if spec.kind == "dense" or spec.name in kept else None
+
+    changes = [TableChange(spec, after(spec), _size(snapshot, spec)) for spec in before.values()]
+    there = {change.after.name for change in changes if change.after}
+    seed = _script_seed(before, features)
+    added = [
+        TableChange(None, _added(table, seed))
+        for table in features.tables.values()
+        if table.name not in there and table.optimizer is not None
+    ]
+    return Migration(snapshot, [*changes, *added])
+
+
+def _check_names(
+    path: str, known: Sequence[str], keep: Collection[str], drop: Collection[str]
+) -> None:
+    for name in (*keep, *drop):
+        if name not in known:
+            raise CheckpointError(
+                f"{path!r} has no table {name!r} to keep or to drop; it has {', '.join(known)}"
+            )
+        if name in keep and name in drop:
+            raise CheckpointError(f"table {name!r} cannot be both kept and dropped; choose one")
+
+
+def _script_seed(before: Mapping[str, TableSpec], features: FeatureSet) -> int:
+    """The seed that the script gives to initializers without one, as far as the snapshot tells."""
+    for name, table in features.tables.items():
+        if name in before and not getattr(table.initializer, "own_seed", 0):
+            return before[name].seed
+    return 0
+
+
+def _size(snapshot: Snapshot, spec: TableSpec) -> int:
+    if spec.kind == "dense":
+        return spec.size
+    return sum(len(fill.columns.get("ids", ())) for fill in snapshot.fills(spec, 0, 1))
+
+
+def _added(table: Table, seed: int) -> TableSpec:
+    """The definition that scripts will give a new table.
+
+    seed: Of initializers without a seed of their own; scripts have one for all.
+    """
+    start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
+    rule, decay, every_row = _optimizer_of(table)
+    return TableSpec(
+        table.name, "sparse", (table.dim,), rule, decay, start, seed, every_row, table.entry
+    )
+
+
+def _taken_over(spec: TableSpec, table: Table) -> TableSpec:
+    """The new definition of a table of the snapshot.
+
+    Raises:
+        CheckpointError: Its rows mean nothing under that definition.
+    """
+    anew = f"or start the table anew with --drop {spec.name}"
+    if spec.kind == "dense":
+        raise CheckpointError(
+            f"table {spec.name!r} is dense in the snapshot and a feature's rows are sparse; give the "
+            f"feature's table another name, {anew}"
+        )
+    if table.dim < spec.dim:
+        raise CheckpointError(
+            f"table {spec.name!r} is {spec.dim} wide in the snapshot and {table.dim} in the features; rows "
+            f"cannot get narrower: keep dim {spec.dim}, {anew}"
+        )
+    start, seed = starting(table.initializer, (None, table.dim), spec.seed, f"table {spec.name!r}")
+    after = replace(spec, shape=(table.dim,), initializer=start, seed=seed, entry=table.entry)
+    if table.optimizer is not None and _optimizer(spec) != (wanted := _optimizer_of(table)):
+        raise CheckpointError(
+            f"table {spec.name!r} was trained with {_said(_optimizer(spec))} and its features say "
+            f"{_said(wanted)}, which the state of its rows does not fit; keep the optimizer, {anew}"
+        )
+    if after.scores and not spec.scores:
+        raise CheckpointError(
+            f"table {spec.name!r} has counted no shows and clicks, which its new entry {table.entry} needs: "
+            f"the next shrink would remove every row; keep the entry {spec.entry}, {anew}"
+        )
+    return after
+
+
+def _optimizer(spec: TableSpec) -> tuple[Rule, DecaySpec, bool]:
+    return spec.rule, spec.decay, spec.every_row
+
+
+def _optimizer_of(table: Table) -> tuple[Rule, DecaySpec, bool]:
+    return table.optimizer.rule(), table.optimizer.decay(), table.optimizer.every_row
+
+
+def _said(optimizer: tuple[Rule, DecaySpec, bool]) -> str:
+    rule, decay, every_row = optimizer
+    decayed = f" and {decay}" if decay != DecaySpec() else ""
+    return f"{rule}{decayed}{', which updates every row' if every_row else ''}"
+
+
+def _columns(
+    before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Columns of a part of the old table as those of the new one."""
+    found = dict(columns)
+    if before.scores and not after.scores:
+        found.pop("scores", None)
+    if part_of(after.entry, CountFilterEntry) is None:
+        for name in [name for name in found if name.startswith("candidate")]:
+            del found[name]
+    if "rows" in found and after.shape != before.shape:
+        found["rows"] = _widened(before, after, found["ids"], found["rows"])
+    return found
+
+
+def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Floats:
+    """Rows with their state in a wider table.
+
+    Args:
+        before, after: Its definitions.
+        ids: int64 [n].
+        rows: float32 [n, before.dim * (1 + slots)].
+
+    Returns:
+        float32 [n, after.dim * (1 + slots)]. New weights are those of the ids' first rows, new state is
+        the slot's first value, or that of the row where a whole row shares it.
+    """
+    more = after.dim - before.dim
+    value, *slots = np.split(rows, 1 + len(before.rule.slots), axis=1)
+    first = initial_rows(ids, after.dim, after.initializer, after.seed, after.name)
+    parts = [value, first[:, before.dim :]]
+    for slot, plane in zip(before.rule.slots, slots, strict=True):
+        start = plane[:, :1] if slot.per_unit else np.float32(slot.initial)
+        parts += [plane, np.broadcast_to(start, (len(ids), more))]
+    return np.concatenate(parts, axis=1, dtype=np.float32)
