@@ -22,7 +22,7 @@ from psfleet.feature_sets.feature_set import FeatureSet, Table
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.parameters.initializer import starting
 from psfleet.rules.rule import Rule
-from psfleet.schema.entry import CountFilterEntry, part_of
+from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
 
@@ -152,14 +152,17 @@ def plan_migration(
     _check_names(str(path), list(before), keep, drop)
     kept = {*keep, *(name for name in before if name.startswith(OWN))}
 
-    def after(spec: TableSpec) -> TableSpec | None:
+    def after(spec: TableSpec, rows: int) -> TableSpec | None:
         if spec.name in drop:
             return None
         if spec.name in features.tables:
-            return _taken_over(spec, features.tables[spec.name])
+            return _taken_over(spec, features.tables[spec.name], rows)
         return spec if spec.kind == "dense" or spec.name in kept else None
 
-    changes = [TableChange(spec, after(spec), _size(snapshot, spec)) for spec in before.values()]
+    changes = []
+    for spec in before.values():
+        rows = _size(snapshot, spec)
+        changes.append(TableChange(spec, after(spec, rows), rows))
     there = {change.after.name for change in changes if change.after}
     seed = _script_seed(before, features)
     added = [
@@ -208,8 +211,8 @@ def _added(table: Table, seed: int) -> TableSpec:
     )
 
 
-def _taken_over(spec: TableSpec, table: Table) -> TableSpec:
-    """The new definition of a table of the snapshot.
+def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
+    """The new definition of a table of the snapshot that has so many rows.
 
     Raises:
         CheckpointError: Its rows mean nothing under that definition.
@@ -232,12 +235,22 @@ def _taken_over(spec: TableSpec, table: Table) -> TableSpec:
             f"table {spec.name!r} was trained with {_said(_optimizer(spec))} and its features say "
             f"{_said(wanted)}, which the state of its rows does not fit; keep the optimizer, {anew}"
         )
+    _check_entry(spec, after, rows, anew)
+    return after
+
+
+def _check_entry(spec: TableSpec, after: TableSpec, rows: int, anew: str) -> None:
     if after.scores and not spec.scores:
         raise CheckpointError(
-            f"table {spec.name!r} has counted no shows and clicks, which its new entry {table.entry} needs: "
+            f"table {spec.name!r} has counted no shows and clicks, which its new entry {after.entry} needs: "
             f"the next shrink would remove every row; keep the entry {spec.entry}, {anew}"
         )
-    return after
+    capacity = part_of(after.entry, CapacityEntry)
+    if capacity is not None and 0 < capacity.rows < rows:
+        raise CheckpointError(
+            f"table {spec.name!r} has {rows} rows and its new entry {capacity} holds {capacity.rows}; let rows "
+            f"go with fleet.shrink before, give it more room, {anew}"
+        )
 
 
 def _optimizer(spec: TableSpec) -> tuple[Rule, DecaySpec, bool]:

@@ -78,14 +78,6 @@ def test_admission_and_first_values_may_change(tmp_path: Path) -> None:
     assert len(loaded(str(tmp_path / "scores"), table("s", 2)).values[0]) == 5
 
 
-def test_a_small_capacity_lets_the_oldest_rows_go(tmp_path: Path) -> None:
-    """A new capacity holds in the migrated snapshot."""
-    path = saved(tmp_path, table("t", 2))
-    small = table("t", 2, entry=CapacityEntry(rows=3))
-    plan_migration(path, features(f=small)).apply(tmp_path / "new")
-    assert len(loaded(str(tmp_path / "new"), small).values[0]) == 3
-
-
 def test_tables_may_be_kept_and_dropped(tmp_path: Path) -> None:
     """By name: sparse ones of no feature, dense ones that fit no longer, and those that start anew."""
     path = saved(tmp_path, table("a", 2), table("b", 2), names="fc bias")
@@ -117,6 +109,10 @@ def test_tables_may_be_kept_and_dropped(tmp_path: Path) -> None:
         (
             table("t", 2, entry=ShowClickEntry("show", "click")),
             "table 't' has counted no shows and clicks, which its new entry ShowClickEntry",
+        ),
+        (
+            table("t", 2, entry=CapacityEntry(rows=3)),
+            "table 't' has 5 rows and its new entry CapacityEntry.* holds 3; let rows go",
         ),
         (table("fc", 2), "table 'fc' is dense in the snapshot"),
     ],
