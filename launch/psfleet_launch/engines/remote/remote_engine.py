@@ -30,7 +30,7 @@ from psfleet_launch.engines.remote.agent_messages import (
     version_mismatch,
     write_request,
 )
-from psfleet_launch.engines.remote.interrupts import interruptible
+from psfleet_launch.engines.remote.early_signals import interruptible
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.server_locations import ServerLocations
 from psfleet_launch.job import guard
