@@ -248,8 +248,8 @@ def _check_entry(spec: TableSpec, after: TableSpec, rows: int, anew: str) -> Non
     capacity = part_of(after.entry, CapacityEntry)
     if capacity is not None and 0 < capacity.rows < rows:
         raise CheckpointError(
-            f"table {spec.name!r} has {rows} rows and its new entry {capacity} holds {capacity.rows}; let rows "
-            f"go with fleet.shrink before, give it more room, {anew}"
+            f"table {spec.name!r} has {rows} rows and its new entry {capacity} holds {capacity.rows}; "
+            f"let rows go with fleet.shrink before, give it more room, {anew}"
         )
 
 
