@@ -24,7 +24,7 @@ help:
 	@echo "make repeat         the cluster tests, TIMES=$(TIMES) times over (TESTS=...)"
 	@echo "make soak           a job under chaos for MINUTES=$(MINUTES): does anything grow, is anything left?"
 	@echo "make fuzz           changed requests and files: FUZZ_FRAMES=$(FUZZ_FRAMES) FUZZ_FILES=$(FUZZ_FILES); make fuzz-atheris"
-	@echo "make test-engines   jobs on every engine: ssh, Slurm, Docker; as root it installs what they need"
+	@echo "make test-engines   jobs on every engine: ssh, Slurm, Ray, Docker; as root it installs what they need"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
 	@echo "make docs           draw the diagrams, list settings and panels; build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
@@ -114,7 +114,7 @@ fuzz-atheris: $(VENV)/.has-test
 # An engine that cannot be had is named as skipped.
 test-engines: $(VENV)/.has-test
 	-tools/install_engines
-	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate
+	-$(VENV)/bin/python -m pip install --quiet kubernetes-validate "ray>=2.30"
 	PSFLEET_TEST_ENGINES=1 $(VENV)/bin/python -m pytest tests/agents $(ARGS)
 	PSFLEET_TEST_DOCKER=1 $(VENV)/bin/python -m pytest -m docker tests/launch $(ARGS)
 

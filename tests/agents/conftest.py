@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.agents.machines import NAMES, Lab
+from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, ray_cluster
 from tests.agents.slurm_cluster import cancel_all, slurm_cluster, slurm_variables
 from tests.agents.ssh_hosts import ssh_hosts, ssh_options
 from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
@@ -19,6 +20,7 @@ from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
 TRAINER = str(ROOT / "tests" / "launch" / "trainer.py")
 PSFLEET = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli"]
 _PATIENCE = 500.0  # seconds; pytest ends a test that hangs earlier, where its limit is lower
+_HOSTS = {"local": ("local", "local"), "ray": RAY_NODES}
 TWO = ("--servers", "2", "--workers", "2", "--no-progress")
 
 
@@ -33,7 +35,7 @@ class Site:
 
     def __init__(self, engine: str, folder: Path, lab: Lab | None) -> None:
         self.engine = engine
-        self.hosts = ("local", "local") if engine == "local" else NAMES
+        self.hosts: Sequence[str] = _HOSTS.get(engine, NAMES)
         self.lab = lab
         self.folder = folder
         self.launchers: list[Launcher] = []
@@ -79,6 +81,8 @@ class Site:
                 return ["--engine", "ssh", "--hosts", ",".join(NAMES), *options]
             case "slurm":
                 return ["--engine", "slurm", "--nodes", "2"]
+            case "ray":
+                return ["--engine", "ray", "--bundles", "2", "--ray-address", RAY_HEAD]
             case _:
                 return []
 
@@ -188,20 +192,30 @@ _ALWAYS = ("test_sync_mode_gives_the_same_bits", "test_a_requeued_job_goes_on_fr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most tests of Slurm to `make test-engines`: there every process is a new interpreter."""
+    """Leave most tests of Slurm and Ray to `make test-engines`: there every process is a new interpreter."""
     runs_all = bool(os.environ.get("PSFLEET_TEST_ENGINES"))
     for item in items:
         made = getattr(item, "callspec", None)
-        if made and made.params.get("engine") == "slurm":
+        name = made and made.params.get("engine")
+        if name in ("slurm", "ray"):
             item.add_marker(pytest.mark.timeout(600))
             if not runs_all and not item.name.startswith(_ALWAYS):
-                item.add_marker(pytest.mark.skip("engine slurm: make test-engines runs this test"))
+                item.add_marker(
+                    pytest.mark.skip(f"engine {name}: make test-engines runs this test")
+                )
 
 
-_LABS = {"ssh": "lab", "slurm": "cluster"}
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[Lab]:
+    """Nodes of Ray, for all tests of the session."""
+    with ray_cluster() as made:
+        yield made
 
 
-@pytest.fixture(scope="session", params=["local", "join", "ssh", "slurm"])
+_LABS = {"ssh": "lab", "slurm": "cluster", "ray": "ray_nodes"}
+
+
+@pytest.fixture(scope="session", params=["local", "join", "ssh", "slurm", "ray"])
 def engine(request: pytest.FixtureRequest) -> tuple[str, Lab | None]:
     """An engine; its machines are made before the first test, which is to leave nothing behind."""
     name = _LABS.get(request.param)

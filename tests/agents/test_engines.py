@@ -108,7 +108,7 @@ def test_a_standby_takes_over(site: Site) -> None:
     assert digest(out) == DIGEST
 
 
-@pytest.mark.parametrize("engine", ["join", "ssh", "slurm"], indirect=True)
+@pytest.mark.parametrize("engine", ["join", "ssh", "slurm", "ray"], indirect=True)
 def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     """SIGKILL of an agent ends the processes of its machine; the report names the machine."""
     launcher = site.launch(*TWO, *LONG)

@@ -6,6 +6,7 @@ import pytest
 
 from psfleet_launch.commands.launch_command import main
 from tests.agents.conftest import TRAINER, Site
+from tests.agents.ray_cluster import RAY_HEAD
 from tests.agents.ssh_hosts import ssh_options
 from tests.launch.conftest import ROOT, digest
 
@@ -26,19 +27,21 @@ def job_file(engine: str) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("name", ["join", "kubernetes", "slurm", "ssh"])
+@pytest.mark.parametrize("name", ["join", "kubernetes", "ray", "slurm", "ssh"])
 def test_pages_have_the_same_headings(name: str) -> None:
     """Whoever knows one page finds his way in the others."""
     assert re.findall(r"^## (.*)$", page(name), re.MULTILINE) == HEADINGS
 
 
-@pytest.mark.parametrize("engine", ["join", "ssh", "slurm"], indirect=True)
+@pytest.mark.parametrize("engine", ["join", "ssh", "slurm", "ray"], indirect=True)
 def test_the_job_file(site: Site) -> None:
     """A job that is started with the file alone ends well."""
     folder = site.folder
     (folder / "job.toml").write_text(job_file(site.engine))
     (folder / "train.py").write_text(SCRIPT)
     flags = ["--ssh-options", ssh_options(site.lab)] if site.lab and site.engine == "ssh" else []
+    if site.engine == "ray":
+        flags = ["--ray-address", RAY_HEAD]
     launcher = site.start(*flags, "--config", "job.toml")
     if site.engine == "join":
         for number, name in enumerate(site.hosts):
@@ -54,6 +57,7 @@ def test_the_job_file(site: Site) -> None:
         ("join", ("machine 1", "machine 2")),
         ("ssh", ("alpha", "beta")),
         ("slurm", ("node 1", "node 2")),
+        ("ray", ("bundle 1", "bundle 2")),
     ],
 )
 def test_a_dry_run(

@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (
             ["--engine", "slrum", SCRIPT],
-            "--engine is 'slrum'; it must be one of join, kubernetes, local, slurm, ssh",
+            "--engine is 'slrum'; it must be one of join, kubernetes, local, ray, slurm, ssh",
         ),
         (["--sync", "--async", SCRIPT], "--sync and --async are different modes; name one"),
         (["--mode", "ssp", "--sync", SCRIPT], "--sync and --mode ssp are different modes"),

@@ -60,7 +60,7 @@ def check_machine(engine: str, root: Path = Path("/")) -> Iterator[Finding]:
     """
     yield _versions()
     yield from _programs(engine)
-    if engine in ("join", "ssh", "slurm"):
+    if engine in ("join", "ssh", "slurm", "ray"):
         yield _address()
     yield _clock()
     yield _open_files()

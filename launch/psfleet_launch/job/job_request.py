@@ -241,6 +241,24 @@ class Launch:
         least=1,
         most=65535,
     )
+    ray_address: str = setting(
+        "auto",
+        "Engine ray: `HOST:PORT` of the cluster's head; by default the cluster of this machine",
+        names="--ray-address engine.ray.address",
+        metavar="HOST:PORT",
+    )
+    bundles: int = setting(
+        1,
+        "Engine ray: how many agents, each in a bundle of a placement group",
+        names="--bundles engine.ray.bundles",
+        least=1,
+    )
+    bundle_cores: float = setting(
+        1.0, "Engine ray: CPUs of each bundle", names="--bundle-cores engine.ray.cores", least=0
+    )
+    bundle_gpus: float = setting(
+        0.0, "Engine ray: GPUs of each bundle", names="--bundle-gpus engine.ray.gpus", least=0
+    )
     render: str = setting(
         "",
         "Engine kubernetes: the folder for the files of the job, to be applied with kubectl",

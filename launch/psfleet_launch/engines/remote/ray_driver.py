@@ -1,0 +1,251 @@
+"""The driver of a Ray cluster, as a program: an actor in each bundle of a placement group runs an agent.
+
+It reads the credentials from its standard input, whose end is the end of the agents, and hands them to the
+constructors of the actors: Ray shows variables on its dashboard. Actors are pickled by value, as this module
+is `__main__`, so an agent says by itself that psfleet is missing on a machine.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from psfleet.errors import ConfigError
+from psfleet_launch.job.guard import MARKER
+
+__all__ = ["FAILED", "names_of"]
+
+FAILED = "failed: "
+"""Before a line that says why an agent has not come, or has ended."""
+
+_CONNECT = 5.0  # seconds in which the cluster must answer
+_LOOK = 0.2  # seconds
+_LEAVE = 3.0  # seconds for agents to end by themselves
+_AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials", "-")
+
+
+class _Actor:
+    """Runs one agent on its node. Ray kills it when the driver ends, and the agent's input ends with it."""
+
+    def __init__(self, invitation: bytes, variables: dict[str, str]) -> None:
+        self._invitation = invitation
+        self._variables = variables
+
+    def address(self) -> str:
+        """Of its node, as Ray knows it."""
+        return str(importlib.import_module("ray").util.get_node_ip_address())
+
+    def run(self, endpoint: str, name: str) -> str:
+        """Run the agent until it ends; the last line that it has written."""
+        hidden = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them from the bundle's size
+        kept = {one: said for one, said in os.environ.items() if one != hidden[0]}
+        if not kept.get(hidden[1]):
+            kept.pop(hidden[1], None)
+        command = [sys.executable, *_AGENT, "--join", endpoint, "--name", name]
+        with subprocess.Popen(
+            [*command, "--address", self.address()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=kept | self._variables,
+            text=True,
+        ) as agent:
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                agent.stdin.write(self._invitation.decode())
+                agent.stdin.flush()
+            lines = [line.strip() for line in agent.stdout if line.strip()]
+        return [f"exit code {agent.returncode}", *lines][-1]
+
+
+class _Driver:
+    """The program: has the actors placed, and holds them until its standard input ends.
+
+    Args:
+        wanted: What RayEngine.start_agents has written.
+        invitation: The credentials of agents.
+    """
+
+    def __init__(self, wanted: dict[str, Any], invitation: bytes) -> None:
+        self._wanted = wanted
+        self._invitation = invitation
+        self._deadline = time.monotonic() + wanted["seconds"]
+
+    def run(self) -> None:
+        """Connect, place, hold, let go.
+
+        Raises:
+            ConfigError: There is no cluster, or it has too little.
+        """
+        ray = _ray()
+        self._connect()
+        group = self._placed()
+        agents = self._started(group)
+        while agents and not _input_has_ended(_LOOK):
+            self._report(agents)
+        ray.wait([*agents], num_returns=max(len(agents), 1), timeout=_LEAVE)
+        ray.util.remove_placement_group(group)
+        ray.shutdown()
+
+    def _connect(self) -> None:
+        ray = _ray()
+        address = self._wanted["address"]
+        _check_head(address)
+        try:
+            ray.init(address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            said = str(error).splitlines()[0]
+            raise ConfigError(
+                f"there is no Ray cluster at {address!r} ({said}); start one with `ray start`, and run the "
+                "launcher on one of its machines"
+            ) from None
+
+    def _placed(self) -> Any:
+        """The placement group, once its bundles have their places."""
+        ray = _ray()
+        count, bundle = self._wanted["bundles"], self._bundle
+        self._check_resources(ray.nodes())
+        strategy = "STRICT_SPREAD" if self._wanted["spread"] else "SPREAD"
+        group = ray.util.placement_group([bundle] * count, strategy=strategy)
+        left = self._deadline - time.monotonic() - 2 * _LOOK  # before the launcher gives up
+        if not group.wait(max(left, 1.0)):
+            free = _words(ray.available_resources())
+            raise ConfigError(
+                f"Ray has not placed {count} bundle(s) of {_words(bundle)} within "
+                f"{self._wanted['seconds']:g} s; free now: {free}"
+            )
+        return group
+
+    @property
+    def _bundle(self) -> dict[str, float]:
+        return {name: amount for name, amount in self._wanted["resources"].items() if amount}
+
+    def _check_resources(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Refuse what the cluster could never place."""
+        count, bundle = self._wanted["bundles"], self._bundle
+        fitting = [
+            min(int(node["Resources"].get(name, 0) // amount) for name, amount in bundle.items())
+            for node in nodes
+            if node["Alive"]
+        ]
+        if self._wanted["spread"]:
+            fitting = [min(number, 1) for number in fitting]
+        if sum(fitting) < count:
+            apart = (
+                " on different machines, as --replicas 1 needs them"
+                if self._wanted["spread"]
+                else ""
+            )
+            raise ConfigError(
+                f"the Ray cluster has room for {sum(fitting)} bundle(s) of {_words(bundle)}{apart}, and the "
+                f"job wants {count}; ask for less with --bundles or --bundle-cores, or add machines"
+            )
+
+    def _started(self, group: Any) -> dict[Any, str]:
+        """The agents, each with its name."""
+        ray = _ray()
+        strategy = importlib.import_module("ray.util.scheduling_strategies")
+        made = ray.remote(_Actor)
+        variables = {
+            name: said
+            for name, said in os.environ.items()
+            if name.startswith("PSFLEET_") and name != MARKER
+        }
+        actors = [
+            made.options(
+                num_cpus=self._bundle.get("CPU", 0),
+                num_gpus=self._bundle.get("GPU", 0),
+                max_restarts=0,
+                scheduling_strategy=strategy.PlacementGroupSchedulingStrategy(group, number),
+            ).remote(self._invitation, variables)
+            for number in range(self._wanted["bundles"])
+        ]
+        addresses = ray.get([actor.address.remote() for actor in actors])
+        endpoint = self._wanted["endpoint"]
+        return {
+            actor.run.remote(endpoint, name): name
+            for actor, name in zip(actors, names_of(addresses), strict=True)
+        }
+
+    def _report(self, agents: dict[Any, str]) -> None:
+        """Say of each agent that has ended what it has said last."""
+        ray = _ray()
+        ended, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
+        for one in ended:
+            try:
+                said = ray.get(one)
+            except ray.exceptions.RayError as error:
+                said = f"its actor has ended: {type(error).__name__}"
+            print(f"{FAILED}host {agents.pop(one)}: {said}", flush=True)
+
+
+def _ray() -> Any:
+    """The package, which need not be there where types are checked."""
+    return importlib.import_module("ray")
+
+
+def _check_head(address: str) -> None:
+    """Refuse an address at which nobody listens; Ray would look for it for minutes."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--ray-address is {address!r}; Ray Client cannot hold agents, run the launcher on a machine of "
+            "the cluster and name HOST:PORT of its head, or auto"
+        )
+    if not port.isdigit():
+        if address != "auto":
+            raise ConfigError(f"--ray-address is {address!r}; name HOST:PORT of the head, or auto")
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
+    except OSError as error:
+        raise ConfigError(
+            f"there is no Ray cluster at {address!r} ({error.strerror or error}); name HOST:PORT of its head "
+            "with --ray-address"
+        ) from None
+
+
+def names_of(addresses: Sequence[str]) -> list[str]:
+    """What the agents are called: as their machine, with a number where it has several."""
+    count, seen = Counter(addresses), Counter[str]()
+    names = []
+    for one in addresses:
+        seen[one] += 1
+        names.append(one if count[one] == 1 else f"{one}-{seen[one]}")
+    return names
+
+
+def _words(resources: dict[str, float]) -> str:
+    """Resources for people; not those that name a node."""
+    said = [f"{amount:g} {name}" for name, amount in resources.items() if name in ("CPU", "GPU")]
+    return " and ".join(said) or "none"
+
+
+def _input_has_ended(seconds: float) -> bool:
+    ready, _, _ = select.select([0], [], [], seconds)
+    return bool(ready) and not os.read(0, 1 << 16)
+
+
+def _main() -> int:
+    line = b""
+    while not line.endswith(b"\n") and (more := os.read(0, 1 << 16)):
+        line += more
+    try:
+        _Driver(json.loads(sys.argv[1]), line).run()
+    except ConfigError as error:
+        print(f"{FAILED}{error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,75 @@
+"""Engine ray on a real cluster: what it refuses, and what becomes of an actor."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from psfleet_launch.engines.remote.ray_driver import names_of
+from tests.agents.conftest import TRAINER, TWO, Site
+from tests.agents.machines import Lab
+from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES
+from tests.agents.test_engines import LONG
+
+
+@pytest.fixture(params=["ray"], scope="session")
+def engine(request: pytest.FixtureRequest, ray_nodes: Lab) -> tuple[str, Lab]:
+    """Only this engine."""
+    return request.param, ray_nodes
+
+
+def refused(site: Site, *arguments: str, **variables: str) -> str:
+    """The one sentence of a job that cannot start."""
+    launcher = site.start("--engine", "ray", *arguments, *TWO, TRAINER, "30", **variables)
+    code, _, err = site.ends(launcher)
+    assert code == 2, err
+    return err.splitlines()[-1]
+
+
+def test_a_cluster_that_is_too_small(site: Site) -> None:
+    """It is said at once for how many bundles there is room."""
+    said = refused(site, "--ray-address", RAY_HEAD, "--bundles", "3")
+    assert "has room for 2 bundle(s) of 1 CPU, and the job wants 3" in said
+
+
+def test_bundles_on_machines_of_their_own(site: Site) -> None:
+    """Standbys need different machines, which counts only where they are asked for."""
+    said = refused(
+        site,
+        *("--ray-address", RAY_HEAD, "--replicas", "1"),
+        "--bundles",
+        "3",
+        "--bundle-cores",
+        "0.5",
+    )
+    assert "has room for 2 bundle(s) of 0.5 CPU on different machines, as --replicas 1" in said
+
+
+def test_an_address_without_a_cluster(site: Site) -> None:
+    """Nobody listens there."""
+    said = refused(site, "--ray-address", f"{RAY_NODES[0]}:9")
+    assert f"there is no Ray cluster at '{RAY_NODES[0]}:9' (Connection refused)" in said
+
+
+def test_ray_client_is_refused(site: Site) -> None:
+    """It could not hold agents."""
+    said = refused(site, "--ray-address", f"ray://{RAY_HEAD}", "--listen", RAY_NODES[0])
+    assert "Ray Client cannot hold agents" in said
+
+
+def test_a_killed_actor_is_the_first_cause(site: Site) -> None:
+    """Its agent's standard input ends, and all of its processes with it."""
+    launcher = site.launch(*TWO, *LONG)
+    launcher.until_logged("workerlog.1", "step 9")
+    agent = site.agent_pid(launcher, RAY_NODES[1])
+    actor = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(actor, signal.SIGKILL)
+    code, _, err = site.ends(launcher)
+    assert code == 128 + signal.SIGKILL, err
+    assert f"failed first: the agent on host {RAY_NODES[1]} is lost: " in err
+
+
+def test_several_agents_on_one_machine_have_names() -> None:
+    """The machine's address, with a number where it has several."""
+    assert names_of(["a", "b", "a"]) == ["a-1", "b", "a-2"]
