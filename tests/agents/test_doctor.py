@@ -1,15 +1,22 @@
 """`psfleet doctor` says how a machine is, and what to change."""
 
+import os
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from psfleet.errors import ConfigError
 from psfleet_launch.agent.machine_checks import Finding, check_machine
+from psfleet_launch.agent.peer_checks import PeerCheck
 from psfleet_launch.commands.psfleet_cli import main
 from tests.agents.conftest import PSFLEET
+from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.launch.conftest import _environment
 
+PEERS = (f"{NETWORK}.2", f"{NETWORK}.3")
 KERNEL = {
     "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   16777216 kB\n",
     "sys/fs/cgroup/memory.max": "2147483648\n",
@@ -92,3 +99,57 @@ def test_this_machine() -> None:
         *("versions", "clock", "open files", "memory", "huge pages", "kernel cache"),
         *("BLAS threads", "GPUs"),
     ]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Lab]:
+    """Two machines with a cable each."""
+    has("doctor", (), "iproute2")
+    with laboratory(tmp_path) as made:
+        yield made
+
+
+def started(lab: Lab, number: int, seconds: float = 300) -> "subprocess.Popen[str]":
+    """The check on one of the machines, from 1 on."""
+    command = [*PSFLEET, "doctor", "--peers", ",".join(PEERS), "--wait", str(seconds)]
+    return subprocess.Popen(
+        [*lab.within(number), *command], env=_environment(), text=True, stdout=subprocess.PIPE
+    )
+
+
+def test_machines_that_reach_each_other(machines: Lab) -> None:
+    """Each tells how long a message to the other one takes."""
+    checks = [started(machines, number) for number in (1, 2)]
+    for check, other in zip(checks, reversed(PEERS), strict=True):
+        out, _ = check.communicate()
+        assert re.search(rf"^{other} +\d+\.\d\d ms there and back$", out, re.MULTILINE), out
+        assert check.returncode == 0
+
+
+def test_a_machine_that_cannot_be_reached(machines: Lab) -> None:
+    """It is named, with what to open."""
+    machines.cut("beta")
+    check = started(machines, 1, 0.1)
+    out, _ = check.communicate()
+    assert re.search(rf"^{PEERS[1]} +cannot be reached: ", out, re.MULTILINE), out
+    assert f"open connections to {PEERS[1]}, port 7164 and others" in out
+    assert check.returncode == 1
+
+
+def test_a_port_that_is_blocked_in_one_direction() -> None:
+    """A machine that is reached and has not come is told of."""
+    own_net = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"  # where nobody else listens
+    hosts = [f"{own_net}.{number}" for number in (1, 2)]
+    with PeerCheck(hosts, 7164, 0.0) as own, PeerCheck(hosts, 7164, 0.0):
+        found = list(own.findings())
+    assert [one.name for one in found] == [hosts[1]] * 2
+    assert [one.is_fatal for one in found] == [False, True]
+    assert found[1].value == f"has not reached {hosts[0]}"
+
+
+def test_peers_must_name_this_machine() -> None:
+    """Nothing is checked where that is not known."""
+    with pytest.raises(
+        ConfigError, match=r"--peers is '192\.0\.2\.1'; none of them is this machine"
+    ):
+        PeerCheck(["192.0.2.1"], 7164, 0.0)

@@ -1,25 +1,57 @@
-"""`psfleet doctor`: whether this machine is fit for a job, and what to change."""
+"""`psfleet doctor`: whether machines are fit for a job, and what to change."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from psfleet_launch.agent.machine_checks import Finding
 
 __all__ = ["doctor"]
 
 
 @click.command()
 @click.option("--engine", default="local", show_default=True, help="The engine of the job.")
-def doctor(engine: str) -> int:
+@click.option(
+    "--peers",
+    default="",
+    metavar="HOST,...",
+    help="All machines of the job, this one too: whether they reach each other, and how fast.",
+)
+@click.option(
+    "--port", default=7164, show_default=True, help="Where each machine listens for its peers."
+)
+@click.option(
+    "--wait",
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait for the check on other machines.",
+)
+def doctor(engine: str, peers: str, port: int, wait: float) -> int:
     """Check this machine and say what to change; exit code 1 if a job would fail.
 
     Run it on every machine of a job, under Slurm for instance with srun --ntasks-per-node=1 psfleet doctor.
+    With --peers run it on all of them at the same time.
     """
     from psfleet_launch.engines.launch_engine import load_engine
 
     load_engine(engine)  # refuses a name that is none
-    from psfleet_launch.agent.machine_checks import check_machine
-
-    findings = [*check_machine(engine)]
-    for one in findings:
+    fatal = False
+    for one in _findings(engine, [host for host in peers.split(",") if host], port, wait):
         click.echo(f"{one.name:<14}{one.value}")
         if one.advice:
             click.echo(f"{'':<14}{'! ' if one.is_fatal else '- '}{one.advice}")
-    return int(any(one.is_fatal for one in findings))
+        fatal |= one.is_fatal
+    return int(fatal)
+
+
+def _findings(engine: str, peers: list[str], port: int, wait: float) -> "Iterator[Finding]":
+    from psfleet_launch.agent.machine_checks import check_machine
+
+    yield from check_machine(engine)
+    if peers:
+        from psfleet_launch.agent.peer_checks import PeerCheck
+
+        with PeerCheck(peers, port, wait) as check:
+            yield from check.findings()
