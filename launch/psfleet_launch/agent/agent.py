@@ -60,13 +60,14 @@ class Agent:
             self._selector.register(self._held, selectors.EVENT_READ, self._read_held)
         with self._signals():
             try:
-                while not (self._asked or self._refused or self._link.lost):
+                lost = ""
+                while not (self._asked or self._refused or (lost := self._link.lost)):
                     self._step()
                 self._hear_refusal()
             finally:
                 self._end()
         self._close()
-        why = self._refused or self._asked or self._link.lost
+        why = self._refused or self._asked or lost
         over = why == "the job is over"
         print(f"psfleet agent {self._name}: {why}", file=sys.stdout if over else sys.stderr)
         return 0 if over else 1
