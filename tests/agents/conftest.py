@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.machines import NAMES, Lab
-from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, ray_cluster
+from tests.agents.ray_cluster import RAY_HEAD, RAY_NODES, RAY_VARIABLES, ray_cluster
 from tests.agents.slurm_cluster import cancel_all, slurm_cluster, slurm_variables
 from tests.agents.ssh_hosts import ssh_hosts, ssh_options
 from tests.launch.conftest import _MARK, ROOT, Launcher, _environment
@@ -55,6 +55,8 @@ class Site:
         if self.engine == "slurm":
             assert self.lab is not None
             variables |= slurm_variables(self.lab)
+        if self.engine == "ray":
+            variables |= RAY_VARIABLES
         with (self.folder / "err").open("w") as err, (self.folder / "out").open("w") as out:
             process = subprocess.Popen(
                 [

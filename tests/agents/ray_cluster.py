@@ -16,10 +16,11 @@ from psfleet_launch.job import guard
 from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.waiting import until
 
-__all__ = ["RAY_HEAD", "RAY_NODES", "ray_cluster"]
+__all__ = ["RAY_HEAD", "RAY_NODES", "RAY_VARIABLES", "ray_cluster"]
 
 RAY_NODES = (f"{NETWORK}.1", f"{NETWORK}.2")
 RAY_HEAD = f"{RAY_NODES[0]}:6379"
+RAY_VARIABLES = {"RAY_AUTH_MODE": "disabled"}  # a token in the home folder is none of ours
 _SMALL = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats")
 _SCRIPT = Path(sys.executable).with_name("ray")
 
@@ -63,7 +64,7 @@ def _start(lab: Lab, token: str, number: int, *words: str) -> "subprocess.Popen[
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | {guard.MARKER: token},
+            env=os.environ | RAY_VARIABLES | {guard.MARKER: token},
             start_new_session=True,
         )
 
@@ -76,7 +77,11 @@ def _living(lab: Lab) -> int:
         "print(sum(node.state == 0 for node in known))\n"
     )
     done = subprocess.run(
-        [*lab.inside, sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [*lab.inside, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | RAY_VARIABLES,
     )
     said = done.stdout.strip()
     return int(said) if said.isdigit() else 0

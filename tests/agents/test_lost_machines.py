@@ -9,7 +9,7 @@ import pytest
 
 from tests.agents.conftest import TRAINER, Site
 from tests.agents.machines import NETWORK, Lab, has, laboratory
-from tests.launch.conftest import digest
+from tests.launch.conftest import Launcher, digest
 from tests.waiting import pause
 
 ONE = ("--servers", "2", "--workers", "1", "--no-progress")
@@ -51,6 +51,19 @@ def test_a_job_goes_on_on_other_machines(site: Site) -> None:
     assert digest(found) == digest(out)
 
 
+def on_machines(site: Site, machines: Lab, *script: str) -> Launcher:
+    """A job with an agent on each machine, under way and with standbys."""
+    site.lab = machines
+    engine = ("--engine", "join", "--agents", "3", "--listen", f"{NETWORK}.1")
+    launcher = site.start(*engine, *ONE, "--replicas", "1", *script)
+    for number, name in enumerate(machines.hosts, 1):
+        site.join(launcher, name, "", *machines.within(number))
+    for rank in (0, 1):
+        launcher.until_logged(f"serverlog.{rank}.copy.1", f"standby 1 of server {rank} ready")
+    launcher.until_logged("workerlog.0", "step 5")
+    return launcher
+
+
 @pytest.mark.parametrize("victim", ["alpha", "beta"])
 def test_a_machine_without_power_is_replaced_at_once(
     site: Site, machines: Lab, victim: str
@@ -59,16 +72,7 @@ def test_a_machine_without_power_is_replaced_at_once(
 
     The standby takes over before the machine is given up. Server 0, with the coordinator, is on alpha.
     """
-    site.lab = machines
-    launcher = site.start(
-        *("--engine", "join", "--agents", "3", "--listen", f"{NETWORK}.1"),
-        *(*ONE, "--replicas", "1", *STEPS),
-    )
-    for number, name in enumerate(machines.hosts, 1):
-        site.join(launcher, name, "", *machines.within(number))
-    for rank in (0, 1):
-        launcher.until_logged(f"serverlog.{rank}.copy.1", f"standby 1 of server {rank} ready")
-    launcher.until_logged("workerlog.0", "step 5")
+    launcher = on_machines(site, machines, *STEPS)
     machines.power_off(victim)
     try:
         code, out, err = site.ends(launcher)
@@ -80,6 +84,24 @@ def test_a_machine_without_power_is_replaced_at_once(
     takeover = f"server {server} cannot be reached; server {server} copy 1 takes over"
     assert said in err
     assert takeover in err
+    assert digest(out) == ALONE
+
+
+def test_a_machine_that_comes_back_is_fenced(site: Site, machines: Lab) -> None:
+    """Its cable was out until a standby had taken over: its server is killed, and no bit changes."""
+    gate = site.folder / "gate"
+    launcher = on_machines(site, machines, *STEPS, str(gate))
+    old = site.pid_of(launcher, "server", 1)
+    machines.cut("beta")
+    try:
+        launcher.until_logged("serverlog.1.copy.1", "took over with term 2")
+    finally:
+        machines.cut("beta", is_up=True)
+    launcher.until(lambda: not Path(f"/proc/{old}").exists(), "end of the old server")
+    gate.touch()
+    code, out, err = site.ends(launcher)
+    assert code == 0, err
+    assert "server 1 cannot be reached; server 1 copy 1 takes over" in err
     assert digest(out) == ALONE
 
 
