@@ -37,8 +37,29 @@ With `--insecure` there is no TLS.
 
 Servers and workers open no ports for this: the launcher asks the servers over their usual connections, and
 workers send their metrics to server 0 with their heartbeats while somebody looks ([decision
-28](decisions/0028-metrics.md)). All samples have the labels `job`, `role` and `rank`; some have `table` or
-`mode`.
+28](decisions/0028-metrics.md)). All samples have the labels `job`, `role` and `rank`; some have `table`,
+`mode` or, of what scripts log, `name`.
+
+## Values of your own
+```python
+from psfleet import fleet
+
+fleet.log("accuracy", 0.91)
+```
+`fleet.log(name, value, step=None)` shows a number of this worker: behind the progress (the mean over the
+workers), in `psfleet top`, in the panel "Logged values" below, as the metric `psfleet_logged` with the
+label `name`, and in the report. These show the newest value at each look. A script may log 100 names.
+
+## TensorBoard
+`--tensorboard FOLDER` (`PSFLEET_TENSORBOARD` without a launcher) writes event files, with `pip install
+'psfleet[tensorboard]'`:
+
+| folder | what it has |
+|---|---|
+| `FOLDER/JOB/worker.0`, ... | every value that the worker logs, at `step` or the number of its pushes |
+| `FOLDER/JOB/job` | the figures of all panels below every 2 s, at the job's steps |
+
+Each value is in the file when `fleet.log` returns. On several machines, name a folder that they share.
 
 ## In the terminal
 ```
@@ -54,7 +75,7 @@ that loads nothing from elsewhere. It shows the job's settings and processes, de
 their times, slow workers, losses, and the curves of all panels below. `psfleet report JOB` writes the
 report of a job that still runs, or whose launcher was killed.
 
-The launcher asks for figures every 2 s if it shows the progress or serves `--watch`. A look takes 1.5 ms
+The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 1.5 ms
 of CPU time of each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the
 history has events only.
 

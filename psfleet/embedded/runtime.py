@@ -84,6 +84,11 @@ class EmbeddedRuntime:
         self._base: tuple[int, str] | None = None
         self._expect(self._shard.handle(Join(0, 1, "async"), "join"))
 
+    @property
+    def pushes(self) -> int:
+        """See psfleet.runtime.interface.pushes."""
+        return self._pushes
+
     @deferred()
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """See Runtime.create."""

@@ -32,6 +32,7 @@ __all__ = [
     "is_server",
     "is_worker",
     "load_model",
+    "log",
     "metrics",
     "print_table_stat",
     "remember",
@@ -81,6 +82,7 @@ set_mode = _fleet.set_mode
 dataset = _fleet.dataset
 shard = _fleet.shard
 metrics = _fleet.metrics
+log = _fleet.log
 remember = _fleet.remember
 step_done = _fleet.step_done
 snapshot = _fleet.snapshot

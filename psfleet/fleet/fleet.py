@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 from psfleet.data.dispatch import Source, batches
 from psfleet.data.peekable import SizedPeekable
@@ -17,6 +17,7 @@ from psfleet.fleet.fleet_saving import FleetSaving
 from psfleet.fleet.util import Util
 from psfleet.modes.local_sgd import LocalSGDRuntime
 from psfleet.modes.switch import change, check_mode, connect
+from psfleet.observability.logged_values import NEWEST, LoggedValues
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
 from psfleet.runtime import interface as runtimes
@@ -38,6 +39,7 @@ class Fleet(FleetSaving):
         self._strategy: DistributedStrategy | runtimes.Parts | None = None
         self._load_path: str | None = None
         self._loops: DataLoops | None = None
+        self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
         self.util = Util(self)
 
     # -- role ----------------------------------------------------------------------------------
@@ -134,6 +136,7 @@ class Fleet(FleetSaving):
 
     def stop_worker(self) -> None:
         """Flush this worker's pushes and leave the fleet. Safe to call twice."""
+        self._logged.close()
         before = runtimes.use(None)
         if before is not None:
             before.close()
@@ -148,6 +151,7 @@ class Fleet(FleetSaving):
             self._joined, self._place = None, links.StagePosition()
             self._strategy = self._load_path = None
             self._loops = None
+            NEWEST.clear()
 
     def _leave(self) -> None:
         # A script that failed must not be taken for one that has finished: its seat stays taken,
@@ -346,6 +350,25 @@ class Fleet(FleetSaving):
         The loops of `shard` say it by themselves; a loop of another kind calls it after each step.
         """
         self._own_loops().step_done()
+
+    def log(self, name: str, value: SupportsFloat, step: int | None = None) -> None:
+        """Show a value of this worker to whoever watches the job.
+
+            fleet.log("accuracy", accuracy)
+
+        The newest value of each name is in the progress line, in `psfleet top`, on the page of `--watch` and
+        in its metrics, and in the report. With `--tensorboard FOLDER` every value is in an event file.
+
+        Args:
+            name: One line, the same on all workers that log the value; at most 100 names.
+            value: A number, or an array or tensor of one.
+            step: Its place on TensorBoard's axis of steps; None: how many pushes this worker has made.
+
+        Raises:
+            UsageError: It is no such name or value. Nothing is logged.
+            ConfigError: The event file cannot be written, or tensorboardX is not installed.
+        """
+        self._logged.log(name, value, runtimes.pushes() if step is None else step)
 
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""

@@ -36,6 +36,14 @@ TRAINING: tuple[Panel, ...] = (
         "If it grows, lower the learning rate; if one worker's differs, look at its data.",
     ),
     Panel(
+        _PROGRESS,
+        "Logged values",
+        "short",
+        Level("psfleet_logged", ("name", "rank")),
+        "What scripts have given to fleet.log, by name and worker.",
+        "Whatever the value says; `--tensorboard` keeps every one of them.",
+    ),
+    Panel(
         _SPEED,
         "Step time by worker",
         "s",

@@ -42,6 +42,7 @@ __all__ = [
     "load_runtime",
     "passes",
     "provide",
+    "pushes",
     "use",
     "with_counts",
 ]
@@ -345,6 +346,11 @@ def is_active() -> bool:
 def passes(runtime: Runtime) -> bool:
     """Whether an earlier life of this worker was at the next meeting: what comes before it is done."""
     return bool(getattr(runtime, "passes", False))
+
+
+def pushes() -> int:
+    """How many pushes the script has made, in earlier lives of its worker too; 0: it has no runtime yet."""
+    return int(getattr(_active, "pushes", 0))
 
 
 def provide(make: Callable[[Parts], Runtime] | None) -> None:

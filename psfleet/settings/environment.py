@@ -74,6 +74,14 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
         beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
         return self.snapshots or beside
 
+    @property
+    def event_folder(self) -> str:
+        """Where this process writes TensorBoard's event files; empty: nowhere."""
+        if not self.tensorboard:
+            return ""
+        name = f"{self.role or 'worker'}.{self.seat.rank}"
+        return os.path.join(self.tensorboard, self.job, name)
+
     def _check_stages(self) -> None:
         if not 0 <= self.stage < self.stages:
             raise ConfigError(
@@ -130,6 +138,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         return Environment(
             strategy=from_variable(UserSettings, "strategy", variables),
             rules=from_variable(JobSettings, "rules", variables),
+            tensorboard=from_variable(JobSettings, "tensorboard", variables),
         )
     other = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
     said = from_variables(Environment, {**variables, other: ""})

@@ -145,6 +145,13 @@ class JobSettings:
         one_of("cpu", "cuda", "auto"),
         names="--device PSFLEET_DEVICE servers.device",
     )
+    tensorboard: str = setting(
+        "",
+        "Write what fleet.log is given, and the figures of the job, as TensorBoard's event files into a "
+        "folder per process below this one",
+        names="--tensorboard PSFLEET_TENSORBOARD job.tensorboard",
+        metavar="FOLDER",
+    )
     rules: tuple[str, ...] = setting(
         (),
         "Modules with update rules or consistency modes of your own, which servers and workers import; they "

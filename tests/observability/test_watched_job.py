@@ -25,6 +25,7 @@ from psfleet_launch.observability.job_report import job_report, slow_processes
 from psfleet_launch.observability.recorder import answers
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.observability.browser import CELLS, opened, program
+from tests.observability.event_files import scalars
 from tests.observability.trainer import ID, STEP, WORKER
 from tests.waiting import until
 
@@ -32,6 +33,7 @@ _OPTIONS = (
     *("--servers", "2", "--workers", "2", "--tcp", "--replicas", "1"),
     *("--durability", "log+fsync", "--snapshot-every", "2s", "--server-memory", "2G"),
     *("--on-nan", "skip", "--watch", "0", "--job", "watched", "--no-progress"),
+    *("--tensorboard", "events"),
 )
 _MOVES = ("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "ssp_")
 """In names of metrics that do not rest while the training does, or of modes that this job has not."""
@@ -266,6 +268,26 @@ def test_the_first_nan_is_named(job: Watched) -> None:
     assert sentence in job.launcher.log(f"workerlog.{WORKER}")
     assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank=str(WORKER)) == 1
     assert job.value("psfleet_nonfinite_pushes_total", role="worker", rank="0") == 0
+
+
+def test_logged_values_are_shown_and_kept(job: Watched, folder: Path) -> None:
+    """What workers log is a metric; TensorBoard gets every value, and the figures of the job beside it."""
+    (folder / "hold").touch()
+
+    def shown() -> dict[int, float]:
+        return {
+            int(labels["rank"]): value
+            for labels, value in job.look().select("psfleet_logged", {"name": "steps made"})
+        }
+
+    def kept() -> dict[int, list[tuple[str, int, float]]]:
+        return {worker: scalars(folder / f"events/watched/worker.{worker}") for worker in (0, 1)}
+
+    until(lambda: shown() == {worker: found[-1][2] for worker, found in kept().items()})
+    for found in kept().values():
+        assert found == [("steps made", step, step) for step in range(1, len(found) + 1)]
+    (folder / "hold").unlink()
+    until(lambda: "Loss/0" in {tag for tag, _, _ in scalars(folder / "events/watched/job")})
 
 
 def test_events_bring_the_panels_and_their_figures(job: Watched) -> None:

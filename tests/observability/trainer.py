@@ -36,6 +36,7 @@ def main() -> None:
                 Gradient(bias.spec.key, bias.pull() - 0.5, None, 0.01),
             ]
             runtimes.active().push(parts, samples=64, loss=1.0 / step)
+            fleet.log("steps made", step)
             time.sleep(0.01)
 
 

@@ -150,6 +150,11 @@ class ClusterRuntime:
         return len(self._fleet.clients)
 
     @property
+    def pushes(self) -> int:
+        """See psfleet.runtime.interface.pushes."""
+        return self.progress.pushes
+
+    @property
     def progress(self) -> ScriptProgress:
         """How far the script is, over all lives of this worker."""
         return self._session.progress

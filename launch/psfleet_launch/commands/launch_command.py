@@ -40,6 +40,7 @@ from psfleet_launch.job.job_plan import Job, job_name
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader
+from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.job_report import write_report
 from psfleet_launch.observability.recorder import Recorder
@@ -270,17 +271,22 @@ def _observed(
 ) -> Iterator[JobHistory]:
     """Within, the job's history is written, and it can be watched; then its report is written.
 
-    Figures are recorded where the servers are asked anyway: for the progress or for who watches.
+    Figures are recorded where somebody wants them: for the progress, who watches, or TensorBoard.
     """
     job, version = engine.job, importlib.metadata.version("psfleet")
     history = JobHistory(job.logs, heading(job, engine.name, version, engine.placement()))
     runner.takers.append(history.take)
     reader = FleetReader(job.name, runner.endpoints, job.reader, runner.counters)
-    recorder = Recorder(reader.read, history.add_frame)
-    if launch.progress or launch.watch:
-        runner.on_training = recorder.start
+    listeners = [history.add_frame, lambda frame: screen.note(logged_in(frame))]
     with contextlib.ExitStack() as closing:
         closing.callback(history.close)
+        if job.request.tensorboard:
+            events = FigureEvents(Path(job.request.tensorboard, job.name, "job"))
+            closing.callback(events.close)
+            listeners.append(events.add_frame)
+        recorder = Recorder(reader.read, listeners)
+        if launch.progress or launch.watch or job.request.tensorboard:
+            runner.on_training = recorder.start
         closing.callback(reader.close)
         if launch.watch:
             port = WatchPort(launch.watch, job, reader, recorder)

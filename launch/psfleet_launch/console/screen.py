@@ -42,6 +42,7 @@ class Screen:
         self._began = time.monotonic()
         self._shown = self._began
         self._pictures = 0
+        self._noted = ""
         self._unfinished = {False: b"", True: b""}
         self._tracebacks = Tracebacks("")
 
@@ -97,12 +98,17 @@ class Screen:
         self._pictures = len(history)
         snapshot = job_snapshots.age(self._job.logs)
         text = "  " + line(history[-1], history[-1 - _WINDOW :][0], snapshot)
+        text += f" · {self._noted}" if self._noted else ""
         if self._live:
             with _as_long_as_somebody_looks():
                 self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._shown >= _PLAIN_EVERY:
             self._shown = time.monotonic()
             self.say(text)
+
+    def note(self, text: str) -> None:
+        """What stands behind the progress from now on. Any thread may call."""
+        self._noted = text
 
     def output(self, data: bytes, is_error: bool) -> None:
         """Pass on what worker 0 has written; of a traceback one line."""

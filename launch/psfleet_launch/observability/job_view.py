@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from psfleet_launch.observability.job_figures import logged
 from psfleet_launch.observability.job_history import PastJob
 from psfleet_launch.observability.job_report import clock, duration, incidents, state
 
@@ -72,6 +73,7 @@ def _progress(ask: _Ask) -> Iterator[str]:
         values = [value for value in ask(title).values() if value is not None]
         if values and (any(values) or title != "Torn steps"):
             yield words.format(sum(values))
+    yield from logged(ask("Logged values"))
 
 
 def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str, _Format], ...]) -> Table:

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from psfleet.observability.expressions import Look
@@ -24,17 +24,17 @@ class Recorder:
 
     Args:
         read: Reads the metrics of the job.
-        listener: Gets each frame, in the thread.
+        listeners: Get each frame, in the thread.
     """
 
     def __init__(
         self,
         read: "Callable[[], list[Metric]]",
-        listener: Callable[[dict[str, Any]], None] = lambda frame: None,
+        listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
         every: float = _EVERY,
     ) -> None:
         self._read = read
-        self._listener = listener
+        self._listeners = listeners
         self._every = every
         self._changed = threading.Condition()
         self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT)
@@ -80,7 +80,8 @@ class Recorder:
                 self._changed.wait_for(lambda: self._over, self._every)
 
     def _add(self, frame: dict[str, Any]) -> None:
-        self._listener(frame)
+        for listener in self._listeners:
+            listener(frame)
         with self._changed:
             self._frames.append(frame)
             self._count += 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from psfleet.observability.exposition import counter, encode, gauge, latency
+from psfleet.observability.logged_values import NEWEST
 from psfleet_worker.observability.step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class WorkerMetrics:
         ]
         if times.loss is not None:
             found.append(gauge("loss", "Loss of the worker's last step that told one", times.loss))
+        if NEWEST:
+            help = "Last value that the script has logged by this name"
+            found.append(gauge("logged", help, dict(NEWEST), "name"))
         if self.packer is not None:
             found.append(
                 counter("saved_bytes", "By which gradients would be longer", self.packer.saved)
