@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,49 +15,24 @@ from typing import Any
 
 import pytest
 
-from psfleet.observability.exposition import decode
-from psfleet.observability.expressions import Level, Look
+from psfleet.observability.expressions import Look
 from psfleet.observability.panels import PANELS, Panel
-from psfleet_launch.observability.fleet_reader import look_at
 from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.observability.job_report import job_report, slow_processes
 from psfleet_launch.observability.recorder import answers
-from tests.launch.conftest import ROOT, Launcher, _environment
+from tests.launch.conftest import ROOT
 from tests.observability.browser import CELLS, opened, program
 from tests.observability.event_files import scalars
 from tests.observability.trainer import ID, STEP, WORKER
+from tests.observability.watched import MOVES, STILL, Watched, expected, shown, training
 from tests.waiting import until
 
 _OPTIONS = (
     *("--servers", "2", "--workers", "2", "--tcp", "--replicas", "1"),
+    *("--hung-after", "0"),
     *("--durability", "log+fsync", "--snapshot-every", "2s", "--server-memory", "2G"),
-    *("--on-nan", "skip", "--watch", "0", "--job", "watched", "--no-progress"),
-    *("--tensorboard", "events"),
+    *("--on-nan", "skip", "--tensorboard", "events"),
 )
-_MOVES = ("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "ssp_")
-"""In names of metrics that do not rest while the training does, or of modes that this job has not."""
-
-
-@dataclass
-class Watched:
-    """A running job and where it is watched."""
-
-    launcher: Launcher
-    url: str
-
-    def get(self, path: str) -> bytes:
-        """What the launcher answers."""
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            found: bytes = answer.read()
-            return found
-
-    def look(self) -> Look:
-        """The job's metrics now."""
-        return look_at(list(decode(self.get("metrics"))))
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum of these samples."""
-        return sum(value for _, value in self.look().select(name, labels))
 
 
 @pytest.fixture(scope="module")
@@ -70,51 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def job(folder: Path) -> Iterator[Watched]:
     """The job, in training; every worker has made the step with the NaN."""
-    mark, said = uuid.uuid4().hex, folder / "screen"
-    with open(said, "w") as screen:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "psfleet_launch",
-                *_OPTIONS,
-                ROOT / "tests/observability/trainer.py",
-            ],
-            cwd=folder,
-            text=True,
-            stdout=screen,
-            stderr=screen,
-            start_new_session=True,
-            env=_environment() | {"PSFLEET_TEST": mark},
-        )
-    launcher = Launcher(process, folder, mark)
-
-    def url() -> str:
-        assert process.poll() is None, said.read_text()
-        found = re.search(r"watch +(http\S+)", said.read_text())
-        return found[1] if found else ""
-
-    try:
-        until(url, "address on the screen")
-        watched = Watched(launcher, url())
+    with training(folder, "watched", *_OPTIONS) as watched:
         until(
             lambda: (
                 watched.value("psfleet_pushes_total", rank="0") > 4 * STEP
                 and watched.value("psfleet_nonfinite_pushes_total") == 1
             ),
-            lambda: f"training: {said.read_text()} {launcher.log('*')}",
+            lambda: f"training: {watched.launcher.log('*')}",
         )
         yield watched
-        (folder / "hold").unlink(missing_ok=True)
-        (folder / "stop").touch()
-        assert process.wait(120) == 0, said.read_text()
-        report = (folder / "psfleet-logs/watched/report.html").read_text()
-        assert '"state":"ended with exit code 0 after ' in report
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-        assert not launcher.family()
 
 
 @dataclass
@@ -209,7 +147,7 @@ def test_the_page_and_prometheus_agree(job: Watched, prometheus: Prometheus, fol
     """While the training rests, Prometheus has every counter as /metrics and the page show it."""
     (folder / "hold").touch()
     rests = {name for panel in PANELS for name in panel.query.metrics}
-    rests = {name for name in rests if not any(part in name for part in _MOVES)}
+    rests = {name for name in rests if not any(part in name for part in MOVES)}
     different: list[Any] = []
 
     def same() -> bool:
@@ -228,7 +166,7 @@ def _differences(look: Look, prometheus: Prometheus, rests: set[str]) -> list[An
         shown = {frozenset(labels.items()): value for labels, value in look.select(name, {})}
         found += [name] if shown != prometheus.ask(name) else []
     for panel, shown in zip(PANELS, answers(look, look)["panels"], strict=True):
-        if panel.title in _STILL:
+        if panel.title in STILL:
             scraped = _by_series(panel, prometheus.ask(panel.query.promql()))
             found += [(panel.title, shown, scraped)] if shown != scraped else []
     return found
@@ -316,7 +254,7 @@ def test_a_browser_shows_the_figures(job: Watched, folder: Path) -> None:
     (folder / "hold").touch()
     phone = {"width": 390, "height": 844}
     with opened(job.url, viewport=phone, color_scheme="dark") as page:
-        until(lambda: _shown(page) == _expected(job), lambda: f"{_shown(page)} {_expected(job)}")
+        until(lambda: shown(page) == expected(job), lambda: f"{shown(page)} {expected(job)}")
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(17, 20, 24)"
@@ -329,7 +267,7 @@ def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
     until(lambda: read_history(logs).last("Loss").keys() == {"0", "1"}, "figures of both workers")
     (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
     with opened((folder / "report.html").as_uri()) as page:
-        assert _shown(page) == {title: past.last(title) for title in _STILL}
+        assert shown(page) == {title: past.last(title) for title in STILL}
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.text_content("#state").startswith("runs: ")
         facts = dict(page.evaluate(CELLS, "The job"))
@@ -339,28 +277,6 @@ def test_a_browser_shows_the_report(job: Watched, folder: Path) -> None:
         ]
     with opened(job.url + "report") as page:
         assert page.text_content("#state").startswith("runs: ")
-
-
-def _shown(page: Any) -> dict[str, dict[str, float]]:
-    """Figures in the DOM of panels that only tell a level, by title and series."""
-    said = page.evaluate(
-        """[...document.querySelectorAll(".panel")].map(panel => [panel.dataset.title,
-           [...panel.querySelectorAll("li")].map(one => [one.dataset.name, +one.dataset.value])])"""
-    )
-    return {title: dict(values) for title, values in said if title in _STILL}
-
-
-def _expected(job: Watched) -> dict[str, dict[str, float]]:
-    look = job.look()
-    shown = zip(PANELS, answers(look, look)["panels"], strict=True)
-    return {panel.title: values for panel, values in shown if panel.title in _STILL}
-
-
-_STILL = {
-    panel.title
-    for panel in PANELS
-    if isinstance(panel.query, Level) and not any(part in panel.query.metric for part in _MOVES)
-}
 
 
 def test_only_loopback_may_look(job: Watched) -> None:

@@ -35,6 +35,7 @@ class JobCounters:
         self._hung: Counter[Who] = Counter()
         self._died: dict[Member, float] = {}
         self._promoted: dict[Member, float] = {}  # by standby when its server had died
+        self._leads: set[Member] = set()  # standbys that have taken the places of their servers
         self._takeovers: dict[str, tuple[int, float]] = {}
 
     def take(self, item: Event | Shown | Action, now: float) -> None:
@@ -46,20 +47,25 @@ class JobCounters:
             case ProcessExited(member, code):
                 self._alive.discard(member)
                 self._died[member] = now
-                self._deaths[_who(member)] += code != 0
+                self._deaths[self._who(member)] += code != 0
             case ReportHung(member):
-                self._hung[_who(member)] += 1
+                self._hung[self._who(member)] += 1
             case PromoteStandby():
                 self._promoted[item.member] = self._died.get(item.before, now)
+                self._leads.add(item.member)
             case ServerReady(member) if member in self._promoted:
                 count, seconds = self._takeovers.get(str(member.rank), (0, 0.0))
                 spent = now - self._promoted.pop(member)
                 self._takeovers[str(member.rank)] = count + 1, seconds + spent
 
     def _start(self, member: Member) -> None:
-        self._restarts[_who(member)] += member in self._died
-        self._known[_who(member)] = None
+        self._restarts[self._who(member)] += member in self._died
+        self._known[self._who(member)] = None
         self._alive.add(member)
+
+    def _who(self, member: Member) -> Who:
+        is_standby = member.role == "server" and member.copy >= 0 and member not in self._leads
+        return ("standby" if is_standby else member.role), str(member.rank)
 
     def families(self) -> "list[Metric]":
         """As metrics; role and rank are those of the process that a sample is about."""
@@ -70,7 +76,7 @@ class JobCounters:
         )
 
         labels = ["role", "rank"]
-        alive = Counter(map(_who, [*self._alive]))
+        alive = Counter(map(self._who, [*self._alive]))
         up = GaugeMetricFamily(f"{PREFIX}process_up", "Processes that run", labels=labels)
         for who in [*self._known]:
             up.add_metric(list(who), alive[who])
@@ -93,8 +99,3 @@ class JobCounters:
             count, seconds = self._takeovers.get(rank, (0, 0.0))
             took.add_metric(["server", rank], count, seconds)
         return [*found, took]
-
-
-def _who(member: Member) -> Who:
-    is_standby = member.role == "server" and member.copy >= 0
-    return ("standby" if is_standby else member.role), str(member.rank)

@@ -1,0 +1,58 @@
+"""The page of a job that loses a server, and the report of the job afterwards, in a real browser."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from psfleet_launch.observability.job_history import read_history
+from tests.observability.browser import CELLS, opened
+from tests.observability.watched import STILL, Watched, expected, shown, training
+from tests.waiting import until
+
+DIES = 1
+OPTIONS = (*("--servers", "2", "--workers", "1", "--replicas", "1"), *("--hung-after", "0"))
+
+
+def server(job: Watched, rank: int) -> int:
+    """The process id of a server that is no standby."""
+    for pid in job.launcher.family():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+            standby = any(word.startswith("PSFLEET_STANDBY=") for word in words)
+            if {"PSFLEET_ROLE=server", f"PSFLEET_RANK={rank}"} <= words and not standby:
+                return pid
+    raise AssertionError(f"no server {rank} in {job.launcher.family()}")
+
+
+def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
+    """Its figures go on being those of /metrics; the report names the death and has the last figures."""
+    own = {"role": "server", "rank": str(DIES)}
+    with training(tmp_path, "killed", *OPTIONS) as job, opened(job.url) as page:
+
+        def value(name: str) -> float:
+            return job.value(f"psfleet_{name}", **own)
+
+        until(lambda: value("standby_attached") == 1, "a standby")
+        until(lambda: value("pushes_total") > 20, "pushes")
+        os.kill(server(job, DIES), signal.SIGKILL)
+        until(lambda: value("takeover_seconds_count") == 1, lambda: job.launcher.log("*"))
+        until(lambda: value("pushes_total") > 0, "the standby in the place of its server")
+        before = value("pushes_total")
+        until(lambda: value("pushes_total") > before, "pushes after the takeover")
+        (tmp_path / "hold").touch()
+        until(lambda: shown(page) == expected(job), lambda: f"{shown(page)} {expected(job)}")
+        figures = shown(page)
+        assert figures["Deaths"][f"server {DIES}"] == sum(figures["Deaths"].values()) == 1
+        assert figures["Takeovers"] == {"0": 0, "1": 1}
+        assert figures["Time of takeovers"][str(DIES)] > 0
+        assert figures["Processes"]["server"] == 2
+    logs = tmp_path / "psfleet-logs" / "killed"
+    past = read_history(logs)
+    with opened((logs / "report.html").as_uri()) as page:
+        assert page.text_content("#state").startswith("ended with exit code 0")
+        assert shown(page) == {title: past.last(title) for title in STILL}
+        rows = [row[1:] for row in page.evaluate(CELLS, "Deaths and takeovers")[1:]]
+        died = [what for who, what in rows if who == f"server {DIES}"]
+        assert died == ["ended with signal 9"]
+        assert any(what.startswith(f"has the place of server {DIES} ") for _, what in rows)

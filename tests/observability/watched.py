@@ -1,0 +1,113 @@
+"""Real jobs that are watched: they train until they are told to stop."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psfleet.observability.exposition import decode
+from psfleet.observability.expressions import Level, Look
+from psfleet.observability.panels import PANELS
+from psfleet_launch.observability.fleet_reader import look_at
+from psfleet_launch.observability.recorder import answers
+from tests.launch.conftest import ROOT, Launcher, _environment
+from tests.waiting import until
+
+__all__ = ["MOVES", "STILL", "Watched", "expected", "shown", "training"]
+
+MOVES = ("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "ssp_")
+"""In names of metrics that do not rest while the training does, or of modes that this job has not."""
+
+STILL = {
+    panel.title
+    for panel in PANELS
+    if isinstance(panel.query, Level) and not any(part in panel.query.metric for part in MOVES)
+}
+"""Panels that only tell a level, which rests while the training does."""
+
+
+@dataclass
+class Watched:
+    """A running job and where it is watched."""
+
+    launcher: Launcher
+    url: str
+
+    def get(self, path: str) -> bytes:
+        """What the launcher answers."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            found: bytes = answer.read()
+            return found
+
+    def look(self) -> Look:
+        """The job's metrics now."""
+        return look_at(list(decode(self.get("metrics"))))
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of these samples."""
+        return sum(value for _, value in self.look().select(name, labels))
+
+
+@contextlib.contextmanager
+def training(folder: Path, name: str, *options: str) -> Iterator[Watched]:
+    """A job of trainer.py in this folder, which ends well and leaves nothing.
+
+    A file `hold` in the folder lets its workers rest.
+    """
+    mark, said = uuid.uuid4().hex, folder / "screen"
+    words = [*options, "--watch", "0", "--job", name, "--no-progress"]
+    with open(said, "w") as screen:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "psfleet_launch", *words),
+                ROOT / "tests/observability/trainer.py",
+            ],
+            cwd=folder,
+            text=True,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            env=_environment() | {"PSFLEET_TEST": mark},
+        )
+    launcher = Launcher(process, folder, mark)
+
+    def url() -> str:
+        assert process.poll() is None, said.read_text()
+        found = re.search(r"watch +(http\S+)", said.read_text())
+        return found[1] if found else ""
+
+    try:
+        until(url, "address on the screen")
+        yield Watched(launcher, url())
+        (folder / "hold").unlink(missing_ok=True)
+        (folder / "stop").touch()
+        assert process.wait(120) == 0, said.read_text()
+        report = (folder / f"psfleet-logs/{name}/report.html").read_text()
+        assert '"state":"ended with exit code 0 after ' in report
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+        assert not launcher.family()
+
+
+def shown(page: Any) -> dict[str, dict[str, float]]:
+    """Figures in the DOM of STILL panels, by title and series."""
+    said = page.evaluate(
+        """[...document.querySelectorAll(".panel")].map(panel => [panel.dataset.title,
+           [...panel.querySelectorAll("li")].map(one => [one.dataset.name, +one.dataset.value])])"""
+    )
+    return {title: dict(values) for title, values in said if title in STILL}
+
+
+def expected(job: Watched) -> dict[str, dict[str, float]]:
+    """The same as /metrics has them now."""
+    look = job.look()
+    found = zip(PANELS, answers(look, look)["panels"], strict=True)
+    return {panel.title: values for panel, values in found if panel.title in STILL}
