@@ -73,7 +73,7 @@ Every job keeps its history in `psfleet-logs/JOB/history.jsonl`
 ([format](formats.md#files-of-a-running-job)) and ends with a report in `report.html` beside it: one file
 that loads nothing from elsewhere. It shows the job's settings and processes, deaths and takeovers with
 their times, slow workers, losses, and the curves of all panels below. `psfleet report JOB` writes the
-report of a job that still runs, or whose launcher was killed.
+report of a job that still runs, or whose launcher was killed; `--output FILE` puts it elsewhere.
 
 The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 1.5 ms
 of CPU time of each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the
