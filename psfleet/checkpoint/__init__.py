@@ -15,6 +15,8 @@ disk and it could be opened; see psfleet.checkpoint.draft.
 """
 
 from psfleet.checkpoint.draft import SnapshotDraft
+from psfleet.checkpoint.exporting import ExportKind, export
+from psfleet.checkpoint.importing import import_rows
 from psfleet.checkpoint.loading import Snapshot, load_shard, read_specs
 from psfleet.checkpoint.manifest import (
     MANIFEST,
@@ -29,16 +31,19 @@ from psfleet.checkpoint.manifest import (
     verify,
 )
 from psfleet.checkpoint.migration import Migration, TableChange, plan_migration
-from psfleet.checkpoint.resharding import TableDifference, compare, export, reshard
+from psfleet.checkpoint.resharding import TableDifference, compare, reshard
+from psfleet.checkpoint.row_files import RowFile, read_rows
 from psfleet.checkpoint.writing import linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [
     "MANIFEST",
     "CutPosition",
     "DeltaBase",
+    "ExportKind",
     "Manifest",
     "Migration",
     "Part",
+    "RowFile",
     "ShardFile",
     "Snapshot",
     "SnapshotDraft",
@@ -47,12 +52,14 @@ __all__ = [
     "chain",
     "compare",
     "export",
+    "import_rows",
     "linked",
     "load_shard",
     "merged_specs",
     "own_name",
     "plan_migration",
     "read_manifest",
+    "read_rows",
     "read_specs",
     "reshard",
     "save_fleet",

@@ -4,7 +4,7 @@ A delta says the changes of the snapshot before it. Of several that build on eac
 file that names a row counts, so a reader takes from each what no later one names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import flat
 from psfleet.wire.server_state import ServerState, read_state
 
-__all__ = ["Events", "Snapshot", "load_shard", "read_specs"]
+__all__ = ["Events", "Snapshot", "load_events", "load_shard", "read_specs"]
 
 _PAGE = 1 << 16  # rows read at a time
 _WAITING = ("candidates", "candidate_counts", "candidate_touched")
@@ -122,19 +122,13 @@ class Snapshot:
         for spec in specs:
             yield from self.fills(spec, server, servers)
 
-    def load(self, shard: Shard, changed: Callable[[Events], Events] = iter) -> None:
+    def load(self, shard: Shard) -> None:
         """Set the shard's part of every table, creating tables that are missing.
-
-        changed: What is to be loaded, of `events`.
 
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
         """
-        for event in changed(self.events(shard.index, shard.servers)):
-            if isinstance(event, CreateTable):
-                shard.create(event.spec, event.value)
-            else:
-                shard.fill(event)
+        load_events(shard, self.events(shard.index, shard.servers))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
         """What one of `servers` holds of a table, in parts."""
@@ -178,6 +172,15 @@ class Snapshot:
                 part = file.tensors.get_slice(f"{spec.name}/{name}")
                 values[first - low : last - low] = part[first - start : last - start]
         return RestorePart(spec.key, self._clock(spec), columns)
+
+
+def load_events(shard: Shard, events: Events) -> None:
+    """Create and fill tables of a shard."""
+    for event in events:
+        if isinstance(event, CreateTable):
+            shard.create(event.spec, event.value)
+        else:
+            shard.fill(event)
 
 
 def read_specs(path: str | Path) -> list[TableSpec]:

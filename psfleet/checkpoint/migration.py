@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint.leftovers import place_of
-from psfleet.checkpoint.loading import Events, Snapshot
+from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.resharding import rewrite
 from psfleet.errors import CheckpointError
@@ -25,6 +25,7 @@ from psfleet.rules.rule import Rule
 from psfleet.schema.entry import CapacityEntry, CountFilterEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable
+from psfleet.shard.shard import Shard
 
 __all__ = ["Migration", "TableChange", "plan_migration"]
 
@@ -109,7 +110,10 @@ class Migration:
                 f"the migrated snapshot would replace its source at {str(target)!r}; choose another folder"
             )
         servers = len(self.snapshot.manifest.files)
-        return rewrite(self.snapshot, str(target), servers, self._migrated)
+        return rewrite(self.snapshot, str(target), servers, self._load)
+
+    def _load(self, shard: Shard) -> None:
+        load_events(shard, self._migrated(self.snapshot.events(shard.index, shard.servers)))
 
     def _migrated(self, events: Events) -> Events:
         """What makes a shard hold its part of the new tables, from what makes it hold the old ones."""
@@ -248,8 +252,8 @@ def _check_entry(spec: TableSpec, after: TableSpec, rows: int, anew: str) -> Non
     capacity = part_of(after.entry, CapacityEntry)
     if capacity is not None and 0 < capacity.rows < rows:
         raise CheckpointError(
-            f"table {spec.name!r} has {rows} rows and its new entry {capacity} holds {capacity.rows}; "
-            f"let rows go with fleet.shrink before, give it more room, {anew}"
+            f"table {spec.name!r} has {rows} rows and its new entry {capacity} holds {capacity.rows}; let "
+            f"rows go with fleet.shrink before, give it more room, {anew}"
         )
 
 

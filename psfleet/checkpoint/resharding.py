@@ -1,37 +1,22 @@
-"""A snapshot with other numbers of servers, compared with another, or as plain arrays."""
+"""A snapshot with other numbers of servers, or compared with another."""
 
 import contextlib
-import csv
-import json
-import re
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from psfleet.checkpoint.draft import SnapshotDraft
-from psfleet.checkpoint.loading import Events, Snapshot
+from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
-from psfleet.checkpoint.tensors import write_arrays
+from psfleet.checkpoint.table_content import TableContent, content_of
 from psfleet.checkpoint.writing import write_frozen
-from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.errors import CheckpointError
 from psfleet.faults.crash_points import CrashFaults
-from psfleet.formats.document import Format
-from psfleet.platform.atomic_files import reason
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
 
-__all__ = ["TableDifference", "compare", "export", "reshard", "rewrite"]
-
-_EXPORT = Format("exported table")
-_LONGEST = 200  # bytes of a file's name before its ending
+__all__ = ["TableDifference", "compare", "reshard", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -73,19 +58,20 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
     """
     if servers < 1:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
-    return rewrite(Snapshot(path), target, servers)
+    snapshot = Snapshot(path)
+    return rewrite(snapshot, target, servers, snapshot.load)
 
 
 def rewrite(
-    snapshot: Snapshot, target: str, servers: int, changed: Callable[[Events], Events] = iter
+    snapshot: Snapshot, target: str, servers: int, load: Callable[[Shard], None]
 ) -> Manifest:
-    """Write a snapshot anew, whole by itself; its manifest.
+    """Write a snapshot with the tables that `load` makes, whole by itself; its manifest.
 
     Args:
         snapshot: What is written.
         target: Where.
         servers: As how many servers.
-        changed: What makes an empty shard, of what makes it hold its part of the snapshot's tables.
+        load: Makes an empty shard hold its part of them.
 
     Raises:
         CheckpointError: The target is something else, or cannot be written.
@@ -95,7 +81,7 @@ def rewrite(
     with SnapshotDraft(target, CrashFaults.wanted()) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
-            snapshot.load(shard, changed)
+            load(shard)
             specs = [table.spec for table in shard.tables.values()]
             with contextlib.closing(shard.freeze()) as frozen:
                 files.append(write_frozen(draft.folder, frozen, state))
@@ -118,115 +104,13 @@ def compare(first: str, second: str) -> list[TableDifference]:
         ):
             found.append(TableDifference(name, note="the definitions differ"))
         else:
-            left, right = (_content(snapshot, specs[0][name]) for snapshot in pair)
+            left, right = (content_of(snapshot, specs[0][name]) for snapshot in pair)
             found.append(_difference(name, specs[0][name], left, right))
     return found
 
 
-def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: bool) -> list[Path]:
-    """Write each table as one file of plain arrays; returns the files.
-
-    Sparse: `ids`, ascending, `value` [n, dim] and each state slot; dense: `value` and each slot in the
-    table's shape. The metadata of a safetensors file and the comment of an npz file name the table and
-    the version of this layout.
-
-    Args:
-        path: The snapshot.
-        target: A folder; it is made. It gets all the files or none.
-        kind: Of the files.
-        ids: Write the ids of each sparse table as CSV too.
-
-    Raises:
-        CheckpointError: The snapshot is damaged, or the files cannot be written.
-    """
-    snapshot = Snapshot(path)
-    folder = Path(target)
-    try:
-        with _made(folder), tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
-            stems: set[str] = set()
-            for spec in snapshot.specs():
-                stem = _file_name(spec.name, stems)
-                _write_table(Path(temporary), stem, spec, _content(snapshot, spec), kind, ids)
-            written = sorted(Path(temporary).iterdir())
-            return [file.rename(folder / file.name) for file in written]
-    except PsfleetError:
-        raise
-    except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
-        raise CheckpointError(
-            f"tables cannot be written to {target!r}: {reason(error)}; choose another folder"
-        ) from None
-
-
-@contextlib.contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Within, the folder is there; if that comes to no end it is as it was."""
-    was_there = folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if not was_there:
-            folder.rmdir()
-        raise
-
-
-def _file_name(table: str, taken: set[str]) -> str:
-    """A name for the files of a table, unlike those that are taken.
-
-    Not all of the name if it is long: a file has 255 bytes for its own. Case does not count, for
-    some file systems do not know it.
-    """
-    plain = re.sub(r"[^\w.+ -]", "_", table)
-    start = plain.encode()[:_LONGEST].decode(errors="ignore").lstrip(".") or "_"
-    name, number = start, 1
-    while name.casefold() in taken:
-        number += 1
-        name = f"{start}_{number}"
-    taken.add(name.casefold())
-    return name
-
-
-def _write_table(
-    folder: Path, stem: str, spec: TableSpec, content: "_TableContent", kind: str, ids: bool
-) -> None:
-    where = folder / f"{stem}.{kind}"
-    document = _EXPORT.document(table=spec.name, kind=spec.kind)
-    if kind == "npz":
-        np.savez(where, **content.arrays)  # type: ignore[arg-type]  # names are of arrays
-        with zipfile.ZipFile(where, "a") as archive:
-            archive.comment = json.dumps(document).encode()
-    else:
-        write_arrays(where, content.arrays, document)
-    if ids and spec.kind == "sparse":
-        with where.with_name(f"{stem}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["id"], *([int(i)] for i in content.arrays["ids"])])
-
-
-@dataclass(frozen=True)
-class _TableContent:
-    """A whole table: its arrays by name, rows in ascending order of id."""
-
-    arrays: dict[str, NDArray[np.generic]]
-    step: int
-
-
-def _content(snapshot: Snapshot, spec: TableSpec) -> _TableContent:
-    shard = Shard()
-    shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
-    for fill in snapshot.fills(spec, 0, 1):
-        shard.fill(fill)
-    table = shard.tables.find(spec.key)
-    if isinstance(table, DenseTable):
-        planes = [plane.reshape(spec.shape) for plane in table.state()]
-        return _TableContent(dict(zip(spec.slot_names, planes, strict=True)), table.step)
-    rows = table.rows(table.ids())
-    planes = np.split(rows.values, len(spec.slot_names), axis=1)
-    named = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
-    return _TableContent({"ids": rows.ids, **named}, table.step)
-
-
 def _difference(
-    name: str, spec: TableSpec, left: _TableContent, right: _TableContent
+    name: str, spec: TableSpec, left: TableContent, right: TableContent
 ) -> TableDifference:
     steps = left.step, right.step
     if spec.kind == "dense":

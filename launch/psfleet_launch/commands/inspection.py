@@ -13,7 +13,7 @@ __all__ = ["ckpt", "log"]
 
 @click.group()
 def ckpt() -> None:
-    """Snapshots: list, verify, compare, deal to other numbers of servers, migrate, export."""
+    """Snapshots: list, verify, compare, deal to other numbers of servers, migrate, export, import."""
 
 
 @ckpt.command("ls")
@@ -111,18 +111,71 @@ def reshard(path: str, target: str, servers: int) -> int:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["safetensors", "npz"]),
+    type=click.Choice(["safetensors", "npz", "parquet"]),
     default="safetensors",
     show_default=True,
     help="Of the files.",
 )
 @click.option("--ids", is_flag=True, help="Write the ids of sparse tables as CSV too.")
-def export(path: str, target: str, kind: Literal["safetensors", "npz"], ids: bool) -> int:
+@click.option(
+    "--table", "tables", multiple=True, metavar="TABLE", help="Only this one; repeatable."
+)
+@click.option("--rows", metavar="FILE", help="Only rows of the ids in FILE, one a line.")
+def export(
+    path: str,
+    target: str,
+    kind: Literal["safetensors", "npz", "parquet"],
+    ids: bool,
+    tables: tuple[str, ...],
+    rows: str | None,
+) -> int:
     """Write each table of the snapshot at PATH as one file of plain arrays in the folder TARGET."""
     from psfleet import checkpoint
 
-    for file in checkpoint.export(path, target, kind, ids):
+    chosen = None if rows is None else _read_ids(Path(rows))
+    for file in checkpoint.export(path, target, kind, ids, tables, chosen):
         print(file)
+    return 0
+
+
+def _read_ids(file: Path) -> Any:
+    import numpy as np
+
+    from psfleet.errors import IdError
+
+    try:
+        return np.array([int(line) for line in file.read_text().split()], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise IdError(
+            f"{str(file)!r} must have one whole number of 64 bits a line: {error}"
+        ) from None
+
+
+@ckpt.command("import")
+@click.argument("path")
+@click.argument("source")
+@click.option("--table", required=True, metavar="TABLE", help="Whose rows they become.")
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the new snapshot.")
+@click.option(
+    "--name", default="", help="Of the weights in SOURCE; of its table, if it is a snapshot."
+)
+@click.option("--buckets", type=click.IntRange(0), default=0, help="Of words' hashes; 0: any id.")
+@click.option("--salt", default="", help="Of words' hashes.")
+def import_source(
+    path: str, source: str, table: str, target: str, name: str, buckets: int, salt: str
+) -> int:
+    """Write the snapshot at PATH anew with the rows in SOURCE set in one of its tables.
+
+    SOURCE is another snapshot, an export, arrays (npy, npz, safetensors, parquet), a state dict of torch (pt)
+    or word2vec's text format (txt, vec).
+    """
+    from psfleet.checkpoint import import_rows, read_rows
+
+    if not name and Path(source).is_dir():
+        name = table
+    rows = read_rows(source, name, buckets, salt)
+    print(f"{table}: {len(rows.ids):,} rows from {source}")
+    print(_line(Path(target), import_rows(path, target, table, rows)))
     return 0
 
 

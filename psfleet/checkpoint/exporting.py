@@ -1,0 +1,139 @@
+"""Tables of a snapshot as files that other programs read."""
+
+import contextlib
+import csv
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from psfleet.checkpoint.loading import Snapshot
+from psfleet.checkpoint.row_files import arrow, known_tables
+from psfleet.checkpoint.table_content import content_of
+from psfleet.checkpoint.tensors import HEADER, write_arrays
+from psfleet.errors import CheckpointError, PsfleetError
+from psfleet.formats.document import Format
+from psfleet.platform.atomic_files import reason
+from psfleet.schema.table import TableSpec
+
+__all__ = ["ExportKind", "export"]
+
+ExportKind = Literal["safetensors", "npz", "parquet"]
+Arrays = Mapping[str, NDArray[Any]]
+
+_EXPORT = Format("exported table")
+_LONGEST = 200  # bytes of a file's name before its ending
+
+
+def export(
+    path: str,
+    target: str,
+    kind: ExportKind,
+    ids: bool = False,
+    tables: Collection[str] = (),
+    rows: NDArray[np.int64] | None = None,
+) -> list[Path]:
+    """Write each table as one file of plain arrays; returns the files.
+
+    Sparse: `ids`, ascending, `value` [n, dim] and each state slot; dense: `value` and each slot in the
+    table's shape. In Parquet these are columns with a list for each row, of a dense table for each index of
+    its first axis. The metadata of a file, of npz its comment, name the table and the version of this layout.
+
+    Args:
+        path: The snapshot.
+        target: A folder; it is made. It gets all the files or none.
+        kind: Of the files.
+        ids: Write the ids of each sparse table as CSV too.
+        tables: Names of those that are wanted; empty: all.
+        rows: Only rows of these ids, int64 [n]; None: all. Ids without a row are left out.
+
+    Raises:
+        CheckpointError: The snapshot is damaged, has no such table, or the files cannot be written.
+        ConfigError: pyarrow is wanted and missing.
+    """
+    snapshot = Snapshot(path)
+    wanted = known_tables(path, snapshot.specs(), tables)
+    folder = Path(target)
+    try:
+        with _made(folder), tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
+            stems: set[str] = set()
+            for spec in wanted:
+                arrays = content_of(snapshot, spec).arrays
+                if rows is not None and spec.kind == "sparse":
+                    chosen = np.isin(arrays["ids"], rows)
+                    arrays = {name: array[chosen] for name, array in arrays.items()}
+                stem = _file_name(spec.name, stems)
+                _write_table(Path(temporary) / f"{stem}.{kind}", spec, arrays, kind)
+                if ids and spec.kind == "sparse":
+                    _write_ids(Path(temporary) / f"{stem}.csv", arrays["ids"])
+            written = sorted(Path(temporary).iterdir())
+            return [file.rename(folder / file.name) for file in written]
+    except PsfleetError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
+        raise CheckpointError(
+            f"tables cannot be written to {target!r}: {reason(error)}; choose another folder"
+        ) from None
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Within, the folder is there; if that comes to no end it is as it was."""
+    was_there = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            folder.rmdir()
+        raise
+
+
+def _file_name(table: str, taken: set[str]) -> str:
+    """A name for the files of a table, unlike those that are taken.
+
+    Not all of the name if it is long: a file has 255 bytes for its own. Case does not count, for
+    some file systems do not know it.
+    """
+    plain = re.sub(r"[^\w.+ -]", "_", table)
+    start = plain.encode()[:_LONGEST].decode(errors="ignore").lstrip(".") or "_"
+    name, number = start, 1
+    while name.casefold() in taken:
+        number += 1
+        name = f"{start}_{number}"
+    taken.add(name.casefold())
+    return name
+
+
+def _write_table(where: Path, spec: TableSpec, arrays: Arrays, kind: ExportKind) -> None:
+    document = _EXPORT.document(table=spec.name, kind=spec.kind)
+    if kind == "npz":
+        np.savez(where, **arrays)  # type: ignore[arg-type]  # names are of arrays
+        with zipfile.ZipFile(where, "a") as archive:
+            archive.comment = json.dumps(document).encode()
+    elif kind == "parquet":
+        _write_parquet(where, arrays, {HEADER: json.dumps(document)})
+    else:
+        write_arrays(where, arrays, document)
+
+
+def _write_parquet(where: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
+    pa, pq = arrow()
+    columns = {}
+    for name, array in arrays.items():
+        flat = pa.array(array.reshape(-1))
+        width = array.size // max(len(array), 1) if array.ndim > 1 else 0
+        columns[name] = pa.FixedSizeListArray.from_arrays(flat, width) if width else flat
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), where)
+
+
+def _write_ids(where: Path, ids: NDArray[np.int64]) -> None:
+    with where.open("w", newline="") as file:
+        csv.writer(file).writerows([["id"], *([int(i)] for i in ids)])
