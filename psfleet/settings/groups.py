@@ -239,6 +239,14 @@ class UserSettings(NumberSettings):
         one_of("auto", "inline"),
         names="PSFLEET_LANE",
     )
+    lane_memory: int = setting(
+        256 << 20,
+        "Memory that a worker may share with its servers; pushes wait for those before them rather than "
+        "take more. A step that needs more than a quarter of it by itself gets four times what it needs",
+        BYTES,
+        names="PSFLEET_LANE_MEMORY",
+        metavar="SIZE",
+    )
     transport: str = setting(
         "http2",
         "Http2: push and pull over psfleet's own HTTP/2 where both ends have it; grpcio: all over grpcio",

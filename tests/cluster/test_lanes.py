@@ -20,8 +20,11 @@ from psfleet.settings.environment import Environment
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.testing.training_run import same_bits
+from psfleet.wire.v1.frame_pb2 import Header
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.request import ServerRequest
+from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retries import Patience
 from tests.waiting import until
 
@@ -259,3 +262,59 @@ def test_letting_go_of_a_lent_array_runs_no_code(server: Server) -> None:
     runtime.close()
     assert "call" not in events
     assert len(addresses) < 20
+
+
+def test_missing_memory_does_not_add_up() -> None:
+    """A worker that outruns a server for long wants no more memory than its pushes need at once."""
+    memories = WorkerMemory(servers=1, most=8 << 20)
+    first = memories.renew()
+    assert first is not None
+    under_way: list[ServerRequest] = []
+    for _ in range(300):  # the server is never idle, so nobody asks for larger memory meanwhile
+        if len(under_way) > 4:
+            under_way.pop(0).close()
+        request = ServerRequest(Header(), first)
+        request.rows(ROWS, np.arange(20_000), 0.1)
+        under_way.append(request)
+    assert 5 * 20_000 * 40 - len(first) <= first.missing <= 5 * 20_000 * 40
+    second = memories.renew()
+    assert second is not None
+    assert len(first) + len(second) <= 8 << 20
+    second.miss(1 << 30)
+    assert memories.renew() is second  # as large as it may be
+    memories.close()
+
+
+def test_a_step_gets_the_memory_that_it_needs() -> None:
+    """What one step needs is shared, however little is allowed for pushes that outrun the server."""
+    memories = WorkerMemory(servers=1, most=1 << 20)
+    first = memories.renew()
+    assert first is not None
+    request = ServerRequest(Header(), first)
+    request.rows(ROWS, np.arange(100_000), 0.1)
+    request.close()
+    second = memories.renew()
+    assert second is not None
+    assert len(second) >= 4 * 100_000 * 40
+    memories.close()
+
+
+def test_pushes_wait_for_shared_memory() -> None:
+    """Pushes that wait for none of them share no more with two servers than the worker may."""
+    with LocalFleet(2, 1) as fleet:
+        runtime = ClusterRuntime(replace(fleet.environment(0), lane_memory=4 << 20), "async")
+        before = [shared_bytes(process.pid) for process in fleet.processes]
+        runtime.create(ROWS)
+        ids, values = np.arange(20_000), np.ones((20_000, 8), np.float32)
+        for _ in range(60):
+            runtime.push([Gradient(ROWS.key, values, ids, 0.1)])
+            for process, there in zip(fleet.processes, before, strict=True):
+                assert shared_bytes(process.pid) - there <= 4 << 20
+        runtime.flush()
+        assert sum(int(server["pushes"]) for server in runtime.stats()) == 2 * 60
+        runtime.close()
+
+
+def shared_bytes(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))

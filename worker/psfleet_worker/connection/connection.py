@@ -65,6 +65,7 @@ class FleetConnection:
         correction: How servers correct pushes that arrive late.
         beats: Signs of life, from `start` to `close`.
         times: Of this worker's steps.
+        lane_memory: Bytes of pushes under way at most, unless there is only one.
         metrics: Of this worker, which its beats bring to server 0 while somebody looks.
     """
 
@@ -92,7 +93,8 @@ class FleetConnection:
             )
             for index, endpoint in enumerate(environment.servers)
         ]
-        self._memories = WorkerMemory()
+        self.lane_memory = environment.lane_memory
+        self._memories = WorkerMemory(len(self.clients), environment.lane_memory)
         memories = self._memories if environment.lane == "auto" else None
         self.lanes = [
             Lane(memories, functools.partial(self._attach, client), client.is_idle)

@@ -1,5 +1,6 @@
 """One call to one server: its tensors laid out where they will travel."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ class ServerRequest:
         self._reads = 0
         self._answer_bytes = 0
         self._inline = held is None
+        self._missed = 0  # bytes without a place in the memory
         self._borrowed: list[int] = []  # pieces that are views of the caller's arrays
         self.bytes = 0
         self.view = 0
@@ -112,8 +114,7 @@ class ServerRequest:
         at = 0
         if self._inline:
             self._borrowed.append(len(self._pieces))
-            if self._held is not None:
-                self._held.missing += values.nbytes
+            self._miss(values.nbytes)
         else:
             mine, at = self._room(values.shape, np.float32)
             copy_over(mine, values)
@@ -218,6 +219,8 @@ class ServerRequest:
         if self._held is not None:
             for place in places:
                 self._held.give(place)
+            missed, self._missed = self._missed, 0
+            self._held.ended(self.bytes + self._answer_bytes, missed)
 
     def _message(self) -> bytes:
         header = Header()
@@ -245,6 +248,11 @@ class ServerRequest:
         self._reads += 1
         self._add(segment, *arrays)
 
+    def _miss(self, size: int) -> None:
+        if self._held is not None:
+            self._missed += size
+            self._held.miss(size)
+
     def _room(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], int]:
         """An array to fill, and its place if it is in shared memory."""
         if self._held is not None:
@@ -252,5 +260,6 @@ class ServerRequest:
             if taken is not None:
                 self._places.append(taken[1])
                 return taken
+            self._miss(math.prod(shape) * np.dtype(dtype).itemsize)
             self._inline = True  # what is in the memory already is sent from there
         return np.empty(shape, dtype), 0

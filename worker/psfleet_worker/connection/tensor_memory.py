@@ -34,7 +34,7 @@ LEND_FROM = 1 << 16
 """Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
 
 _FIRST_SIZE = 512 << 10
-_LARGEST = 4 << 30
+_LARGEST = 4 << 30  # whatever one step needs
 _SPARE = 4  # times what was missing: several calls may be under way
 _LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
 
@@ -45,7 +45,9 @@ class LaneMemory:
     Attributes:
         generation: Its number on the wire.
         offer: What a server needs in order to share it.
-        missing: Bytes of all tensors for which there was no place; 0: there always was one.
+        missing: Bytes of the tensors under way at once for which there was no place; 0: there always was one.
+        largest: Bytes of all tensors of the largest call.
+        lent: Bytes of the arrays that were to be lent at once, at most.
         lost: A call has failed in it: no place of it is dealt again.
     """
 
@@ -53,7 +55,10 @@ class LaneMemory:
         self.generation = int.from_bytes(os.urandom(8), "little")
         self.offer = offer
         self.missing = 0
+        self.largest = 0
+        self.lent = 0
         self.lost = False
+        self._missed = 0  # by calls that are under way
         self._memory = memory
         self._blocks = BlockAllocator(len(memory))
         self._turns = itertools.count(1)
@@ -69,7 +74,6 @@ class LaneMemory:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         offset = self._blocks.take(size)
         if offset is None:
-            self.missing += size
             return None
         return self._memory.array(offset, shape, dtype), offset
 
@@ -77,14 +81,27 @@ class LaneMemory:
         """The array at `offset` is no longer used."""
         self._blocks.give(offset)
 
+    def miss(self, size: int) -> None:
+        """A call that has begun needs a place for so many bytes and has none."""
+        self._missed += size
+        self.missing = max(self.missing, self._missed)
+
+    def ended(self, size: int, missed: int) -> None:
+        """A call has ended whose tensors took so many bytes, some of them without a place."""
+        self.largest = max(self.largest, size)
+        self._missed -= missed
+
     def lend(self, count: int) -> "LentArray | None":
         """A float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
         self._regain()
         size = 4 * count
-        if size + sum([*self._lent.values()]) > len(self) // _LENDABLE:
+        lent = size + sum([*self._lent.values()])
+        self.lent = max(self.lent, lent)
+        if lent > len(self) // _LENDABLE:
             return None
         taken = self.take((count,), np.float32)
         if taken is None:
+            self.missing = max(self.missing, self._missed + size)
             return None
         base = _LentValues(self, taken[0])
         self._lent[_Loan(base, self._returned, taken[1])] = size
@@ -151,10 +168,17 @@ class _Loan(weakref.ref[_LentValues]):
 
 
 class WorkerMemory:
-    """The memory of a worker: made when first wanted, larger when too small, anew when lost."""
+    """The memory of a worker: made when first wanted, larger when too small, anew when lost.
 
-    def __init__(self) -> None:
+    Args:
+        servers: How many share it.
+        most: Bytes that it and the one before it take, unless four steps of this worker need more.
+    """
+
+    def __init__(self, servers: int, most: int) -> None:
         self.latest: LaneMemory | None = None
+        self._servers = servers
+        self._most = most
 
     def renew(self) -> LaneMemory | None:
         """The memory to share from now on; None: there is none to be had."""
@@ -174,7 +198,9 @@ class WorkerMemory:
     def _make(self, before: LaneMemory | None) -> LaneMemory | None:
         size = _FIRST_SIZE
         if before is not None:
-            size = min(len(before) + _SPARE * before.missing, _LARGEST)
+            step = before.largest * self._servers + before.lent
+            most = min(max(self._most - len(before), _SPARE * step), _LARGEST)
+            size = min(len(before) + _SPARE * before.missing, most)
             if before.missing and not before.lost and len(before) >= size:
                 before.missing = 0  # as large as it gets; what does not fit goes in messages
                 return before

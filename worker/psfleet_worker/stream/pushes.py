@@ -29,6 +29,7 @@ class FleetPush:
 
     def __init__(self, pushes: "PushQueue", parcels: Sequence[ServerRequest]) -> None:
         self.parcels = parcels
+        self.bytes = sum(parcel.bytes for parcel in parcels)
         self.calls: list[Call] = []
         self._pushes = pushes
 
@@ -42,12 +43,17 @@ class FleetPush:
 class PushQueue:
     """The pushes of one worker.
 
+    Args:
+        clients: The servers.
+        most: Bytes under way at most, unless there is only one push.
+
     Attributes:
         lock: Held while a push is put on its way; pulls take it to keep the order.
     """
 
-    def __init__(self, clients: Sequence[ServerClient]) -> None:
+    def __init__(self, clients: Sequence[ServerClient], most: int) -> None:
         self.lock = threading.RLock()
+        self._most = most
         self._clients = clients
         self._changed = threading.Condition(self.lock)
         self._waiting: FleetPush | None = None
@@ -109,19 +115,26 @@ class PushQueue:
     def settle(self, under_way: int = 0, timeout: float | None = None) -> None:
         """Wait until at most so many of those that have left are not acknowledged.
 
+        And until one more, as large as the last one, keeps within the bytes that may be under way.
+
         Raises:
             PsfleetError: What the oldest one failed with; from now on every time.
             UsageError: In a fork of the worker's process nothing that is under way ever ends.
         """
         self._clients[0].check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while len(self._under_way) > under_way:
+        while len(self._under_way) > under_way or self._is_full:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             oldest = self._under_way[0]
             wait_all(oldest.calls, left)
             self._under_way.popleft()
             for parcel in oldest.parcels:
                 parcel.close()
+
+    @property
+    def _is_full(self) -> bool:
+        sizes = [push.bytes for push in list(self._under_way)]  # a thread may add one meanwhile
+        return bool(sizes) and sum(sizes) + sizes[-1] > self._most
 
     def close(self) -> None:
         """Stop waiting for company. What has not left is dropped. Safe to call twice."""

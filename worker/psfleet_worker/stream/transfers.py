@@ -67,7 +67,7 @@ class Transfers:
         self._plans = RoutingPlans(len(fleet.clients))
         self._packer = fleet.metrics.packer = GradientCompressor(fleet.worker, wire.gradients)
         fleet.metrics.hot = HotIds(fleet.worker, self._newest)
-        self._pushes = PushQueue(fleet.clients)
+        self._pushes = PushQueue(fleet.clients, fleet.lane_memory)
         self._ahead: FleetPull | None = None  # a pull that may be under way
         self._arrived: FleetPull | None = None  # the one before it, which may not be joined
         self._parcels: list[ServerRequest] = []  # of the push that is laid out
