@@ -13,10 +13,10 @@ with compare-and-swap. No batch names an id twice, so two threads never claim an
 from numba import cuda, float32, float64, int64, uint32, uint64
 
 from psfleet.kernels.cuda_arithmetic import device_function, mix, rounded_double_product
-from psfleet.kernels.hash_index import DEAD
 
 __all__ = ["add", "census", "collect", "decay", "find", "forget", "histogram", "rebuild", "restamp"]
 
+DEAD = 0xFFFFFFFF
 OLDEST = 1 << 31  # an age; what is older counts as this old
 NONE = uint64(0)
 SEGMENT = uint64(56)  # bits below those that choose the segment

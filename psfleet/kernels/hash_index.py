@@ -1,12 +1,16 @@
 """Finding an id's row: the index of a sparse table, as code that kernels call.
 
-The index is 256 segments, chosen by the top bits of the hash, each a power of two of 64-byte lines.
-A line holds four entries: four hashes, four row slots (uint32), four stamps (uint32). An entry is free
-while its slot is 0 and dead when it is DEAD; probing goes from line to line until a free entry.
+The index is a hash table of chunks that grows one chunk at a time (extendible hashing). A chunk is 256
+lines of 64 bytes. A line holds four entries: four hashes, four row slots (uint32), four stamps (uint32).
+An entry is free while its slot is 0; within a chunk, probing goes from line to line until a free entry.
 A stamp is the low half of the step at which the row was last pushed: it costs a push nothing, for the
 line is at hand, and a sweep over the lines finds rows of any age without a look at them.
-Lines and rows never move, except that a segment which fills up is rehashed to another place in the
-arena; thresholds are staggered so that segments grow one by one, never all in the same push.
+
+A directory maps the top of a hash to its chunk. The position of a hash in it is the quadratic function
+h * (2 + h) of the hash as a fraction h, whose slope doubles from one end to the other. So chunks at one
+end hold twice as many rows as those at the other, some are about to be split at any time, and the index
+takes much the same memory per row at any size. A full chunk is split in two in its place: nothing is
+left behind, and no push waits for more than a few chunks. Rows never move.
 
 `d`, the table's descriptor, is an array of int64; the names below are its places.
 """
@@ -28,76 +32,106 @@ from psfleet.kernels.intrinsics import (
 )
 
 __all__ = [
-    "BASE",
-    "DEAD",
+    "CHUNKS",
+    "CHUNK_LINES",
     "DESCRIPTOR_SIZE",
-    "FIRST_LINES",
-    "FREE_LINES",
+    "DIRECTORY",
+    "FEWEST_ROWS",
+    "FIRST_CHUNKS",
+    "FIRST_LEVEL",
     "FREE_ROW",
+    "LARGEST_DIRECTORY",
+    "LEVEL",
     "LINES",
     "LIVE",
     "MARKS",
     "MASK",
-    "NEXT_LINE",
     "NEXT_SLOT",
+    "RECORDS",
+    "RECORD_SIZE",
     "REMOVED",
     "ROWS",
-    "SEGMENTS",
+    "SCRATCH",
     "SEGMENT_COUNT",
-    "SEGMENT_FIELDS",
+    "SHIFT",
     "STRIDE",
     "USED",
     "age_of",
+    "begin",
     "find_fast",
     "find_slow",
     "first_line",
     "insert",
+    "lines_of",
     "place_of",
+    "position",
     "prefetch_line",
     "remove",
+    "second_line",
     "touch_fast",
     "touch_slow",
 ]
 
-LINES = 0  # address of the lines' arena
+LINES = 0  # address of the lines of chunk 0
 ROWS = 1  # address of the rows' arena
-SEGMENTS = 2  # address of the segments' fields
-NEXT_SLOT = 3  # the first slot that no row has had; slot 0 is none
-NEXT_LINE = 4  # the first line that no segment has had
-FREE_ROW = 5  # a slot whose row was removed (its first word names the next), or 0
-STRIDE = 6  # bytes of a row
-MARKS = 7  # address of an int64 per slot, or 0
-FREE_LINES = 8  # + k: a run of 2**k lines given up by a segment (its first word is the next), or 0
-DESCRIPTOR_SIZE = 64
+DIRECTORY = 2  # address of the directory: a chunk's number (uint32) for each part of all positions
+SHIFT = 3  # the part of a position: position >> SHIFT
+NEXT_SLOT = 4  # the first slot that no row has had; slot 0 is none
+CHUNKS = 5  # the first chunk that is not in use
+FREE_ROW = 6  # a slot whose row was removed (its first word names the next), or 0
+STRIDE = 7  # bytes of a row
+MARKS = 8  # address of an int64 per slot, or 0
+RECORDS = 9  # address of the chunks' records
+LIVE = 10  # address of how many rows each segment has, int64
+SCRATCH = 11  # address of the memory of one chunk
+DESCRIPTOR_SIZE = 12
+
+USED, LEVEL, MASK = 0, 1, 2  # uint32 of a record: entries in use, see below, lines - 1
+RECORD_SIZE = 16  # bytes
+# A chunk of level k has the positions of one value of position >> k.
+
+CHUNK_LINES = 256
+_CHUNK_BYTES = CHUNK_LINES * 64
+FIRST_LEVEL = 62  # positions are below 3 << 62
+FIRST_CHUNKS = 3
+LARGEST_DIRECTORY = 8  # parts for each chunk
+_FULL = 23  # of 32 entries: a chunk with more is split
+FEWEST_ROWS = (
+    256  # for each chunk: with fewer, hashes are alike, and chunks are enlarged and not split
+)
 
 SEGMENT_COUNT = 256
-FIRST_LINES = 4  # lines of a new segment; line 0 is none
-BASE, MASK, USED, LIVE = (
-    0,
-    1,
-    2,
-    3,
-)  # fields of a segment: first line, lines - 1, entries, live ones
-SEGMENT_FIELDS = 4
+"""Sweeps go by segments of all hashes: a segment is the top byte."""
 
-DEAD = 0xFFFFFFFF
 REMOVED = -1  # in MARKS: no row has this slot
 _U = uint64
 
 
 @helper
-def _segment(d, hashed):
-    return load_i64(d, SEGMENTS) + int64(hashed >> _U(56)) * (8 * SEGMENT_FIELDS)
+def position(hashed):
+    """Where a hash stands among all: a monotonic function, 0 to below 3 << FIRST_LEVEL, as uint64."""
+    top = hashed >> _U(33)
+    return top * (top + _U(1 << 32))
+
+
+@helper
+def _chunk_of(d, hashed):
+    part = position(hashed) >> _U(load_i64(d, SHIFT))
+    return int64(load_u32(load_i64(d, DIRECTORY), int64(part)))
 
 
 @helper
 def first_line(d, hashed):
-    """Address of the line where the search for a hash begins."""
-    segment = _segment(d, hashed)
-    return (
-        load_i64(d, LINES)
-        + (load_i64(segment, BASE) + (int64(hashed) & load_i64(segment, MASK))) * 64
-    )
+    """Address of the line where the search for a hash begins (of an enlarged chunk, may begin)."""
+    line = int64(hashed & _U(CHUNK_LINES - 1))
+    return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
+
+
+@helper
+def second_line(d, hashed):
+    """Address of the line behind it."""
+    line = int64((hashed + _U(1)) & _U(CHUNK_LINES - 1))
+    return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
 
 
 @helper
@@ -109,39 +143,35 @@ def prefetch_line(d, id_):
 
 
 @helper
-def find_fast(line, hashed):
-    """The slot if the hash stands in this line, else 0 (or a wrong 0 for a removed entry)."""
-    hits = (
+def _hits(line, hashed):
+    """Bit k: entry k of the line has this hash."""
+    return (
         _U(load_u64(line, 0) == hashed)
         | _U(load_u64(line, 1) == hashed) << _U(1)
         | _U(load_u64(line, 2) == hashed) << _U(2)
         | _U(load_u64(line, 3) == hashed) << _U(3)
     )
+
+
+@helper
+def find_fast(line, hashed):
+    """The slot if the hash stands in this line, else 0."""
+    hits = _hits(line, hashed)
     slot = int64(0)
     if hits != _U(0):
         slot = int64(load_u32(line, 8 + trailing_zeros(hits)))
-        if slot == DEAD:
-            slot = int64(0)
     return slot
 
 
 @helper
 def touch_fast(line, hashed, step):
     """The same, for a row that is pushed at this step."""
-    hits = (
-        _U(load_u64(line, 0) == hashed)
-        | _U(load_u64(line, 1) == hashed) << _U(1)
-        | _U(load_u64(line, 2) == hashed) << _U(2)
-        | _U(load_u64(line, 3) == hashed) << _U(3)
-    )
+    hits = _hits(line, hashed)
     slot = int64(0)
     if hits != _U(0):
         entry = trailing_zeros(hits)
         slot = int64(load_u32(line, 8 + entry))
-        if slot == DEAD:
-            slot = int64(0)
-        else:
-            store_u32(line, 12 + entry, uint32(step))
+        store_u32(line, 12 + entry, uint32(step))  # of a free entry it means nothing
     return slot
 
 
@@ -153,18 +183,35 @@ def age_of(step, stamp):
 
 
 @helper
-def place_of(d, hashed):
-    """(line, entry) of the hash, or of the free entry that ends its chain."""
-    segment = _segment(d, hashed)
-    lines, mask = load_i64(d, LINES) + load_i64(segment, BASE) * 64, load_i64(segment, MASK)
+def _record(d, chunk):
+    return load_i64(d, RECORDS) + chunk * RECORD_SIZE
+
+
+@helper
+def lines_of(d, chunk):
+    """(address, lines - 1) of a chunk."""
+    lines = load_i64(d, LINES) + chunk * _CHUNK_BYTES
+    return lines, int64(load_u32(_record(d, chunk), MASK))
+
+
+@helper
+def _search(lines, mask, hashed):
+    """(line, entry) of the hash among these lines, or of the free entry that ends its chain."""
     place = int64(hashed) & mask
     while True:
         line = lines + place * 64
         for entry in range(4):
-            slot = int64(load_u32(line, 8 + entry))
-            if slot == 0 or (slot != DEAD and load_u64(line, entry) == hashed):
+            slot = load_u32(line, 8 + entry)
+            if slot == uint32(0) or load_u64(line, entry) == hashed:
                 return line, entry
         place = (place + 1) & mask
+
+
+@helper
+def place_of(d, hashed):
+    """(line, entry) of the hash, or of the free entry that ends its chain."""
+    lines, mask = lines_of(d, _chunk_of(d, hashed))
+    return _search(lines, mask, hashed)
 
 
 @helper
@@ -192,13 +239,25 @@ def _mark(d, slot, value):
 
 
 @helper
+def _add_live(d, hashed, more):
+    live, segment = load_i64(d, LIVE), int64(hashed >> _U(56))
+    store_i64(live, segment, load_i64(live, segment) + more)
+
+
+@helper
+def _put(line, entry, hashed, slot, stamp):
+    store_u64(line, entry, hashed)
+    store_u32(line, 8 + entry, slot)
+    store_u32(line, 12 + entry, stamp)
+
+
+@helper
 def insert(d, hashed, step):
     """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
-    segment = _segment(d, hashed)
-    number = int64(hashed >> _U(56))
-    capacity = (load_i64(segment, MASK) + 1) * 4
-    if load_i64(segment, USED) * 256 > capacity * (115 + (number * 0x9E3779B1 >> 8) % 64):
-        _rehash(d, segment)
+    record = _record(d, _chunk_of(d, hashed))
+    while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * _FULL:
+        _make_room(d, hashed)
+        record = _record(d, _chunk_of(d, hashed))
     slot = load_i64(d, FREE_ROW)
     if slot != 0:
         store_i64(d, FREE_ROW, int64(load_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0)))
@@ -206,11 +265,9 @@ def insert(d, hashed, step):
         slot = load_i64(d, NEXT_SLOT)
         store_i64(d, NEXT_SLOT, slot + 1)
     line, entry = place_of(d, hashed)
-    store_u64(line, entry, hashed)
-    store_u32(line, 8 + entry, uint32(slot))
-    store_u32(line, 12 + entry, uint32(step))
-    store_i64(segment, USED, load_i64(segment, USED) + 1)
-    store_i64(segment, LIVE, load_i64(segment, LIVE) + 1)
+    _put(line, entry, hashed, uint32(slot), uint32(step))
+    store_u32(record, USED, uint32(load_u32(record, USED) + uint32(1)))
+    _add_live(d, hashed, 1)
     _mark(d, slot, 0)
     return slot
 
@@ -218,13 +275,16 @@ def insert(d, hashed, step):
 @helper
 def remove(d, hashed):
     """Forget a hash. Returns 1 if it was there; its row becomes free."""
-    line, entry = place_of(d, hashed)
+    chunk = _chunk_of(d, hashed)
+    lines, mask = lines_of(d, chunk)
+    line, entry = _search(lines, mask, hashed)
     slot = int64(load_u32(line, 8 + entry))
     if slot == 0:
         return 0
-    store_u32(line, 8 + entry, uint32(DEAD))
-    segment = _segment(d, hashed)
-    store_i64(segment, LIVE, load_i64(segment, LIVE) - 1)
+    _close_gap(lines, mask, (line - lines) // 64, entry)
+    record = _record(d, chunk)
+    store_u32(record, USED, uint32(load_u32(record, USED) - uint32(1)))
+    _add_live(d, hashed, -1)
     store_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0, uint32(load_i64(d, FREE_ROW)))
     store_i64(d, FREE_ROW, slot)
     _mark(d, slot, REMOVED)
@@ -232,49 +292,143 @@ def remove(d, hashed):
 
 
 @helper
-def _take_lines(d, order):
-    """The first of 2**order lines that are all zero."""
-    base = load_i64(d, FREE_LINES + order)
-    if base == 0:
-        base = load_i64(d, NEXT_LINE)
-        store_i64(d, NEXT_LINE, base + (int64(1) << order))
-        return base
-    address = load_i64(d, LINES) + base * 64
-    store_i64(d, FREE_LINES + order, load_i64(address, 0))
-    for i in range(int64(8) << order):
-        store_i64(address, i, 0)
-    return base
+def _close_gap(lines, mask, gap, entry):
+    """Free an entry of line `gap`: each entry behind it whose search passes the gap moves there.
+
+    Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
+    """
+    place, other = gap, entry
+    while True:
+        other += 1
+        if other == 4:
+            place, other = (place + 1) & mask, 0
+        line, to = lines + place * 64, lines + gap * 64
+        if load_u32(line, 8 + other) == uint32(0):
+            break
+        hashed = load_u64(line, other)
+        if ((place - int64(hashed)) & mask) >= ((place - gap) & mask):
+            _put(to, entry, hashed, load_u32(line, 8 + other), load_u32(line, 12 + other))
+            gap, entry = place, other
+    store_u32(lines + gap * 64, 8 + entry, uint32(0))
 
 
 @helper
-def _rehash(d, segment):
-    """Move a segment to another run of lines: twice as many, or as many where most entries are dead."""
-    lines, old, size = (load_i64(d, LINES), load_i64(segment, BASE), load_i64(segment, MASK) + 1)
-    order = int64(trailing_zeros(uint64(size)))
-    live = load_i64(segment, LIVE)
-    grown = order + 1 if live * 4 > load_i64(segment, USED) * 3 else order
-    base = _take_lines(d, grown)
-    mask = (int64(1) << grown) - 1
-    for i in range(size):
-        line = lines + (old + i) * 64
+def _make_room(d, hashed):
+    """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little."""
+    record = _record(d, _chunk_of(d, hashed))
+    chunks, rows = load_i64(d, CHUNKS), load_i64(d, NEXT_SLOT)
+    splits = load_u32(record, MASK) == uint32(CHUNK_LINES - 1) and chunks * FEWEST_ROWS <= rows
+    if splits and int64(load_u32(record, LEVEL)) == load_i64(d, SHIFT):
+        splits = _double_directory(d)
+    if splits:
+        _split(d, hashed)
+    else:
+        _enlarge(d, hashed)
+
+
+@helper
+def _double_directory(d):
+    """Give each part of the directory two places, in its place. Returns whether it may be so large."""
+    shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
+    parts = int64(FIRST_CHUNKS) << (FIRST_LEVEL - shift)
+    if 2 * parts > LARGEST_DIRECTORY * load_i64(d, CHUNKS):
+        return False
+    for part in range(parts - 1, -1, -1):
+        chunk = load_u32(directory, part)
+        store_u32(directory, 2 * part, chunk)
+        store_u32(directory, 2 * part + 1, chunk)
+    store_i64(d, SHIFT, shift - 1)
+    return True
+
+
+@helper
+def _point(d, prefix, level, chunk):
+    """The positions with this value of position >> level belong to the chunk."""
+    shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
+    first = prefix << (level - shift)
+    for part in range(first, first + (int64(1) << (level - shift))):
+        store_u32(directory, part, uint32(chunk))
+
+
+@helper
+def _take(d, runs, level):
+    """A new chunk as long as `runs` ordinary ones. Its lines are all zero."""
+    chunk = load_i64(d, CHUNKS)
+    store_i64(d, CHUNKS, chunk + runs)
+    record = _record(d, chunk)
+    store_u32(record, USED, uint32(0))
+    store_u32(record, LEVEL, uint32(level))
+    store_u32(record, MASK, uint32(runs * CHUNK_LINES - 1))
+    return chunk
+
+
+@helper
+def begin(d):
+    """The chunks of an empty index."""
+    for part in range(FIRST_CHUNKS):
+        _point(d, part, FIRST_LEVEL, _take(d, 1, FIRST_LEVEL))
+
+
+@helper
+def _split(d, hashed):
+    """Move the upper half of the positions of a hash's chunk to a new chunk."""
+    chunk, scratch = _chunk_of(d, hashed), load_i64(d, SCRATCH)
+    lines, record = lines_of(d, chunk)[0], _record(d, chunk)
+    level = int64(load_u32(record, LEVEL)) - 1
+    for word in range(_CHUNK_BYTES // 8):
+        store_u64(scratch, word, load_u64(lines, word))
+        store_u64(lines, word, _U(0))
+    new = _take(d, 1, level)
+    store_u32(record, LEVEL, uint32(level))
+    _point(d, int64(position(hashed) >> _U(level)) | 1, level, new)
+    moved = _spread(scratch, CHUNK_LINES, lines, lines_of(d, new)[0], level, CHUNK_LINES - 1)
+    store_u32(record, USED, uint32(load_u32(record, USED) - uint32(moved)))
+    store_u32(_record(d, new), USED, uint32(moved))
+
+
+@helper
+def _enlarge(d, hashed):
+    """Move a chunk to twice as many lines."""
+    old = _chunk_of(d, hashed)
+    lines, mask = lines_of(d, old)
+    record = _record(d, old)
+    level = int64(load_u32(record, LEVEL))
+    chunk = _take(d, (mask + 1) * 2 // CHUNK_LINES, level)
+    to, wide = lines_of(d, chunk)
+    _point(d, int64(position(hashed) >> _U(level)), level, chunk)
+    _spread(lines, mask + 1, to, to, level, wide)
+    store_u32(_record(d, chunk), USED, load_u32(record, USED))
+    for word in range((mask + 1) * 8):  # sweeps go over all lines
+        store_u64(lines, word, _U(0))
+
+
+@helper
+def _spread(lines, count, lower, upper, level, mask):
+    """Put all entries of these lines into one of two chunks, by a bit of their positions.
+
+    Returns how many went into the upper one.
+    """
+    moved = 0
+    for i in range(count):
+        line = lines + i * 64
         for entry in range(4):
             slot = load_u32(line, 8 + entry)
-            if int64(slot) != 0 and int64(slot) != DEAD:
+            if slot != uint32(0):
                 hashed = load_u64(line, entry)
-                place = int64(hashed) & mask
-                moved = False
-                while not moved:
-                    to = lines + (base + place) * 64
-                    for free in range(4):
-                        if load_u32(to, 8 + free) == uint32(0):
-                            store_u64(to, free, hashed)
-                            store_u32(to, 8 + free, slot)
-                            store_u32(to, 12 + free, load_u32(line, 12 + entry))
-                            moved = True
-                            break
-                    place = (place + 1) & mask
-    store_i64(lines + old * 64, 0, load_i64(d, FREE_LINES + order))
-    store_i64(d, FREE_LINES + order, old)
-    store_i64(segment, BASE, base)
-    store_i64(segment, MASK, mask)
-    store_i64(segment, USED, live)
+                bit = int64(position(hashed) >> _U(level)) & 1
+                to, free = _free_entry(lower + bit * (upper - lower), mask, hashed)
+                _put(to, free, hashed, slot, load_u32(line, 12 + entry))
+                moved += bit
+    return moved
+
+
+@helper
+def _free_entry(lines, mask, hashed):
+    """(line, entry) of the free entry that ends a hash's chain among these lines."""
+    place = int64(hashed) & mask
+    while True:
+        line = lines + place * 64
+        for entry in range(4):
+            if load_u32(line, 8 + entry) == uint32(0):
+                return line, entry
+        place = (place + 1) & mask

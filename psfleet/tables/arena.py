@@ -12,7 +12,8 @@ _NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuse
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
 _SMALL = 4 << 20  # below this much use nothing is made in advance
-_AHEAD = 64 << 20  # and never more than this
+_AHEAD = 64 << 20  # and never more than this,
+_PART = 64  # nor than one in so many of the bytes in use, in whole pages
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -70,7 +71,7 @@ class Arena:
 
     def keep_ahead(self, used: int, most: int = _AHEAD) -> None:
         """Have pages behind the first `used` bytes, `most` at most, made by a thread that ends soon."""
-        ahead = min(used // 2, _AHEAD, most) // _PAGE * _PAGE
+        ahead = min(max(used // _PART, _PAGE), _AHEAD, most) // _PAGE * _PAGE
         busy = self._maker is not None and self._maker.is_alive()
         if used < _SMALL or not ahead or used + ahead // 2 < self._made or busy:
             return

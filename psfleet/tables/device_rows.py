@@ -71,10 +71,6 @@ class DeviceRowMemory(RowMemory):
         """See RowMemory."""
         return True
 
-    def can_hold(self, ids: Ids) -> bool:
-        """See RowMemory."""
-        return True
-
     def taken(self, more: int) -> int:
         """See RowMemory; both places of rows that move to a larger one."""
         return self._taken(more, max(more - self.free, 0))

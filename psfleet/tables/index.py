@@ -11,23 +11,26 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.hash_index import (
-    BASE,
+    CHUNK_LINES,
+    CHUNKS,
     DESCRIPTOR_SIZE,
-    FIRST_LINES,
+    DIRECTORY,
+    FEWEST_ROWS,
+    FIRST_CHUNKS,
+    FIRST_LEVEL,
+    LARGEST_DIRECTORY,
     LINES,
     LIVE,
     MARKS,
-    MASK,
-    NEXT_LINE,
     NEXT_SLOT,
+    RECORD_SIZE,
+    RECORDS,
     ROWS,
+    SCRATCH,
     SEGMENT_COUNT,
-    SEGMENT_FIELDS,
-    SEGMENTS,
+    SHIFT,
     STRIDE,
-    USED,
 )
-from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import address_of
 from psfleet.tables.arena import Arena
 from psfleet.tables.row_memory import EVERY, ROW_BYTES, Listed, RowMemory, RowView
@@ -40,10 +43,8 @@ Floats = NDArray[np.float32]
 _FEWEST_ROWS = 1 << 16
 _SPACE = 1 << 47  # bytes of address space of a process
 _SHARE = 64  # a table takes at most one in so many of those that are left: there may be hundreds
-_LINES = 12  # reserved for each row; 9/4 is what a table that only grows takes
-_LEAST = (
-    115 + (np.arange(SEGMENT_COUNT) * 0x9E3779B1 >> 8) % 64
-)  # see `insert` in kernels/hash_index.py
+_CHUNK_BYTES = CHUNK_LINES * 64
+_LINES = 8  # reserved for each row; a table whose hashes are not alike takes half of one
 
 
 class RowIndex(RowMemory):
@@ -62,44 +63,29 @@ class RowIndex(RowMemory):
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self._width = width
         max_rows = min(max_rows, _most_rows(width * 4 + ROW_BYTES))
-        first = FIRST_LINES * (SEGMENT_COUNT + 1)
-        # Lines: a segment doubles at 45 to 70 % load and leaves its old ones: up to 3 per row where
-        # rows come and go. The rest is there so that `check_lines` need not look closely.
-        self.max_rows, (self._lines, self._rows, *mark_arenas) = _reserve(
-            max_rows,
-            lambda rows: [
-                (first + rows * _LINES + SEGMENT_COUNT * 8) * 64,
-                (rows + 1) * width * 4,
-                *([(rows + 1) * 8] if marks else []),
-            ],
-        )
-        self._marks = mark_arenas[0] if marks else None
-        self._segments = np.zeros((SEGMENT_COUNT, SEGMENT_FIELDS), np.int64)
-        self._segments[:, BASE] = np.arange(1, SEGMENT_COUNT + 1) * FIRST_LINES
-        self._segments[:, MASK] = FIRST_LINES - 1
+        self._marks = marks
+        self.max_rows, self._arenas = _reserve(max_rows, self._most)
+        self._rows, self._lines, *_ = self._arenas
+        self._live = np.zeros(SEGMENT_COUNT, np.int64)
+        self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
-        self._d[[LINES, ROWS, SEGMENTS]] = (
-            self._lines.address,
-            self._rows.address,
-            address_of(self._segments),
-        )
-        self._d[[NEXT_SLOT, NEXT_LINE, STRIDE]] = 1, first, width * 4
-        self._d[MARKS] = self._marks.address if self._marks else 0
+        places = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
+        self._d[places] = [arena.address for arena in self._arenas]
+        self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
+        self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, width * 4
         self.address = address_of(self._d)
         self.views: list[RowView] = []
         self._kernels = static_kernels("index")
         self._freezing = static_kernels("freezing")
+        self._kernels.make(self.address)
 
     def __len__(self) -> int:
-        return int(self._segments[:, LIVE].sum())
+        return int(self._live.sum())
 
     @property
     def bytes(self) -> int:
         """See RowMemory."""
-        used = int(self._d[NEXT_SLOT])
-        return (
-            int(self._d[NEXT_LINE]) * 64 + used * self._width * 4 + (used * 8 if self._marks else 0)
-        )
+        return self.taken_at_most(0)
 
     @property
     def next_slot(self) -> int:
@@ -112,58 +98,62 @@ class RowIndex(RowMemory):
         self._kernels.freed(self.address, address_of(slots))
         return slots
 
-    def lines_with(self, ids: Ids) -> int:
-        """How many lines are in use at most once these unknown ids have been added."""
-        used = self._segments[:, USED] + np.bincount(
-            (hash_ids(ids) >> np.uint64(56)).astype(np.int64), minlength=SEGMENT_COUNT
-        )
-        sizes, lines = self._segments[:, MASK] + 1, int(self._d[NEXT_LINE])
-        while (full := used * 256 > sizes * 4 * _LEAST).any():
-            sizes = np.where(full, 2 * sizes, sizes)
-            lines += int(sizes[full].sum())
-        return lines
-
     def has_lines(self, count: int) -> bool:
         """See RowMemory."""
-        return 4 * int(self._d[NEXT_LINE]) + 3 * count <= self._lines.size // 64
-
-    def can_hold(self, ids: Ids) -> bool:
-        """See RowMemory."""
-        return self.lines_with(ids) <= self._lines.size // 64
+        # At worst each of as many chunks as there may be is enlarged, and those that new ids fill again.
+        rows = self.next_slot + count
+        lines = max(int(self._d[CHUNKS]), rows // FEWEST_ROWS + 1) * CHUNK_LINES
+        return 3 * lines + 4 * count <= self._lines.size // 64
 
     def taken(self, more: int) -> int:
         """See RowMemory."""
-        return self._taken(max(more - self.free, 0) if more else 0)
+        return self.taken_at_most(max(more - self.free, 0) if more else 0)
 
     def taken_at_most(self, more: int) -> int:
         """See RowMemory."""
-        return self._taken(more)
+        used = zip(self._arenas, self._used(more), strict=True)
+        return sum(arena.taken(size) for arena, size in used)
 
-    def _taken(self, slots: int) -> int:
-        slots += int(self._d[NEXT_SLOT])
-        lines = max(int(self._d[NEXT_LINE]) * 64, (slots - 1) * ROW_BYTES)
-        marks = self._marks.taken(slots * 8) if self._marks is not None else 0
-        return self._rows.taken(slots * self._width * 4) + self._lines.taken(lines) + marks
+    def _used(self, more: int = 0) -> list[int]:
+        """Of each arena the bytes in use, or at most so many once there are `more` slots."""
+        slots, chunks, parts = self.next_slot, int(self._d[CHUNKS]), self._parts
+        if more:
+            grown = slots + more
+            chunks = max(chunks, FIRST_CHUNKS + grown * ROW_BYTES // _CHUNK_BYTES)
+            slots, parts = grown, max(parts, 4 * chunks)
+        return self._sizes(slots, chunks, parts)
+
+    @property
+    def _parts(self) -> int:
+        """Of the directory."""
+        return FIRST_CHUNKS << (FIRST_LEVEL - int(self._d[SHIFT]))
+
+    def _most(self, rows: int) -> list[int]:
+        """Of each arena the bytes for so many rows, however much alike their hashes are."""
+        chunks = rows * _LINES // CHUNK_LINES + 16
+        return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
+
+    def _sizes(self, slots: int, chunks: int, parts: int) -> list[int]:
+        sizes = [slots * self._width * 4, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
+        return [*sizes, slots * 8] if self._marks else sizes
 
     def expect(self, more: int) -> None:
         """Prepare the memory for `more` unknown ids. Call it before a push; it costs next to nothing."""
-        slots = int(self._d[NEXT_SLOT]) + more
-        self._rows.expect(slots * self._width * 4)
-        self._lines.expect(int(self._d[NEXT_LINE]) * 64 + more * ROW_BYTES)
-        if self._marks is not None:
-            self._marks.expect(slots * 8)
+        for arena, size in zip(self._arenas, self._used(more), strict=True):
+            arena.expect(size)
 
     def keep_ahead(self, room: int | None = None) -> None:
         """See RowMemory."""
         most = [] if room is None else [max(room, 0) // 8]
-        self._rows.keep_ahead(int(self._d[NEXT_SLOT]) * self._width * 4, *most)
-        self._lines.keep_ahead(int(self._d[NEXT_LINE]) * 64, *most)
+        rows, lines, *_ = self._used()
+        self._rows.keep_ahead(rows, *most)
+        self._lines.keep_ahead(lines, *most)
 
     def reserve(self, rows: int) -> None:
         """See RowMemory."""
         rows = min(rows, self.max_rows)
         self._rows.populate(0, (rows + 1) * self._width * 4)
-        self._lines.populate(0, rows * 9 // 4 * 64)
+        self._lines.populate(0, rows * ROW_BYTES)
 
     def locate(self, ids: Ids) -> tuple[Ids, int]:
         """See RowMemory."""
@@ -207,7 +197,7 @@ class RowIndex(RowMemory):
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
         """See RowMemory."""
-        there = int(self._segments[slice(*segments), LIVE].sum())
+        there = int(self._live[slice(*segments)].sum())
         ids, slots, ages = (np.empty(there, np.int64) for _ in range(3))
         count = self._kernels.collect(
             self.address, *segments, step, least, most, *map(address_of, (ids, slots, ages))

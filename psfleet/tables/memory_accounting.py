@@ -94,7 +94,7 @@ class MemoryAccount:
                 f"table {self._name!r} is full: it holds {there} rows of "
                 f"at most {most} and was asked to add {len(new)}"
             )
-        if not (self._index.has_lines(len(new)) or self._index.can_hold(new)):
+        if not self._index.has_lines(len(new)):
             raise UsageError(
                 f"table {self._name!r} cannot add {len(new)} ids whose hashes are so much "
                 "alike that its index would outgrow its place; renumber them"

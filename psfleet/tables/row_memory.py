@@ -18,7 +18,7 @@ Listed = tuple[Ids, Ids, Ids]
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 144  # of index, for each row of a table that has just grown; a device takes less
+ROW_BYTES = 32  # of index, for each row
 _BINS = 4096  # of ages
 
 
@@ -81,11 +81,10 @@ class RowMemory(ABC):
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
-        """Whether the index has memory for so many new ids, whatever they are; costs nothing to ask."""
+        """Whether the index has a place for so many new ids, whatever they are; costs nothing to ask.
 
-    @abstractmethod
-    def can_hold(self, ids: Ids) -> bool:
-        """The same for these unknown ids. False only if most of them fall into few segments."""
+        False only if most hashes of its ids have been much alike.
+        """
 
     @abstractmethod
     def taken(self, more: int) -> int:

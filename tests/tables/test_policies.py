@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
 from psfleet.errors import ConfigError, UsageError
-from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.hashing import hash_ids, ids_of
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import SGD, Adam, Ftrl
 from psfleet.rules.rule import Rule
 from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.row_data import TableClock
+from psfleet.tables.row_memory import ROW_BYTES
 from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
@@ -349,9 +350,9 @@ def test_a_capacity_that_refuses() -> None:
         push(table, np.arange(6, 12))
     assert before == (whole(table), table.candidates().counts.tolist(), table.step)
     small = SparseTable(dataclasses.replace(SPEC, entry=CapacityEntry(bytes=1 << 20)))
-    push(small, np.arange(6000))
-    push(small, np.arange(10_000, 16_000))
-    assert len(small) <= (1 << 20) // (8 + 144) < 12_000
+    push(small, np.arange(20_000))
+    push(small, np.arange(30_000, 50_000))
+    assert len(small) <= (1 << 20) // (8 + ROW_BYTES) < 40_000
 
 
 def test_ages_outlive_32_bits_of_steps() -> None:
@@ -373,21 +374,40 @@ def test_ages_outlive_32_bits_of_steps() -> None:
 
 
 def test_churn_of_chosen_ids_is_refused_before_the_index_outgrows_its_place() -> None:
-    """Ids that all fall into one segment of the index, then into another, do no harm."""
-    table = SparseTable(dataclasses.replace(SPEC, entry=None), max_rows=4096)
-    many = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1 << 20)
-    segment = (hash_ids(many) >> np.uint64(56)).astype(np.int64)
-    refused = 0
-    for number in range(256):
-        ids = many[segment == number][:4000]
+    """Ids whose hashes begin alike, then others whose hashes do, do no harm."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=None), max_rows=1 << 16)
+    dice, refused = np.random.default_rng(0), 0
+    push(table, np.unique(dice.integers(-(2**63), 2**63 - 1, 60_000)))
+    table.remove(table.ids())
+    for number in range(8):
+        low = np.unique(dice.integers(0, 2**48, 60_000, np.uint64))
+        ids = ids_of(low | np.uint64(number * 8191 << 48))
         try:
-            push(table, np.unique(ids))
+            push(table, ids)
         except UsageError as error:
             refused += "so much alike" in str(error)
-        assert table.remove(ids) in (0, len(np.unique(ids)))
+        assert table.remove(ids) in (0, len(ids))
     push(table, np.arange(50))
     assert len(table) == 50
     assert refused
+
+
+def test_ids_whose_hashes_are_alike_are_found() -> None:
+    """A chunk that splits do not help is enlarged; its rows are read, swept and removed all the same."""
+    table = SparseTable(dataclasses.replace(SPEC, entry=None))
+    alike = ids_of(np.arange(5000, dtype=np.uint64) + (np.uint64(200) << np.uint64(56)))
+    push(table, alike)
+    push(table, np.arange(3000))
+    assert table.ids().tolist() == sorted([*alike.tolist(), *range(3000)])
+    assert (table.rows(alike).touched == 1).all()
+    assert table.remove(alike[::2]) == 2500
+    assert table.ids().tolist() == sorted([*alike[1::2].tolist(), *range(3000)])
+    table.set_clock(TableClock(2**40))
+    assert set(table.rows(alike[1::2]).touched.tolist()) == {2**40 - 2**31}
+    frozen = table.freeze()
+    pages = [page["ids"] for page in frozen.pages() if "ids" in page]
+    assert sorted(np.concatenate(pages).tolist()) == table.ids().tolist()
+    frozen.close()
 
 
 @pytest.mark.parametrize(("dim", "made"), [(1, SGD()), (7, Adam()), (1024, Ftrl())])

@@ -4,6 +4,7 @@ from numba import float32, float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix, unmix
 from psfleet.kernels.intrinsics import (
+    helper,
     kernel,
     load_f32,
     load_i64,
@@ -18,21 +19,22 @@ from psfleet.kernels.intrinsics import (
     store_u32,
 )
 from psfleet.kernels.hash_index import (
-    BASE,
-    DEAD,
+    CHUNKS,
+    CHUNK_LINES,
+    DIRECTORY,
     FREE_ROW,
     LINES,
-    MASK,
     ROWS,
-    SEGMENT_COUNT,
-    SEGMENT_FIELDS,
-    SEGMENTS,
+    SHIFT,
     STRIDE,
     age_of,
+    begin,
     find_fast,
     find_slow,
     first_line,
     insert,
+    lines_of,
+    position,
     prefetch_line,
     remove,
     touch_fast,
@@ -41,6 +43,19 @@ from psfleet.kernels.hash_index import (
 
 AHEAD = 24
 OLDEST = 1 << 31  # an age; what is older counts as this old
+LOW_BITS = uint64((1 << 56) - 1)
+
+
+@helper
+def entry_at(d, number):
+    """(line, entry): entry `number` of all."""
+    return load_i64(d, LINES) + (number >> 2) * 64, number & 3
+
+
+@kernel(void(int64))
+def make(d):
+    """Have an empty index."""
+    begin(d)
 
 
 @kernel(int64(int64, int64, int64, int64))
@@ -137,61 +152,60 @@ def decay(d, place, factor, worth, click_worth, least, ids):
     """
     count = 0
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
-    for s in range(SEGMENT_COUNT):
-        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
-        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-        for i in range(load_i64(segment, MASK) + 1):
-            line = lines + i * 64
-            for entry in range(4):
-                slot = int64(load_u32(line, 8 + entry))
-                if slot == 0 or slot == DEAD:
-                    continue
-                scores = rows + slot * stride + place * 4
-                shows = float32(load_f32(scores, 0) * factor)
-                clicks = float32(load_f32(scores, 1) * factor)
-                store_f32(scores, 0, shows)
-                store_f32(scores, 1, clicks)
-                value = worth * (float64(shows) - float64(clicks)) + click_worth * float64(clicks)
-                if value < least:
-                    store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                    count += 1
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(d, number)
+        slot = int64(load_u32(line, 8 + entry))
+        if slot == 0:
+            continue
+        scores = rows + slot * stride + place * 4
+        shows = float32(load_f32(scores, 0) * factor)
+        clicks = float32(load_f32(scores, 1) * factor)
+        store_f32(scores, 0, shows)
+        store_f32(scores, 1, clicks)
+        value = worth * (float64(shows) - float64(clicks)) + click_worth * float64(clicks)
+        if value < least:
+            store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+            count += 1
     return count
 
 
 @kernel(void(int64, int64, int64, int64, int64))
 def histogram(d, step, shift, bins, counts):
     """Count the rows of each age >> shift; the last bin takes what is older."""
-    for s in range(SEGMENT_COUNT):
-        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
-        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-        for i in range(load_i64(segment, MASK) + 1):
-            line = lines + i * 64
-            for entry in range(4):
-                slot = int64(load_u32(line, 8 + entry))
-                if slot != 0 and slot != DEAD:
-                    bin_ = min(age_of(step, load_u32(line, 12 + entry)) >> shift, bins - 1)
-                    store_i64(counts, bin_, load_i64(counts, bin_) + 1)
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(d, number)
+        if load_u32(line, 8 + entry) != uint32(0):
+            bin_ = min(age_of(step, load_u32(line, 12 + entry)) >> shift, bins - 1)
+            store_i64(counts, bin_, load_i64(counts, bin_) + 1)
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def collect(d, first, last, step, least, most, ids, slots, ages):
     """Write id, slot and age of the rows of segments first to last - 1 of such an age. -> how many."""
-    count = 0
-    for s in range(first, last):
-        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
-        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-        for i in range(load_i64(segment, MASK) + 1):
-            line = lines + i * 64
-            for entry in range(4):
-                slot = int64(load_u32(line, 8 + entry))
-                if slot == 0 or slot == DEAD:
-                    continue
-                age = age_of(step, load_u32(line, 12 + entry))
-                if age >= least and age <= most:
-                    store_i64(ids, count, int64(unmix(load_u64(line, entry))))
-                    store_i64(slots, count, slot)
-                    store_i64(ages, count, age)
-                    count += 1
+    count, before = 0, int64(-1)
+    if first == last:
+        return count
+    shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
+    low, high = uint64(first) << uint64(56), ((uint64(last) - uint64(1)) << uint64(56)) | LOW_BITS
+    for part in range(
+        int64(position(low) >> uint64(shift)), int64(position(high) >> uint64(shift)) + 1
+    ):
+        chunk = int64(load_u32(directory, part))
+        if chunk == before:
+            continue
+        before = chunk
+        lines, mask = lines_of(d, chunk)
+        for number in range((mask + 1) * 4):
+            line, entry = lines + (number >> 2) * 64, number & 3
+            slot, hashed = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
+            if slot == 0 or hashed < low or hashed > high:
+                continue
+            age = age_of(step, load_u32(line, 12 + entry))
+            if age >= least and age <= most:
+                store_i64(ids, count, int64(unmix(hashed)))
+                store_i64(slots, count, slot)
+                store_i64(ages, count, age)
+                count += 1
     return count
 
 
@@ -212,14 +226,10 @@ def restamp(d, old, new):
     A stamp has 32 bits: this must be called before the step has gone on by 2**30, and a row that
     has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
     """
-    for s in range(SEGMENT_COUNT):
-        segment = load_i64(d, SEGMENTS) + s * (8 * SEGMENT_FIELDS)
-        lines = load_i64(d, LINES) + load_i64(segment, BASE) * 64
-        for i in range(load_i64(segment, MASK) + 1):
-            line = lines + i * 64
-            for entry in range(4):
-                pushed = old - age_of(old, load_u32(line, 12 + entry))
-                store_u32(line, 12 + entry, uint32(new - min(max(new - pushed, 0), OLDEST)))
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(d, number)
+        pushed = old - age_of(old, load_u32(line, 12 + entry))
+        store_u32(line, 12 + entry, uint32(new - min(max(new - pushed, 0), OLDEST)))
 
 
 @kernel(void(int64, int64, int64, int64, int64))
