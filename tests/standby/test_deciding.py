@@ -99,6 +99,7 @@ def test_who_cannot_be_replaced_is_waited_for() -> None:
     assert job.handle(cut_off(SERVER), 4.0) == []
     assert job.handle(cut_off(WORKER, SERVER, FIRST), 5.0) == []
     assert job.alive == {SERVER, FIRST, WORKER}
+    assert job.handle(cut_off(SERVER, FIRST), 6.0)[1:] == [PromoteStandby(FIRST, SERVER, 2)]
 
 
 def test_a_dead_standby_is_released_and_replaced() -> None:

@@ -80,6 +80,8 @@ class ProcessEnding:
 class MachineCutOff:
     """A machine cannot be reached. Its processes may live on; their exits come later.
 
+    Comes again and again until the machine is heard or lost, since others may begin to answer meanwhile.
+
     Attributes:
         members: What runs there.
         answering: What runs on machines that were heard just now.

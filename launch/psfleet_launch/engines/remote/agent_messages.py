@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.formats.document import Format, exact
+from psfleet.settings.declaration import settings_of
+from psfleet.settings.groups import UserSettings
 from psfleet.wire.credentials import FILES
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.job.job_plan import Job, Member
@@ -34,6 +37,7 @@ __all__ = [
     "read_invitation",
     "read_request",
     "secrets_of",
+    "user_variables",
     "version_mismatch",
     "versions",
     "write_request",
@@ -186,3 +190,9 @@ def event_of(message: pb.AgentMessage) -> Event | Said | None:
 def _exit_of(said: pb.Exited) -> ProcessExited:
     usage = f"{said.cpu_seconds:.1f} s of CPU, {said.peak_memory / 2**20:,.0f} MiB at most"
     return ProcessExited(member_of(said.member), said.code, said.left, said.cause, usage)
+
+
+def user_variables() -> dict[str, str]:
+    """What the user of the launcher says by variables."""
+    names = [one.env for one in settings_of(UserSettings)]
+    return {name: os.environ[name] for name in names if name in os.environ}

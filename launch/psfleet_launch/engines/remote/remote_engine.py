@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from psfleet.errors import ConfigError
-from psfleet.settings.declaration import settings_of
-from psfleet.settings.groups import UserSettings
 from psfleet.wire.access import Access
 from psfleet.wire.certificates import make_credentials
 from psfleet.wire.credentials import Credentials
@@ -27,12 +25,14 @@ from psfleet_launch.engines.remote.agent_messages import (
     member_message,
     member_of,
     secrets_of,
+    user_variables,
     version_mismatch,
     write_request,
 )
-from psfleet_launch.engines.remote.early_signals import interruptible
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
+from psfleet_launch.engines.remote.running_members import RunningMembers
 from psfleet_launch.engines.remote.server_locations import ServerLocations
+from psfleet_launch.engines.remote.startup_signals import interruptible
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import Launch
@@ -69,7 +69,8 @@ class RemoteEngine(Engine):
     ) -> None:
         super().__init__(job, selector, launch)
         self.agents: dict[str, AgentConnection] = {}
-        self._running: dict[Member, str] = {}
+        self._running = RunningMembers()
+        self._unplaced: dict[Member, Told] = {}
         self._locations = ServerLocations()
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
@@ -178,7 +179,7 @@ class RemoteEngine(Engine):
                 token=f"{self.job.token}-{name}",
                 working_folder=os.getcwd(),
                 logs=str(self.job.logs.absolute()),
-                variables={**_user_variables(), **self.job.variables},
+                variables={**user_variables(), **self.job.variables},
                 credentials=secret,
                 workers=sum(member.role == "worker" for member in places.on(name)),
                 probe=probe.name,
@@ -216,6 +217,9 @@ class RemoteEngine(Engine):
     # -- processes -------------------------------------------------------------------------------
 
     def spawn(self, member: Member, told: Told) -> None:
+        if told.follows and self._may_come_back(member):
+            self._unplaced[member] = told
+            return
         try:
             name = self._place(member, told)
         except ConfigError as error:
@@ -240,9 +244,18 @@ class RemoteEngine(Engine):
         if not told.follows:
             self._check_log(member)
             return self._places[member]
-        avoided = {name for one, name in self._running.items() if _is_same_server(one, member)}
-        avoided |= {name for name, agent in self.agents.items() if agent.is_cut_off}
-        return self._places.put_standby(member, avoided)
+        return self._places.put_standby(
+            member, self._running.of_server(member) | self._out_of_reach
+        )
+
+    @property
+    def _out_of_reach(self) -> set[str]:
+        return {name for name, agent in self.agents.items() if agent.is_cut_off}
+
+    def _may_come_back(self, standby: Member) -> bool:
+        """Whether no machine can take the standby now, and one may soon: where something was given up."""
+        holders, away = self._running.of_server(standby), self._out_of_reach
+        return not set(self.agents) - holders - away and (len(holders) > 1 or bool(away))
 
     def _check_log(self, member: Member) -> None:
         """Refuse to start a server without the log that it had on another machine.
@@ -267,6 +280,8 @@ class RemoteEngine(Engine):
             yield self._endpoint(server, 0) if server.rank in self._locations.lost else endpoint
 
     def send(self, member: Member, number: int) -> None:
+        if self._unplaced.pop(member, None):
+            self._events.append(ProcessExited(member, -number))
         sent = pb.Signal(member=member_message(member), number=number)
         self._tell(member, pb.LauncherMessage(signal=sent))
 
@@ -300,7 +315,11 @@ class RemoteEngine(Engine):
                 agent.send(pb.LauncherMessage(refused=why))  # it may only have been stopped
                 self._lose(agent, why)
             elif agent.look():
-                self._cut_off(agent)
+                self._events.append(Said(None, f"host {agent.name} cannot be reached"))
+            if agent.is_cut_off:
+                self._events.append(self._cut_off(agent.name))
+        for member in list(self._unplaced):
+            self.spawn(member, self._unplaced.pop(member))
         happened, self._events = self._events, []
         return happened
 
@@ -368,16 +387,10 @@ class RemoteEngine(Engine):
         if member == self.job.shown:
             self._events.append(Output(chunk.data, chunk.is_error))
 
-    def _cut_off(self, agent: AgentConnection) -> None:
-        """The machine cannot be reached: what need not wait for its loss is done now."""
-        heard = {name for name, other in self.agents.items() if other.is_heard}
-        self._events += [
-            Said(None, f"host {agent.name} cannot be reached"),
-            MachineCutOff(
-                frozenset(one for one, name in self._running.items() if name == agent.name),
-                frozenset(one for one, name in self._running.items() if name in heard),
-            ),
-        ]
+    def _cut_off(self, machine: str) -> MachineCutOff:
+        """What need not wait for the loss of the machine may be done now."""
+        heard = {name for name, agent in self.agents.items() if agent.is_heard}
+        return MachineCutOff(self._running.on([machine]), self._running.on(heard))
 
     def _lose(self, agent: AgentConnection, why: str) -> None:
         """The agent is gone, and with it all that it has started: it ends that when it is alone."""
@@ -390,7 +403,7 @@ class RemoteEngine(Engine):
         cause = f"the agent on host {agent.name} is lost: {why}"
         if self._places is not None:
             self._locations.lose(self._places.lose(agent.name))
-        lost = [member for member, name in self._running.items() if name == agent.name]
+        lost = self._running.on([agent.name])
         for member in lost:
             del self._running[member]
         self._events.append(Said(None, cause))
@@ -435,13 +448,3 @@ class RemoteEngine(Engine):
             for name, said in self._swept.items()
             for process in said.left_behind
         ]
-
-
-def _is_same_server(one: Member, other: Member) -> bool:
-    return (one.role, one.rank) == (other.role, other.rank)
-
-
-def _user_variables() -> dict[str, str]:
-    """What the user of the launcher says by variables."""
-    names = [one.env for one in settings_of(UserSettings)]
-    return {name: os.environ[name] for name in names if name in os.environ}
