@@ -75,9 +75,9 @@ that loads nothing from elsewhere. It shows the job's settings and processes, de
 their times, slow workers, losses, and the curves of all panels below. `psfleet report JOB` writes the
 report of a job that still runs, or whose launcher was killed; `--output FILE` puts it elsewhere.
 
-The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 1.5 ms
-of CPU time of each server and 6 ms of the launcher's (2 servers, 1 worker). With `--no-progress` alone the
-history has events only.
+The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 2.8 ms
+of CPU time of each server, 1.6 ms of a worker and 8 ms of the launcher (2 servers, 1 worker;
+[benchmarks](../benchmarks/README.md#metrics)). With `--no-progress` alone the history has events only.
 
 ![The report of a job in which a server was killed](diagrams/report.png)
 

@@ -9,6 +9,7 @@ from psfleet.observability.event_file import EventFile
 __all__ = ["NEWEST", "LoggedValues"]
 
 _MOST = 100  # names: each is a series in every monitoring system
+_LONGEST = 100  # characters of a name
 
 NEWEST: dict[str, float] = {}
 """The last value of each name that the script of this process has logged. Any thread may read it."""
@@ -29,6 +30,10 @@ class LoggedValues:
     def log(self, name: str, value: Any, step: int) -> None:
         """See Fleet.log."""
         number = _checked(name, value)
+        if not isinstance(step, int) or not 0 <= step < 2**63:
+            raise UsageError(
+                f"fleet.log got the step {step!r:.60} for {name!r}; it must be a whole number from 0 on"
+            )
         if name not in NEWEST and len(NEWEST) == _MOST:
             raise UsageError(
                 f"fleet.log got the name {name!r} after {_MOST} others; log at most {_MOST} names"
@@ -50,12 +55,15 @@ class LoggedValues:
 
 
 def _checked(name: str, value: Any) -> float:
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise UsageError(f"fleet.log got the name {name!r}; it must be a line of text")
+    is_line = isinstance(name, str) and name.strip() and name.isprintable()
+    if not is_line or len(name) > _LONGEST:
+        raise UsageError(
+            f"fleet.log got the name {name!r:.60}; it must be a line of at most {_LONGEST} characters"
+        )
     try:
         one = value.item() if hasattr(value, "item") else value  # of an array or tensor
         return float(one)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise UsageError(
             f"fleet.log got {value!r:.60} for {name!r}; it must be one number"
         ) from None

@@ -62,9 +62,15 @@ def test_nothing_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("", 1, "fleet.log got the name ''; it must be a line of text"),
-        ("a\nb", 1, r"fleet.log got the name 'a\\nb'; it must be a line of text"),
-        (3, 1, "fleet.log got the name 3; it must be a line of text"),
+        ("", 1, "fleet.log got the name ''; it must be a line of at most 100 characters"),
+        ("a\nb", 1, r"fleet.log got the name 'a\\nb'; it must be a line of at most 100 characters"),
+        (
+            "a" * 101,
+            1,
+            "fleet.log got the name 'a{59}; it must be a line of at most 100 characters",
+        ),
+        (3, 1, "fleet.log got the name 3; it must be a line of at most 100 characters"),
+        ("loss", 10**400, "fleet.log got 10{59} for 'loss'; it must be one number"),
         ("loss", "low", "fleet.log got 'low' for 'loss'; it must be one number"),
         ("loss", None, "fleet.log got None for 'loss'; it must be one number"),
         (
@@ -78,6 +84,16 @@ def test_bad_values_are_refused(name: str, value: float, sentence: str) -> None:
     """One sentence quotes what was given, and nothing is logged."""
     with pytest.raises(UsageError, match=f"^{sentence}$"):
         fleet.log(name, value)
+    assert not NEWEST
+
+
+@pytest.mark.parametrize("step", [-1, 0.5, 2**63])
+def test_bad_steps_are_refused(step: int) -> None:
+    """A step is what the format of event files can hold."""
+    with pytest.raises(
+        UsageError, match=f"got the step {step} for 'loss'; it must be a whole number"
+    ):
+        fleet.log("loss", 1, step=step)
     assert not NEWEST
 
 
