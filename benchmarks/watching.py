@@ -2,18 +2,22 @@
 
 A look is what a launcher does for `--watch`: it asks every server, and workers send their metrics with their
 beats. With `--against` another checkout takes part, such as one from before a metric was added.
+
+What looks cost is less than the noise of such runs. So both crews then make one step a second, and one is
+looked at in each: the difference is the cost of the looks, without that of the launcher.
 """
 
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import processes
 from data import W1_IDS
-from measuring import Summary, in_turn
+from measuring import Summary, cpu_seconds, in_turn
 from processes import Crew, psfleet_crew
 from reporting import Report, arguments, finish
 
@@ -65,8 +69,10 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--against", type=Path, help="another checkout, unwatched")
+    parser.add_argument("--rows", type=int, default=W1_IDS, help="rows of the table before the run")
+    parser.add_argument("--looks", type=int, default=60, help="steps with a look, one a second")
     options = parser.parse_args()
-    rows = 2_000_000 if options.short else W1_IDS
+    rows = min(options.rows, 2_000_000) if options.short else options.rows
     steps = options.steps or (200 if options.short else 800)
     report = Report("watching", f"W1 with and without metrics, 2 servers, {rows:,} rows")
     with contextlib.ExitStack() as stack:
@@ -82,8 +88,33 @@ def main() -> None:
         if options.against:
             crews.append(crew("the other checkout", options.against.resolve()))
         found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
-    report.rows = lines(found, steps * options.workers)
+        looks = cost_of_looks(crews[0], crews[1], options.looks)
+    usual = found["unwatched"]
+    for group, seconds in looks.items():
+        rate = usual.parts[group] / usual.wall
+        line = {"a look at": group, "CPU ms": seconds * 1e3, "of W1's CPU": seconds / EVERY / rate}
+        report.rows.append(line)
+    report.rows += lines(found, steps * options.workers)
     finish(report, options.json)
+
+
+def cost_of_looks(unwatched: Any, watched: Any, seconds: int) -> dict[str, float]:
+    """CPU seconds that a look costs each group of processes, one look a second."""
+    before = [_cpu(crew) for crew in (unwatched, watched)]
+    for _ in range(seconds):
+        began = time.monotonic()
+        unwatched.run(1)
+        watched.run(1)
+        time.sleep(max(began + 1 - time.monotonic(), 0.0))
+    without, looked_at = (
+        {group: cpu - was[group] for group, cpu in _cpu(crew).items()}
+        for crew, was in zip((unwatched, watched), before, strict=True)
+    )
+    return {group: (looked_at[group] - without[group]) / seconds for group in without}
+
+
+def _cpu(crew: Any) -> dict[str, float]:
+    return {group: cpu_seconds(pids) for group, pids in crew.processes().items()}
 
 
 def lines(found: dict[str, Summary], steps: int) -> Sequence[dict[str, Any]]:

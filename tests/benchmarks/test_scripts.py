@@ -73,6 +73,16 @@ def test_startup(tmp_path: Path) -> None:
     assert row["CPU s of the job"] > 0
 
 
+def test_watching(tmp_path: Path) -> None:
+    """Both groups of processes have a cost of a look, and each crew one of its steps."""
+    small = ("--steps", "2", "--rows", "5000", "--looks", "1")
+    *looks, unwatched, watched = run("watching.py", *small, folder=tmp_path)["rows"]
+    assert [one["a look at"] for one in looks] == ["servers", "workers"]
+    assert (unwatched["contender"], watched["contender"]) == ("unwatched", "watched")
+    assert unwatched["against unwatched"] == 1
+    assert all(one["CPU us / step"] > one["of it servers"] > 0 for one in (unwatched, watched))
+
+
 def test_small_steps(tmp_path: Path) -> None:
     """Each fleet with each transport takes some time of the servers and some of the workers."""
     rows = run("small_steps.py", "--steps", "2", "--servers", "1", folder=tmp_path)["rows"]

@@ -98,22 +98,19 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
     runtime.close()
 
 
-def test_unknown_ids_are_counted(fleet: LocalFleet) -> None:
+def test_unknown_ids_are_counted() -> None:
     """A pull counts the distinct ids without a row; a push counts the rows that it adds, once."""
-    runtime = fleet.connect(0, "async")
-    table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
-    table.pull(np.repeat(IDS, 3))
-    table.push(IDS[:20], np.ones((20, 4), np.float32)).wait()
-    table.pull(IDS)
-    table.push(IDS[:30], np.ones((30, 4), np.float32)).wait()
-    found = collect(fleet)
-
-    def total(name: str) -> float:
-        return sum(found["server", rank][f"psfleet_{name}_total{{rows}}"] for rank in ("0", "1"))
-
-    assert (total("pulled_rows"), total("unknown_ids")) == (100, 80)
-    assert (total("updated_rows"), total("admitted_rows")) == (50, 30)
-    runtime.close()
+    with LocalFleet(1, 1, "unix") as fleet:
+        runtime = fleet.connect(0, "async")
+        table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+        table.pull(np.repeat(IDS, 3))
+        table.push(IDS[:20], np.ones((20, 4), np.float32)).wait()
+        table.pull(IDS)
+        table.push(IDS[:30], np.ones((30, 4), np.float32)).wait()
+        own = collect(fleet)["server", "0"]
+        counts = {"pulled_rows": 100, "unknown_ids": 80, "updated_rows": 50, "admitted_rows": 30}
+        assert {name: own[f"psfleet_{name}_total{{rows}}"] for name in counts} == counts
+        runtime.close()
 
 
 def test_pulls_that_wait_are_counted() -> None:
