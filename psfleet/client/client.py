@@ -10,7 +10,7 @@ with psfleet.connect() as ps:
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -22,6 +22,7 @@ from psfleet.client.client_tables import DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
 from psfleet.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
+from psfleet.evaluation.metric_slices import Slices
 from psfleet.execution.model_files import folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.modes.switch import change, check_mode, check_wire
@@ -159,7 +160,7 @@ class Client:
         self,
         metrics: Tasks,
         name: str = "metrics",
-        slices: Sequence[str] = (),
+        slices: Slices = (),
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:

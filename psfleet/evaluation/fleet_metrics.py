@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, TableConflict
 from psfleet.evaluation.metric_readings import MetricReading, Readings
+from psfleet.evaluation.metric_slices import MetricSlices, Slices
 from psfleet.evaluation.sum_table import SumTable
 from psfleet.metrics.streaming_metric import Batch, Metric
 from psfleet.runtime.interface import Runtime
@@ -34,7 +35,9 @@ class FleetMetrics:
         runtime: Whose pushes take along what is counted.
         metrics: Of each task its metrics; or the metrics of a single task without a name.
         name: Unique in the fleet; all workers give the same metrics under a name.
-        slices: Names of the slices; every metric is also computed within each.
+        slices: Names of slices, which `update` gets by number; or by feature the values that have a slice
+            each, {"device": ["phone", "desktop"]}, beside which all others share the slice "other". Every
+            metric is also computed within each.
         window: Readings of the window; 0: no window.
         decay: Weight of the interval between two readings relative to the next one; 0: no decay.
 
@@ -47,16 +50,17 @@ class FleetMetrics:
         runtime: Runtime,
         metrics: Tasks,
         name: str = "metrics",
-        slices: Sequence[str] = (),
+        slices: Slices = (),
         window: int = 0,
         decay: float = 0.0,
     ) -> None:
         self._runtime: Any = runtime
-        self._slices = list(slices)
-        self._tasks = _named(metrics, max(len(slices), 1))
+        self._slices = MetricSlices(slices)
+        self._tasks = _named(metrics, self._slices.count)
         self._windows = window, decay
         self._readings = Readings(window, decay)
         layout = "\n".join(f"{key}: {metric.layout()}" for key, metric in self._metrics())
+        layout += self._slices.layout()
         size = sum(metric.sums.size for _, metric in self._metrics())
         digest = hashlib.blake2b(layout.encode(), digest_size=8).digest()
         self._sums = SumTable(
@@ -86,7 +90,7 @@ class FleetMetrics:
         preds: ArrayLike,
         labels: ArrayLike,
         weights: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
+        slices: ArrayLike | Mapping[str, Any] | None = None,
         groups: ArrayLike | None = None,
         task: str = "",
     ) -> None:
@@ -94,7 +98,9 @@ class FleetMetrics:
 
         Args:
             preds, labels, weights, groups: As for `psfleet.metrics.Metric.update`.
-            slices: The number of each sample's slice in the list of slices; None: 0.
+            slices: The number of each sample's slice in the list of slices; None: 0. Where slices are of
+                features: their values by name, as in a batch of features, others beside them. A sample that
+                has none or several values is in the slice "other".
             task: Whose metrics.
 
         Raises:
@@ -103,11 +109,18 @@ class FleetMetrics:
         """
         if task not in self._tasks:
             raise ConfigError(f"task is {task!r}; it must be one of {sorted(self._tasks)}")
-        batch = Batch.of(preds, labels, weights, slices, groups)
+        given = Batch.of(preds, labels, weights, None, groups)
+        batches = [
+            Batch.of(given.predictions, given.labels, given.weights, numbers, given.groups)
+            for numbers in self._slices.numbered(slices, len(given))
+        ]
         metrics = self._tasks[task].values()
         for metric in metrics:
-            metric.check(batch)
-        counted = [metric.sums_of(batch) for metric in metrics]
+            for batch in batches:
+                metric.check(batch)
+        counted = [
+            np.sum([metric.sums_of(batch) for batch in batches], axis=0) for metric in metrics
+        ]
         with self._sums.lock:
             for metric, sums in zip(metrics, counted, strict=True):
                 metric.sums += sums
@@ -141,10 +154,10 @@ class FleetMetrics:
         found: dict[str, float] = {}
         for (key, metric), sums in zip(self._metrics(), self._parts(totals), strict=True):
             prefix = key.removesuffix(metric.name)
-            values = {"": metric.scores(sums.sum(axis=0))}
+            values = {"": metric.scores(sums[self._slices.whole].sum(axis=0))}
             values |= {
                 f"[{name}]": metric.scores(part)
-                for name, part in zip(self._slices, sums, strict=False)
+                for name, part in zip(self._slices.labels, sums, strict=False)
             }
             for place, scores in values.items():
                 found |= {f"{prefix}{label}{place}": value for label, value in scores.items()}

@@ -4,13 +4,14 @@ import atexit
 import dataclasses
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
 
 from psfleet.data.dispatch import Source, batches
 from psfleet.data.peekable import SizedPeekable
 from psfleet.errors import ConfigError
 from psfleet.evaluation.fleet_metrics import FleetMetrics, Tasks
+from psfleet.evaluation.metric_slices import Slices
 from psfleet.fleet import stats
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.fleet_saving import FleetSaving
@@ -305,7 +306,7 @@ class Fleet(FleetSaving):
         self,
         metrics: Tasks,
         name: str = "metrics",
-        slices: Sequence[str] = (),
+        slices: Slices = (),
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:

@@ -13,6 +13,7 @@ from psfleet.data.dispatch import batches
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.evaluation import FleetMetrics
+from psfleet.evaluation.metric_slices import Slices
 from psfleet.faults.crash_points import DeathFault, SimulatedDeath
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.rules import make_rule
@@ -107,6 +108,63 @@ def test_a_process_without_servers_reads_the_same() -> None:
     runtime = EmbeddedRuntime(wire=WireSettings("int8", "int8"))
     trained(runtime, samples.parts(BATCHES), found, ["ctr"])
     check(found[0], samples)
+
+
+def by_feature(runtime: Runtime, parts: Sequence[Samples], found: list[dict[str, float]]) -> None:
+    """A worker that slices by device and by the digit of the group, of which three are listed."""
+    runtime.create(ROWS)
+    slices: Slices = {"device": SLICES[:2], "digit": [7, 1, 4]}
+    scores = FleetMetrics(runtime, {"ctr": every_metric()}, slices=slices)
+    for number in range(runtime.worker_index, len(parts), runtime.worker_num):
+        part = parts[number]
+        digits = [[int(group) % 10] for group in part.groups]
+        values = {"device": np.array(SLICES)[part.slices], "digit": digits, "more": None}
+        scores.update(
+            part.predictions, part.labels, part.weights, values, groups=part.groups, task="ctr"
+        )
+        push(runtime, number)
+    runtime.barrier()
+    found.append(scores.read().run)
+    runtime.barrier()
+    runtime.close()
+
+
+def test_slices_are_values_of_features() -> None:
+    """Each value that is listed, and the others together, equal scikit-learn's on the pooled samples."""
+    samples = Samples.drawn(120, seed=5)
+    found: list[dict[str, float]] = []
+    with LocalFleet(2, 2) as fleet:
+        runtimes = [fleet.connect(worker, "sync") for worker in range(2)]
+        in_threads([partial(by_feature, each, samples.parts(BATCHES), found) for each in runtimes])
+    digits = samples.groups % 10
+    chosen = {f"device={SLICES[k]}": samples.slices == k for k in range(2)}
+    chosen |= {f"digit={digit}": digits == digit for digit in (7, 1, 4)}
+    chosen |= {"device=other": samples.slices == 2, "digit=other": ~np.isin(digits, (7, 1, 4))}
+    for place, where in {"": np.ones(len(samples), np.bool_), **chosen}.items():
+        label = f"[{place}]" if place else ""
+        for name, value in expected(samples.where(where)).items():
+            error = found[0].get(f"ctr/{name}_error{label}", 0.0)
+            assert found[0][f"ctr/{name}{label}"] == pytest.approx(value, abs=1e-9 + error), name
+
+
+def test_wrong_slices() -> None:
+    """Values that are listed twice, numbers in place of features, another number of samples."""
+    runtime = EmbeddedRuntime()
+    for values in (["a", "a"], ["other"], "ab"):
+        with pytest.raises(ConfigError, match="the slices of feature 'f' are"):
+            FleetMetrics(runtime, [metrics.LogLoss()], slices={"f": values})
+    scores = FleetMetrics(runtime, [metrics.LogLoss()], slices={"f": ["a"]})
+    with pytest.raises(ShapeError, match="give a mapping with the values of f"):
+        scores.update([0.5], [1], slices=[0])
+    with pytest.raises(ShapeError, match="feature 'f' has 2 samples for 1 scores"):
+        scores.update([0.5], [1], slices={"f": ["a", "b"]})
+    scores.update([0.5, 0.5, 0.5], [1, 0, 1], slices={"f": [["a"], [], ["a", "b"]]})
+    scores.publish()
+    read = scores.read().run
+    assert read["log_loss[f=a]"] == read["log_loss[f=other]"] == pytest.approx(np.log(2))
+    with pytest.raises(ConfigError, match="other tasks, parameters or slices"):
+        FleetMetrics(runtime, [metrics.LogLoss()], slices={"f": ["b"]})
+    runtime.close()
 
 
 def test_reading_stops_nobody_and_waits_for_nobody() -> None:
