@@ -4,7 +4,9 @@ Each worker counts its own batches. What it has counted leaves with its next pus
 that any worker may read at any time, see docs/metrics.md.
 """
 
+import functools
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,17 +111,17 @@ class FleetMetrics:
         """
         if task not in self._tasks:
             raise ConfigError(f"task is {task!r}; it must be one of {sorted(self._tasks)}")
-        given = Batch.of(preds, labels, weights, None, groups)
         batches = [
-            Batch.of(given.predictions, given.labels, given.weights, numbers, given.groups)
-            for numbers in self._slices.numbered(slices, len(given))
+            Batch.of(preds, labels, weights, numbers, groups)
+            for numbers in self._slices.numbered(slices, labels)
         ]
         metrics = self._tasks[task].values()
         for metric in metrics:
             for batch in batches:
                 metric.check(batch)
         counted = [
-            np.sum([metric.sums_of(batch) for batch in batches], axis=0) for metric in metrics
+            functools.reduce(operator.add, (metric.sums_of(batch) for batch in batches))
+            for metric in metrics
         ]
         with self._sums.lock:
             for metric, sums in zip(metrics, counted, strict=True):

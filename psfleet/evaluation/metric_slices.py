@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.feature_sets.jagged import as_jagged
@@ -57,12 +57,12 @@ class MetricSlices:
         """What two sets must have in common beside their count."""
         return "\n".join(self.labels) if self._features else ""
 
-    def numbered(self, given: Any, samples: int) -> list[Any]:
+    def numbered(self, given: Any, labels: ArrayLike) -> list[Any]:
         """The slice of each sample, int64 [n], for each feature by whose values metrics are sliced.
 
         Args:
             given: What `FleetMetrics.update` is told.
-            samples: How many samples there are.
+            labels: As many as there are samples.
 
         Raises:
             ShapeError: It cannot be meant.
@@ -74,6 +74,7 @@ class MetricSlices:
                 f"slices are {given!r:.60}; give a mapping with the values of "
                 f"{', '.join(self._features)}, such as the features of the batch"
             )
+        samples = np.size(labels)
         return [
             self._of_feature(feature, named, given.get(feature), samples)
             for feature, named in self._features.items()
