@@ -18,7 +18,7 @@ Listed = tuple[Ids, Ids, Ids]
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 32  # of index, for each row
+ROW_BYTES = 34  # of index, for each row: the most that random ids take
 _BINS = 4096  # of ages
 
 
