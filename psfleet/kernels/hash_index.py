@@ -6,8 +6,8 @@ An entry is free while its slot is 0; within a chunk, probing goes from line to 
 A stamp is the low half of the step at which the row was last pushed: it costs a push nothing, for the
 line is at hand, and a sweep over the lines finds rows of any age without a look at them.
 
-A directory maps the top of a hash to its chunk. The position of a hash in it is the quadratic function
-h * (2 + h) of the hash as a fraction h, whose slope doubles from one end to the other. So chunks at one
+A directory maps a part of a hash to its chunk. The position of a hash in it is the quadratic function
+h * (2 + h) of that part as a fraction h, whose slope doubles from one end to the other. So chunks at one
 end hold twice as many rows as those at the other, some are about to be split at any time, and the index
 takes much the same memory per row at any size. A full chunk is split in two in its place: nothing is
 left behind, and no push waits for more than a few chunks. Rows never move.
@@ -95,6 +95,7 @@ _CHUNK_BYTES = CHUNK_LINES * 64
 FIRST_LEVEL = 62  # positions are below 3 << 62
 FIRST_CHUNKS = 3
 LARGEST_DIRECTORY = 8  # parts for each chunk
+_LOW = 23  # bits of a hash below those of the home line; the virtual shard's are no use on a server
 _FULL = 23  # of 32 entries: a chunk with more is split
 FEWEST_ROWS = (
     256  # for each chunk: with fewer, hashes are alike, and chunks are enlarged and not split
@@ -109,9 +110,18 @@ _U = uint64
 
 @helper
 def position(hashed):
-    """Where a hash stands among all: a monotonic function, 0 to below 3 << FIRST_LEVEL, as uint64."""
-    top = hashed >> _U(33)
-    return top * (top + _U(1 << 32))
+    """Where a hash stands in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
+
+    It rises with the segment and, within one, with the lowest bits.
+    """
+    fraction = (hashed >> _U(56)) << _U(_LOW) | hashed & _U((1 << _LOW) - 1)  # of 2**31
+    return fraction * (fraction + _U(1 << 32))
+
+
+@helper
+def _home(hashed, mask):
+    """The line of a chunk where the search for a hash begins."""
+    return int64(hashed >> _U(_LOW)) & mask
 
 
 @helper
@@ -123,14 +133,14 @@ def _chunk_of(d, hashed):
 @helper
 def first_line(d, hashed):
     """Address of the line where the search for a hash begins (of an enlarged chunk, may begin)."""
-    line = int64(hashed & _U(CHUNK_LINES - 1))
+    line = _home(hashed, CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def second_line(d, hashed):
     """Address of the line behind it."""
-    line = int64((hashed + _U(1)) & _U(CHUNK_LINES - 1))
+    line = (_home(hashed, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hashed) * _CHUNK_BYTES + line * 64
 
 
@@ -197,7 +207,7 @@ def lines_of(d, chunk):
 @helper
 def _search(lines, mask, hashed):
     """(line, entry) of the hash among these lines, or of the free entry that ends its chain."""
-    place = int64(hashed) & mask
+    place = _home(hashed, mask)
     while True:
         line = lines + place * 64
         for entry in range(4):
@@ -306,7 +316,7 @@ def _close_gap(lines, mask, gap, entry):
         if load_u32(line, 8 + other) == uint32(0):
             break
         hashed = load_u64(line, other)
-        if ((place - int64(hashed)) & mask) >= ((place - gap) & mask):
+        if ((place - _home(hashed, mask)) & mask) >= ((place - gap) & mask):
             _put(to, entry, hashed, load_u32(line, 8 + other), load_u32(line, 12 + other))
             gap, entry = place, other
     store_u32(lines + gap * 64, 8 + entry, uint32(0))
@@ -425,7 +435,7 @@ def _spread(lines, count, lower, upper, level, mask):
 @helper
 def _free_entry(lines, mask, hashed):
     """(line, entry) of the free entry that ends a hash's chain among these lines."""
-    place = int64(hashed) & mask
+    place = _home(hashed, mask)
     while True:
         line = lines + place * 64
         for entry in range(4):

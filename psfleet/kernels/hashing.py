@@ -2,7 +2,7 @@
 
 Being a bijection it never collides, so the tables keep only the hash and get the id back from it.
 Its bits have one use each: the top 8 choose a table's segment, bits 40 to 49 the virtual shard,
-the low ones the place within the segment.
+the low ones the chunk and the line of its index.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
