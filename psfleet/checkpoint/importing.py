@@ -22,8 +22,9 @@ __all__ = ["import_rows"]
 def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
     """Write a snapshot anew with rows of a table set, whole by itself; its manifest.
 
-    Rows that are set count as pushed by the table's last update, and as never shown. Their state is that of `rows` if these have
-    all state slots of the table, else its first values. Other rows and tables stay as they are.
+    Rows that are set count as pushed by the table's last update, and as never shown. Their state is that of
+    `rows` if these have all state slots of the table, else its first values. Other rows and tables stay as
+    they are.
 
     Args:
         path: The snapshot.
