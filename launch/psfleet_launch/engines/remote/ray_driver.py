@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,8 @@ class _Actor:
         kept = {one: said for one, said in os.environ.items() if one != hidden[0]}
         if not kept.get(hidden[1]):
             kept.pop(hidden[1], None)
+        # Ray's own processes block it, and what the agent starts would never hear of Ctrl-C.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         command = [sys.executable, *_AGENT, "--join", endpoint, "--name", name]
         with subprocess.Popen(
             [*command, "--address", self.address()],
