@@ -31,7 +31,8 @@ from psfleet.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32,
                                         load_lane, load_u64, prefetch, prefetch_write, read_f32,
                                         read_i64, store_f32, store_i64, store_lane, store_u64)
 from psfleet.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, find_fast, find_slow,
-                                     first_line, insert, prefetch_line, second_line)
+                                     first_line, insert, second_line)
+from psfleet.kernels.hashing import mix
 
 ZERO = np.float32(0)
 """

@@ -98,7 +98,7 @@ class HostRowUpdate:
             rule, bool(decay.l1), bool(decay.l2), spec.dim, spec.every_row, spec.scores
         )
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
-        self._ring = np.empty(128, np.int64)
+        self._ring = np.empty(192, np.int64)
         self._scratch = scratch_for(rule)
         self._zeros = np.zeros(spec.dim, np.float32)
 
