@@ -23,17 +23,20 @@ from psfleet_launch.observability.watch_port import WatchPort
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
 from psfleet_launch.supervision.standbys import PromoteStandby
 
-SERVER, STANDBY = Member("server", 1), Member("server", 1, copy=1)
+SERVER = Member("server", 1)
+STANDBY, SECOND = Member("server", 1, copy=1), Member("server", 1, copy=2)
 
 
 def made(address: str, folder: Path, **request: bool) -> WatchPort:
-    """A port of a job without servers that has lost one to its standby."""
+    """A port of a job whose server came back once, then lost its place to its standby."""
     counters = JobCounters()
     counters.take(StartProcesses((SERVER, STANDBY)), 0.0)
+    counters.take(ProcessExited(SERVER, -9), 3.0)
+    counters.take(StartProcesses((SERVER,)), 4.0)
     counters.take(ProcessExited(SERVER, -9), 10.0)
     counters.take(PromoteStandby(STANDBY, SERVER, 2), 10.5)
     counters.take(ServerReady(STANDBY, "unix:/x"), 12.0)
-    counters.take(StartProcesses((SERVER,)), 13.0)
+    counters.take(StartProcesses((SECOND,)), 13.0)
     asked = JobRequest(script=__file__, port=0, **request)  # type: ignore[arg-type]
     job = Job(asked, "alone", "token", folder, folder)
     reader = FleetReader("alone", [], Environment(), counters)
@@ -97,7 +100,7 @@ def test_deaths_and_takeovers_are_counted(port: WatchPort, tmp_path: Path) -> No
     text = fetch(port, f"metrics{port.url[port.url.index('?') :]}", tmp_path).decode()
     said = dict(line.rpartition(" ")[::2] for line in text.splitlines())
     server, standby = (f'{{job="alone",rank="1",role="{role}"}}' for role in ("server", "standby"))
-    assert said[f"psfleet_deaths_total{server}"] == "1.0"
+    assert said[f"psfleet_deaths_total{server}"] == "2.0"
     assert said[f"psfleet_deaths_total{standby}"] == "0.0"
     assert said[f"psfleet_restarts_total{server}"] == "1.0"
     assert said[f"psfleet_process_up{server}"] == said[f"psfleet_process_up{standby}"] == "1.0"
