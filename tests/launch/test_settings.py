@@ -64,6 +64,7 @@ def test_what_is_written_is_read_again() -> None:
         rules_folder="/scripts",
         job="j",
         log_folder="/logs",
+        tensorboard="/events",
         snapshots="/snapshots",
         ready_file="/ready",
         joined_file="/joined",
