@@ -426,19 +426,7 @@ def _spread(lines, count, lower, upper, level, mask):
             if slot != uint32(0):
                 hashed = load_u64(line, entry)
                 bit = int64(position(hashed) >> _U(level)) & 1
-                to, free = _free_entry(lower + bit * (upper - lower), mask, hashed)
+                to, free = _search(lower + bit * (upper - lower), mask, hashed)
                 _put(to, free, hashed, slot, load_u32(line, 12 + entry))
                 moved += bit
     return moved
-
-
-@helper
-def _free_entry(lines, mask, hashed):
-    """(line, entry) of the free entry that ends a hash's chain among these lines."""
-    place = _home(hashed, mask)
-    while True:
-        line = lines + place * 64
-        for entry in range(4):
-            if load_u32(line, 8 + entry) == uint32(0):
-                return line, entry
-        place = (place + 1) & mask

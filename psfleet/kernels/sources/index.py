@@ -47,9 +47,9 @@ LOW_BITS = uint64((1 << 56) - 1)
 
 
 @helper
-def entry_at(d, number):
-    """(line, entry): entry `number` of all."""
-    return load_i64(d, LINES) + (number >> 2) * 64, number & 3
+def entry_at(lines, number):
+    """(line, entry): entry `number` of these lines."""
+    return lines + (number >> 2) * 64, number & 3
 
 
 @kernel(void(int64))
@@ -153,7 +153,7 @@ def decay(d, place, factor, worth, click_worth, least, ids):
     count = 0
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
-        line, entry = entry_at(d, number)
+        line, entry = entry_at(load_i64(d, LINES), number)
         slot = int64(load_u32(line, 8 + entry))
         if slot == 0:
             continue
@@ -173,7 +173,7 @@ def decay(d, place, factor, worth, click_worth, least, ids):
 def histogram(d, step, shift, bins, counts):
     """Count the rows of each age >> shift; the last bin takes what is older."""
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
-        line, entry = entry_at(d, number)
+        line, entry = entry_at(load_i64(d, LINES), number)
         if load_u32(line, 8 + entry) != uint32(0):
             bin_ = min(age_of(step, load_u32(line, 12 + entry)) >> shift, bins - 1)
             store_i64(counts, bin_, load_i64(counts, bin_) + 1)
@@ -196,7 +196,7 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
         before = chunk
         lines, mask = lines_of(d, chunk)
         for number in range((mask + 1) * 4):
-            line, entry = lines + (number >> 2) * 64, number & 3
+            line, entry = entry_at(lines, number)
             slot, hashed = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
             if slot == 0 or hashed < low or hashed > high:
                 continue
@@ -227,7 +227,7 @@ def restamp(d, old, new):
     has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
     """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
-        line, entry = entry_at(d, number)
+        line, entry = entry_at(load_i64(d, LINES), number)
         pushed = old - age_of(old, load_u32(line, 12 + entry))
         store_u32(line, 12 + entry, uint32(new - min(max(new - pushed, 0), OLDEST)))
 
