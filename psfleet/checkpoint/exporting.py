@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from psfleet.checkpoint.loading import Snapshot
-from psfleet.checkpoint.row_files import arrow, known_tables
+from psfleet.checkpoint.row_files import known_tables
 from psfleet.checkpoint.table_content import content_of
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.errors import CheckpointError, PsfleetError
@@ -125,7 +125,8 @@ def _write_table(where: Path, spec: TableSpec, arrays: Arrays, kind: ExportKind)
 
 
 def _write_parquet(where: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
-    pa, pq = arrow()
+    from psfleet.platform.arrow import pa, pq
+
     columns = {}
     for name, array in arrays.items():
         flat = pa.array(array.reshape(-1))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.resharding import rewrite
-from psfleet.checkpoint.row_files import RowFile, known_tables
+from psfleet.checkpoint.row_files import RowFile, sparse_table
 from psfleet.errors import CheckpointError
 from psfleet.kernels.id_routing import owned_by
 from psfleet.schema.table import TableSpec
@@ -37,9 +37,7 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
         UsageError: The table has no room for them.
     """
     snapshot = Snapshot(path)
-    [spec] = known_tables(path, snapshot.specs(), [table])
-    if spec.kind != "sparse":
-        raise CheckpointError(f"table {table!r} of {path!r} is dense; only rows can be imported")
+    spec = sparse_table(path, snapshot.specs(), table)
     if rows.value.shape[1] != spec.dim:
         raise CheckpointError(
             f"the rows are {rows.value.shape[1]} wide and table {table!r} of {path!r} is {spec.dim} wide; "

@@ -11,13 +11,13 @@ from safetensors import safe_open
 
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.table_content import content_of
-from psfleet.errors import CheckpointError, ConfigError, PsfleetError
+from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.feature_sets.hashed_ids import hashed
 from psfleet.platform.atomic_files import reason
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec
 
-__all__ = ["RowFile", "arrow", "known_tables", "read_rows"]
+__all__ = ["RowFile", "known_tables", "read_rows", "sparse_table"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -80,20 +80,16 @@ def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) 
     return [known[name] for name in names] if names else list(specs)
 
 
-def arrow() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet.
+def sparse_table(path: str, specs: Sequence[TableSpec], name: str) -> TableSpec:
+    """The sparse table of this name.
 
     Raises:
-        ConfigError: They are not installed.
+        CheckpointError: There is no such table, or it is dense.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
-        ) from None
-    return pyarrow, pyarrow.parquet
+    [spec] = known_tables(path, specs, [name])
+    if spec.kind != "sparse":
+        raise CheckpointError(f"table {name!r} of {path!r} is dense; only rows can be imported")
+    return spec
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -107,7 +103,9 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             with safe_open(path, "numpy") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         case ".parquet":
-            table = arrow()[1].read_table(path)
+            from psfleet.platform.arrow import pq
+
+            table = pq.read_table(path)
             return {name: _column(table.column(name)) for name in table.column_names}
         case ".pt" | ".pth" | ".bin":
             import torch
@@ -151,9 +149,7 @@ def _of_arrays(path: str, arrays: Arrays, name: str) -> RowFile:
 
 def _of_snapshot(path: str, name: str) -> RowFile:
     snapshot = Snapshot(path)
-    [spec] = known_tables(path, snapshot.specs(), [name])
-    if spec.kind != "sparse":
-        raise CheckpointError(f"table {name!r} of {path!r} is dense; only rows can be imported")
+    spec = sparse_table(path, snapshot.specs(), name)
     arrays = content_of(snapshot, spec).arrays
     state = {slot: arrays[slot] for slot in spec.slot_names[1:]}
     return RowFile(arrays["ids"], arrays["value"], state)

@@ -16,25 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.data.assignment import Range
+from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
 from psfleet.datasets.row_order import RowSequence
 from psfleet.errors import ConfigError, UsageError
 from psfleet.feature_sets.feature_lookup import no_samples
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.feature_sets.jagged import Jagged, joined
+from psfleet.platform.arrow import pa, pq
 from psfleet.platform.notices import say
 from psfleet.validation.annotations import PositiveInt, checked
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from psfleet.datasets.parquet_rows import Rows, check_schema, rows_of
-except ModuleNotFoundError as error:
-    if error.name != "pyarrow":
-        raise
-    raise ConfigError(
-        "Parquet files need pyarrow, which is not installed; run: pip install psfleet[parquet]"
-    ) from None
 
 __all__ = ["ParquetFiles", "SampleBatch"]
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.jagged import Jagged
+from psfleet.platform.arrow import pa, pc
 
 __all__ = ["BadRow", "Rows", "check_schema", "rows_of"]
 
