@@ -4,8 +4,9 @@ A server needs 1.2 s of CPU time before its first line: imports of NumPy, numba 
 compiled kernels. Tests start hundreds of servers and workers. Here one process for each test process,
 the zygote, pays that once. It has a single thread and never touches gRPC, so it may fork. What it forks is
 a real process with an environment, a folder, streams and sockets of its own, and a child of whoever
-asked for it. `install` has `subprocess` start programs of psfleet and scripts this way; everything else,
-and what is started by `exec_popen`, is a new interpreter as ever. tests/test_starter.py compares both.
+asked for it. `install` has `subprocess` start programs of psfleet and scripts this way, also behind
+`nsenter --net=FILE`; everything else, and what is started by `exec_popen`, is a new interpreter as ever.
+tests/test_starter.py compares both.
 
 A fork differs in four ways: its modules are imported already, it shows the command line of the zygote,
 all forks of a zygote have its hash seed, and one that may start others has a zygote as its child.
@@ -21,6 +22,7 @@ import io
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -133,9 +135,10 @@ class Forking(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         execute: Any = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(execute).bind(*arguments).arguments
-        program = _program(given["args"])
+        program, network = _program(given["args"])
         environment = dict(os.environ if given["env"] is None else given["env"])
-        if not program or _needs_exec(program, environment, given):
+        executes = not program or _needs_exec(program, environment, given)
+        if executes and not _needs_zygote(given):
             execute(*arguments)
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
@@ -145,6 +148,8 @@ class Forking(subprocess.Popen[Any]):
         folder = os.fspath(given["cwd"] or os.getcwd())
         request = {
             "program": program,
+            "executed": [os.fspath(word) for word in given["args"]] if executes else [],
+            "network": network,
             "folder": folder,
             "environment": environment,
             "kept": sorted(given["pass_fds"]),
@@ -162,28 +167,38 @@ class Forking(subprocess.Popen[Any]):
         close(*(given[name] for name in pipes))
 
 
-def _program(command: Any) -> list[str]:
-    """What follows `python`, if it is a script or a module of psfleet; else empty."""
-    if not isinstance(command, list | tuple) or command[0] != sys.executable:
-        return []
-    words = [os.fspath(word) for word in command[1:]]
-    bare = words[words[0] == "-P" :]
+def _program(command: Any) -> tuple[list[str], str]:
+    """What follows `python`, if it is a script or a module of psfleet, else empty; its network namespace."""
+    if not isinstance(command, list | tuple):
+        return [], ""
+    words = [os.fspath(word) for word in command]
+    network = ""
+    if words[0] == "nsenter" and words[1].startswith("--net="):
+        network, words = words[1].removeprefix("--net="), words[2:]
+    if words[0] != sys.executable:
+        return [], ""
+    bare = words[1:][words[1] == "-P" :]
     ours = bare[0] == "-m" and bare[1].startswith("psfleet")
-    return words if ours or bare[0].endswith(".py") else []
+    return (words[1:], network) if ours or bare[0].endswith(".py") else ([], "")
 
 
 def _needs_exec(program: Sequence[str], environment: dict[str, str], given: dict[str, Any]) -> bool:
     """Whether only a new interpreter can be what was asked for."""
-    # gRPC decides while it is imported what it logs, and a server under TLS has it log refusals.
-    logs = "psfleet_server" in program and environment.get("PSFLEET_TLS")
-    # A launcher of other engines and its agents end whatever shows their marks: zygotes of theirs, too.
-    spans = {"agent", "--engine"} & {*program}
     counts = environment.get("PSFLEET_MEMORY")  # a fork has the memory of its zygote, too
     names = {name for name in {*environment, *_AT_START} if name.startswith(("PYTHON", "NUMBA"))}
     reads = any(environment.get(name) != _AT_START.get(name) for name in names - _SETTABLE)
+    unknown = given["preexec_fn"] is not None and not _is_spawned(given)
+    return bool(counts) or reads or unknown or given.get("umask", -1) != -1
+
+
+def _needs_zygote(given: dict[str, Any]) -> bool:
+    """Whether a process of a job must not be forked here, where gRPC would start threads in the fork."""
+    return _zygote.is_inner and _is_spawned(given) and bool(shutil.which(given["args"][0]))
+
+
+def _is_spawned(given: dict[str, Any]) -> bool:
     own = given["preexec_fn"]
-    unknown = own is not None and own.__module__ != "psfleet_launch.job.spawn"
-    return bool(logs or spans or counts) or reads or unknown or given.get("umask", -1) != -1
+    return own is not None and own.__module__ == "psfleet_launch.job.spawn"
 
 
 def _imports_torch(program: Sequence[str], folder: str) -> bool:
@@ -251,6 +266,11 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for zygote in (_zygote, _torch_zygote):
         zygote.__init__()  # type: ignore[misc]
     _keep(files, [0, 1, 2, *request["kept"]])
+    if request["network"]:
+        with open(request["network"], "rb") as network:
+            assert _LIBC.setns(network.fileno(), 0) == 0
+    if request["executed"]:
+        _execute(request)
     if request["starts others"]:
         _fork_zygote()
         install()
@@ -259,6 +279,14 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
     _run(request["program"])
+
+
+def _execute(request: dict[str, Any]) -> None:
+    """As `subprocess` does between `fork` and `exec`."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(request["folder"])
+    os.execvpe(request["executed"][0], request["executed"], request["environment"])
 
 
 def _stream(number: int) -> io.TextIOWrapper:

@@ -132,6 +132,9 @@ class Site:
 
     def agent_pid(self, launcher: Launcher, host: str) -> int:
         """The agent of a machine."""
+        for agent in self.agents:
+            if host in agent.args:  # type: ignore[operator]
+                return agent.pid
         for pid, line in launcher.family().items():
             if f"--name {host}" in line and " agent " in line and not line.startswith("ssh "):
                 return pid
