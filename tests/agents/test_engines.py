@@ -118,3 +118,4 @@ def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     assert code == 128 + signal.SIGKILL, err
     lost = f"the agent on host {site.hosts[1]} is lost: its connection has ended"
     assert f"server 1 failed first: {lost}" in err
+    assert f"host {site.hosts[1]} · rank 1" in err

@@ -38,13 +38,11 @@ def test_everybody_has_a_place(servers: int, workers: int, stages: int, count: i
 
 
 def test_a_standby_is_elsewhere() -> None:
-    """It goes to the machine with the fewest servers that is not to be avoided."""
+    """It goes to the machine with the fewest servers of those that are allowed."""
     places = MachinePlacement(job(2, 1, replicas=1), ["a", "b", "c"])
     assert [places[Member("server", rank)] for rank in (0, 1)] == ["a", "b"]
-    assert places.put_standby(Member("server", 0, copy=1), {"a"}) == "c"
-    assert places.put_standby(Member("server", 1, copy=1), {"b"}) == "a"
-    with pytest.raises(ConfigError, match="no machine is left for server 1 copy 2"):
-        places.put_standby(Member("server", 1, copy=2), {"a", "b", "c"})
+    assert places.put_standby(Member("server", 0, copy=1), {"b", "c"}) == "c"
+    assert places.put_standby(Member("server", 1, copy=1), {"a", "c"}) == "a"
 
 
 def test_a_standby_needs_a_second_machine() -> None:
@@ -57,7 +55,7 @@ def test_seats_of_a_lost_machine_go_elsewhere() -> None:
     """Servers and workers get new places, standbys none; the last machine leaves nobody any."""
     places = MachinePlacement(job(2, 2), ["a", "b"])
     standby = Member("server", 0, copy=1)
-    places.put_standby(standby, {"a"})
+    places.put_standby(standby, {"b"})
     lost = places.lose("b")
     assert lost == [Member("server", 0, copy=1), Member("server", 1), Member("worker", 1)]
     assert {places[Member("server", 1)], places[Member("worker", 1)]} == {"a"}

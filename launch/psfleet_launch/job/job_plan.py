@@ -63,6 +63,11 @@ class Member:
     stage: int = -1
     copy: int = -1
 
+    @property
+    def seat(self) -> "Member":
+        """Of a server or its standby the server's seat, of a worker its own."""
+        return Member("server", self.rank) if self.role == "server" else self
+
     def __str__(self) -> str:
         stage = f" stage {self.stage}" if self.stage >= 0 else ""
         return f"{self.role} {self.rank}{stage}" + (f" copy {self.copy}" if self.copy >= 0 else "")

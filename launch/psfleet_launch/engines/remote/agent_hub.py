@@ -115,6 +115,7 @@ class AgentHub(LauncherServicer):
         self._wake = wake
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._connections: list[AgentConnection] = []
+        self._pool = ThreadPoolExecutor(_MOST, thread_name_prefix="agents")
         self._server: grpc.Server | None = None
 
     def listen(self, endpoint: str) -> str:
@@ -123,8 +124,7 @@ class AgentHub(LauncherServicer):
         Raises:
             ConfigError: It cannot be had.
         """
-        pool = ThreadPoolExecutor(_MOST, thread_name_prefix="agents")
-        server = grpc.server(pool, options=server_options(ServerLimits()))
+        server = grpc.server(self._pool, options=server_options(ServerLimits()))
         add_LauncherServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         try:
             port = self._access.listen(server, endpoint)
@@ -148,6 +148,7 @@ class AgentHub(LauncherServicer):
             connection.close()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
+        self._pool.shutdown()
 
     def Attend(  # as the service is declared
         self, requests: Iterator[pb.AgentMessage], context: grpc.ServicerContext
@@ -158,7 +159,8 @@ class AgentHub(LauncherServicer):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())
         self._connections.append(connection)
-        context.add_callback(connection.end)
+        if not context.add_callback(connection.end):  # the call has ended already
+            connection.end()
         ServiceThread(self._hear, "agent", (connection, requests)).start()
         return connection.messages()
 

@@ -47,17 +47,13 @@ class MachinePlacement:
         """The members of a machine: servers first, by rank."""
         return sorted(member for member, where in self._where.items() if where == machine)
 
-    def put_standby(self, standby: Member, avoided: Collection[str]) -> str:
-        """Place a standby on a machine that is not to be avoided, with the fewest servers.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        allowed = [machine for machine in self._machines if machine not in avoided]
-        if not allowed:
-            raise ConfigError(f"no machine is left for {standby}, other than its server's own")
+    def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
+        """Place a standby on the allowed machine that has the fewest servers."""
         load = self._load("server")
-        self._where[standby] = min(allowed, key=lambda machine: load[machine])
+        self._where[standby] = min(
+            (machine for machine in self._machines if machine in allowed),
+            key=lambda machine: load[machine],
+        )
         return self._where[standby]
 
     def lose(self, machine: str) -> list[Member]:

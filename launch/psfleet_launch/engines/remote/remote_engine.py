@@ -70,6 +70,7 @@ class RemoteEngine(Engine):
         super().__init__(job, selector, launch)
         self.agents: dict[str, AgentConnection] = {}
         self._running = RunningMembers()
+        self._hosts: dict[Member, str] = {}  # where each was started last
         self._unplaced: dict[Member, Told] = {}
         self._locations = ServerLocations()
         self._logs = MemberLogs(job)
@@ -217,15 +218,18 @@ class RemoteEngine(Engine):
     # -- processes -------------------------------------------------------------------------------
 
     def spawn(self, member: Member, told: Told) -> None:
-        if told.follows and self._may_come_back(member):
+        if told.follows and not self._free_for(member):
             self._unplaced[member] = told
+            self._events.append(
+                Said(member, f"no other machine is free; {member.seat} goes on without it")
+            )
             return
         try:
             name = self._place(member, told)
         except ConfigError as error:
             self._events.append(ProcessExited(member, 1, cause=str(error)))
             return
-        self._running[member] = name
+        self._running[member] = self._hosts[member] = name
         spawn = pb.Spawn(
             member=member_message(member),
             endpoints=self._reachable(told.endpoints),
@@ -241,21 +245,16 @@ class RemoteEngine(Engine):
         assert self._places is not None
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
-        if not told.follows:
-            self._check_log(member)
-            return self._places[member]
-        return self._places.put_standby(
-            member, self._running.of_server(member) | self._out_of_reach
-        )
+        if told.follows:
+            return self._places.put_standby(member, self._free_for(member))
+        self._check_log(member)
+        # A standby that had taken over has no place of its own once its machine is lost.
+        return self._places[member if member in self._places else member.seat]
 
-    @property
-    def _out_of_reach(self) -> set[str]:
-        return {name for name, agent in self.agents.items() if agent.is_cut_off}
-
-    def _may_come_back(self, standby: Member) -> bool:
-        """Whether no machine can take the standby now, and one may soon: where something was given up."""
-        holders, away = self._running.of_server(standby), self._out_of_reach
-        return not set(self.agents) - holders - away and (len(holders) > 1 or bool(away))
+    def _free_for(self, standby: Member) -> set[str]:
+        """The machines that can take a standby: others than its server's, which can be reached."""
+        away = {name for name, agent in self.agents.items() if agent.is_cut_off}
+        return set(self.agents) - self._running.of_server(standby) - away
 
     def _check_log(self, member: Member) -> None:
         """Refuse to start a server without the log that it had on another machine.
@@ -298,8 +297,7 @@ class RemoteEngine(Engine):
             agent.send(message)
 
     def host(self, member: Member) -> str:
-        places = self._places
-        return places[member] if places is not None and member in places else "of no agent"
+        return self._hosts.get(member, "of no agent")
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -318,7 +316,7 @@ class RemoteEngine(Engine):
                 self._events.append(Said(None, f"host {agent.name} cannot be reached"))
             if agent.is_cut_off:
                 self._events.append(self._cut_off(agent.name))
-        for member in list(self._unplaced):
+        for member in list(filter(self._free_for, self._unplaced)):
             self.spawn(member, self._unplaced.pop(member))
         happened, self._events = self._events, []
         return happened
