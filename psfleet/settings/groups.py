@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from psfleet.settings.declaration import setting
-from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, SettingKind, one_of
+from psfleet.settings.kinds import BYTES, INTERVAL, SECONDS, URL, SettingKind, one_of
 from psfleet.settings.limits import ServerLimits
 
 __all__ = [
@@ -151,6 +151,13 @@ class JobSettings:
         "folder per process below this one",
         names="--tensorboard PSFLEET_TENSORBOARD job.tensorboard",
         metavar="FOLDER",
+    )
+    trace: str = setting(
+        "",
+        "Send a trace of every push to the OpenTelemetry collector at this address, as OTLP over HTTP",
+        URL,
+        names="--trace PSFLEET_TRACE job.trace",
+        metavar="URL",
     )
     rules: tuple[str, ...] = setting(
         (),

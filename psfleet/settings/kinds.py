@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from psfleet.errors import ConfigError
 from psfleet.settings.durations import SnapshotInterval
 
-__all__ = ["BYTES", "INTERVAL", "SECONDS", "SettingKind", "kind_of", "one_of"]
+__all__ = ["BYTES", "INTERVAL", "SECONDS", "URL", "SettingKind", "kind_of", "one_of"]
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -63,6 +64,13 @@ def _interval(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ValueError
+    return text.rstrip("/")
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -100,6 +108,7 @@ SECONDS = SettingKind(
     "like 30s or 5min", _seconds, _is_number, lambda value: f"{value:.12g}s", has_unit=True
 )
 BYTES = SettingKind("a number and K, M, G or T, as in 8G", _bytes, _is_whole, has_unit=True)
+URL = SettingKind("like http://127.0.0.1:4318", _url, lambda value: False, has_unit=True)
 INTERVAL = SettingKind(
     "like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True
 )

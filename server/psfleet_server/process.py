@@ -1,11 +1,13 @@
 """One server process from start to end: bind, warm up, say ready, serve, stop."""
 
 import faulthandler
+import functools
 import os
 import resource
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -16,6 +18,7 @@ from psfleet.errors import ConfigError
 from psfleet.faults.crash_points import CrashFaults
 from psfleet.formats.ready_file import write_ready
 from psfleet.kernels.dedup import merge_pushes
+from psfleet.observability.tracing import open_tracing
 from psfleet.rules import import_rules
 from psfleet.settings.durations import SnapshotInterval
 from psfleet.settings.environment import Environment
@@ -53,6 +56,9 @@ from psfleet_server.snapshots.restored_states import RestoredStates
 from psfleet_server.snapshots.snapshot_folder import SnapshotFolder
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
+
+if TYPE_CHECKING:
+    from psfleet.observability.spans import Tracing
 
 __all__ = ["Server", "serve"]
 
@@ -98,6 +104,8 @@ class Server:
                 environment.workers, len(environment.servers), environment.dead_after
             )
         self.host = ShardHost(self._shard, coordinator, self._deadlines, environment.limits)
+        self._make_log: Callable[..., ServerLog] = ServerLog
+        self._trace(open_tracing(environment))
         if environment.snapshot_folder:
             self.host.wishes = ModeRequestFile(Path(environment.snapshot_folder).parent)
         self._snapshots = None if coordinator is None else self._make_runner()
@@ -115,6 +123,15 @@ class Server:
         self.standby: Standby | None = None
         self._tensors: Http2Listener | None = None
         self._server: grpc.Server | None = None
+
+    def _trace(self, tracing: "Tracing | None") -> None:
+        self.host.tracing = tracing
+        if tracing is None:
+            return
+        from psfleet_server.durability.durability_spans import TracedLog, TracedShipping
+
+        self._make_log = functools.partial(TracedLog, tracing.tracer)
+        self.host.feed = TracedShipping(tracing.tracer, CrashFaults.wanted())
 
     def follow(self) -> bool:
         """Be the standby of the server that now has this place; whether it is to take that place.
@@ -227,7 +244,7 @@ class Server:
         warm_up()
         self._shard.tables.devices = DeviceChoice.of_setting(self.environment.device)
         self._shard.tables.budget.limit = table_limit(self.environment.memory)
-        self._log = open_log(self.environment, self._tell)
+        self._log = open_log(self.environment, self._tell, self._make_log)
         if self._log is not None:
             folder = Path(self.environment.snapshot_folder)
             self.host.keeper = Journal(self._log, self._shard, self.host.coordinator, folder)
@@ -309,6 +326,8 @@ class Server:
         say_what_is_held(self._shard)
         if self._log is not None:
             self._log.close()
+        if self.host.tracing is not None:
+            self.host.tracing.close()
         endpoint.release(self.endpoint)
 
 

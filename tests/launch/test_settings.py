@@ -65,6 +65,7 @@ def test_what_is_written_is_read_again() -> None:
         job="j",
         log_folder="/logs",
         tensorboard="/events",
+        trace="http://collector:4318",
         snapshots="/snapshots",
         ready_file="/ready",
         joined_file="/joined",

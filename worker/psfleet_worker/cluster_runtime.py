@@ -11,6 +11,7 @@ from psfleet.consistency import find_mode
 from psfleet.data.assignment import Range
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet.progress import ScriptProgress
+from psfleet.observability.tracing import open_tracing
 from psfleet.platform.interrupts import deferred
 from psfleet.rules import import_rules
 from psfleet.runtime.finiteness import NonFiniteCheck
@@ -90,6 +91,7 @@ class ClusterRuntime:
             )
         import_rules(environment.rules, environment.rules_folder)
         meddle = meddle or FaultInjector.wanted(environment.rank)
+        self._tracing = open_tracing(environment)
         self._fleet = FleetConnection(
             environment, mode, patience or Patience.of(environment), meddle, staleness
         )
@@ -99,7 +101,7 @@ class ClusterRuntime:
         self._marks = SnapshotMarks(self._fleet)
         self._fleet.beats.listeners.append(self._marks.listen)
         self._tables = WorkerTables(self._fleet)
-        self._transfers = Transfers(self._fleet, self._tables.spec, self.wire)
+        self._transfers = self._make_transfers()
         self._wish: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
@@ -113,11 +115,19 @@ class ClusterRuntime:
             self._marks.introduce(keeps=False)
         except BaseException:
             self._fleet.close()
+            self._end_traces()
             raise
         self._audit = PushAudit.wanted(
             self.worker_index, self._session.incarnation, self.server_num
         )
         self._transfers.begin()
+
+    def _make_transfers(self) -> Transfers:
+        if self._tracing is None:
+            return Transfers(self._fleet, self._tables.spec, self.wire)
+        from psfleet_worker.stream.traced_transfers import TracedTransfers
+
+        return TracedTransfers(self._tracing, self._fleet, self._tables.spec, self.wire)
 
     @property
     def watch(self) -> NonFiniteCheck:
@@ -398,6 +408,7 @@ class ClusterRuntime:
         self._closed = True
         self._fleet.close()
         self._transfers.close()
+        self._end_traces()
 
     def close(self) -> None:
         """See Runtime.close."""
@@ -414,3 +425,8 @@ class ClusterRuntime:
             self._transfers.close()
             self._fleet.close()
             self._marks.close()
+            self._end_traces()
+
+    def _end_traces(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()

@@ -26,9 +26,14 @@ from psfleet_server.durability.recovery import begin, check_restart, go_on_from,
 
 __all__ = ["Journal", "open_log"]
 
+MakeLog = Callable[..., ServerLog]
+"""Takes what ServerLog takes."""
 
-def open_log(environment: Environment, tell: Callable[[str], None] = say) -> ServerLog | None:
-    """The log that the environment asks for; None: nothing is kept."""
+
+def open_log(
+    environment: Environment, tell: Callable[[str], None] = say, make: MakeLog = ServerLog
+) -> ServerLog | None:
+    """The log that the environment asks for, by `make`; None: nothing is kept."""
     if not environment.keeps_log:
         return None
     header = LogHeader(
@@ -39,7 +44,7 @@ def open_log(environment: Environment, tell: Callable[[str], None] = say) -> Ser
         block=BLOCK,
     )
     path = Path(environment.log_folder) / f"server.{environment.rank}.log"
-    return ServerLog(
+    return make(
         path,
         header,
         fsync=environment.durability == "log+fsync",

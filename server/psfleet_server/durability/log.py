@@ -235,12 +235,16 @@ class ServerLog:
                     raise
             time.sleep(PACE)
 
+    def is_settled(self, end: int) -> bool:
+        """Whether `settle` would return at once."""
+        return not self._fsync or self._synced >= end
+
     def settle(self, end: int) -> None:
         """Return when the log up to `end` is as durable as it was asked to be.
 
         Threads that come while the disk works share the next turn.
         """
-        if not self._fsync or self._synced >= end:
+        if self.is_settled(end):
             return
         with self._syncing:
             if self._synced >= end:

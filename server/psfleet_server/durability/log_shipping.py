@@ -172,13 +172,17 @@ class LogShipping:
         say(f"deposed: its standby has taken over with term {term}")
         os._exit(DEPOSED)
 
+    def is_settled(self, end: int) -> bool:
+        """Whether `settle` would return at once."""
+        return not self.required or self._taken >= end
+
     def settle(self, end: int) -> None:
         """Return when what rests on the records up to `end` may be answered."""
-        if not self.required or self._taken >= end:
+        if self.is_settled(end):
             return
         self._reach("waiting")
         with self._lock:
-            self._less.wait_for(lambda: not self.required or self._taken >= end)
+            self._less.wait_for(lambda: self.is_settled(end))
         self._reach("followed")
 
     def close(self) -> None:

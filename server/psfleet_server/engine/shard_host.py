@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.faults.crash_points import CrashFaults
@@ -46,6 +46,9 @@ from psfleet_server.rpc.attached_memory import AttachedMemory
 from psfleet_server.rpc.deferred_reply import Deadlines, DeferredReply
 from psfleet_server.rpc.pull_response import ResponsePlaces, lay_out
 
+if TYPE_CHECKING:
+    from psfleet.observability.spans import Tracing
+
 __all__ = ["OUTCOMES", "ShardHost"]
 
 OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
@@ -61,6 +64,7 @@ class ShardHost:
         feed: Brings what changes to the standby, if there is one.
         parts: Of snapshots.
         latencies, bytes: Of the calls of the training.
+        tracing: Makes the spans of pushes; None: they are not traced.
         worker_reports: On server 0, what workers have sent of theirs.
         tensor_endpoint: Port or path at which the methods of tensors are answered too.
         boot: Number of this process's start.
@@ -88,6 +92,7 @@ class ShardHost:
         self.keeper: Journal | None = None
         self.feed = LogShipping(CrashFaults.wanted())
         self.parts = SnapshotWriter(CrashFaults.wanted())
+        self.tracing: Tracing | None = None
         self.latencies = CallLatencies()
         self.bytes = CallBytes()
         self.worker_reports = WorkerReports()

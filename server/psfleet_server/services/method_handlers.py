@@ -18,7 +18,7 @@ __all__ = ["handlers", "tensor_methods"]
 
 def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
     """What a server with this host answers."""
-    shard, coordinator = ShardService(host), CoordinatorService(host)
+    shard, coordinator = _shard_service(host), CoordinatorService(host)
     found: list[grpc.GenericRpcHandler[Any, Any]] = [
         _ImmediateHandlers(host, shard),
         grpc.method_handlers_generic_handler(
@@ -65,7 +65,7 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
 
 def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
     """The methods that carry tensors, by path: Push, Pull and Exchange."""
-    shard = ShardService(host)
+    shard = _shard_service(host)
     return {
         "/psfleet.v1.Shard/Push": (
             lambda request, reply: reply.answer(shard.push(request)),
@@ -74,6 +74,14 @@ def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
         "/psfleet.v1.Shard/Pull": (shard.pull, host.latencies.pull),
         "/psfleet.v1.Shard/Exchange": (shard.exchange, host.latencies.exchange),
     }
+
+
+def _shard_service(host: ShardHost) -> ShardService:
+    if host.tracing is None:
+        return ShardService(host)
+    from psfleet_server.services.traced_shard_service import TracedShardService
+
+    return TracedShardService(host, host.tracing)
 
 
 class _ImmediateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time

@@ -85,7 +85,7 @@ class ServerRequest:
         """Whether request and answer fit into the buffers of a socket."""
         return not self._inline or self.bytes + self._answer_bytes <= _SMALL
 
-    def say(self, **fields: int) -> None:
+    def say(self, **fields: int | str) -> None:
         """Set fields of the header."""
         for name, value in fields.items():
             setattr(self._header, name, value)

@@ -50,7 +50,10 @@ class ServerClient:
     Attributes:
         endpoint: Where it listens.
         retries: Attempts beyond the first of each call, for displays.
+        make_call: Makes what a caller waits for.
     """
+
+    make_call: type[Call] = Call
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class ServerClient:
             UsageError: This process is a fork of the one that has connected.
         """
         self.check_process()
-        call = Call(
+        call = self.make_call(
             self,
             method,
             request,

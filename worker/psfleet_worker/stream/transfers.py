@@ -53,7 +53,10 @@ class Transfers:
 
     Attributes:
         watch: Looks for values that are not finite.
+        make_request: Makes the request to one server.
     """
+
+    make_request: type[ServerRequest] = ServerRequest
 
     def __init__(
         self, fleet: FleetConnection, spec_of: Callable[[int], TableSpec], wire: WireSettings
@@ -246,7 +249,7 @@ class Transfers:
         fields["delay_compensation"] = correction.compensation
         form = self._wire.values
         return [
-            ServerRequest(self._fleet.header(**fields), lane.held(), form)
+            self.make_request(self._fleet.header(**fields), lane.held(), form)
             for lane in self._fleet.lanes
         ]
 
