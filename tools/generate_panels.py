@@ -61,6 +61,32 @@ label `name`, and in the report. These show the newest value at each look. A scr
 
 Each value is in the file when `fleet.log` returns. On several machines, name a folder that they share.
 
+## Traces
+`--trace URL` sends a trace of every push to an OpenTelemetry collector, as OTLP over HTTP, with `pip install
+'psfleet[trace]'`. Jaeger takes them at port 4318:
+```
+psfleet-launch --trace http://127.0.0.1:4318 --durability log+fsync train.py
+```
+| span | process | from, to |
+|---|---|---|
+| `push` | worker | the script's push, until every server has answered; a current span of the script is its parent |
+| `psfleet.v1.Shard/Push`, `Shard/Exchange` | worker | a call leaves for a server, until its answer is here |
+| the same name | server | the call arrives, until the push is applied or held and may be acknowledged |
+| `log push`, `log sync` | server | the record is written to the log; it is on the disk |
+| `standby` | server | waiting until the standby has it |
+
+In every mode but sync a push travels with the next pull (`Shard/Exchange`); the server's span then includes
+the values, unless they wait for other workers. A call that is made again has one span in the worker and one
+for each arrival in a server. A process sends its spans every 5 s and at its end; spans of a process that is
+killed are lost. If the collector does not answer, the training goes on, and each process ends up to 10 s
+later. The variables of OpenTelemetry say the rest. For example, one push in a hundred is enough for most
+jobs:
+```
+export OTEL_TRACES_SAMPLER=parentbased_traceidratio OTEL_TRACES_SAMPLER_ARG=0.01
+```
+The worker decides which pushes are traced. Without `--trace` OpenTelemetry is not loaded ([decision
+37](decisions/0037-traces.md)).
+
 ## In the terminal
 ```
 psfleet top JOB            # progress and processes of a running job, until it ends or Ctrl-C

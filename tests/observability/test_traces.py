@@ -4,42 +4,51 @@ import dataclasses
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 
 from psfleet.client import Client
-from psfleet.errors import ConfigError
+from psfleet.errors import ConfigError, ServerUnavailable
 from psfleet.observability.tracing import open_tracing
 from psfleet.optimizer import SGD
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.settings.mode import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.session.retries import Patience
 from tests.observability.collector import collecting
+from tests.standby.pairs import Pairs
+
+Children = Callable[[Span], list[tuple[str, Span]]]
 
 IDS = np.arange(50)
+GRADIENTS = np.ones((50, 4), np.float32)
 STEPS = 5
 
 
-def train(environment: Environment, mode: Mode) -> None:
-    """Push and pull STEPS times; the servers of one worker end after it."""
+def train(environment: Environment, mode: Mode, steps: int = STEPS) -> None:
+    """Push and pull; the servers of one worker end after it."""
     runtime = ClusterRuntime(environment, mode)
     table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
-    for step in range(STEPS):
-        table.push(IDS, np.full((50, 4), float(step), np.float32))
+    for _ in range(steps):
+        table.push(IDS, GRADIENTS)
         table.pull(IDS)
     runtime.close()
 
 
 @pytest.mark.parametrize(
-    ("transport", "mode", "network"),
-    [("http2", "async", "unix"), ("grpcio", "async", "tcp"), ("http2", "sync", "tcp")],
+    ("transport", "mode", "network"), [("http2", "async", "unix"), ("grpcio", "sync", "tcp")]
 )
 def test_a_trace_joins_worker_server_and_log(
-    transport: str, mode: Mode, network: str, monkeypatch: pytest.MonkeyPatch
+    transport: Literal["http2", "grpcio"],
+    mode: Mode,
+    network: Literal["unix", "tcp"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each push is one trace: push, a call to each server, the server, and its log, parents in this order."""
     with collecting() as collector:
@@ -57,7 +66,7 @@ def test_a_trace_joins_worker_server_and_log(
         assert len(collector.spans) == sum(size(collector.under, push) for push in pushes)
 
 
-def check(under, push: Span) -> None:
+def check(under: Children, push: Span) -> None:
     """The spans below a push are those of two servers with logs."""
     assert push.name == "push"
     calls = under(push)
@@ -77,6 +86,88 @@ def check(under, push: Span) -> None:
     assert sorted(reached) == ["psfleet-server 0", "psfleet-server 1"]
 
 
-def size(under, span: Span) -> int:
+def size(under: Children, span: Span) -> int:
     """How many spans a trace has from this one on."""
     return 1 + sum(size(under, child) for _, child in under(span))
+
+
+def test_the_wait_for_a_standby_is_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push whose answer waits for the standby says for how long, within the span of its server."""
+    with collecting() as collector:
+        monkeypatch.setenv("PSFLEET_TRACE", collector.url)
+        with Pairs(1, 1) as fleet:
+            fleet.await_standbys()
+            train(dataclasses.replace(fleet.environment(0), trace=collector.url), "async", 20)
+            fleet.await_end()
+        waits = [span for _, span in collector.spans if span.name == "standby"]
+        serves = {
+            span.span_id: span for _, span in collector.spans if span.kind == Span.SPAN_KIND_SERVER
+        }
+        assert waits
+        assert all(wait.parent_span_id in serves for wait in waits)
+
+
+def test_a_push_that_fails_is_a_failed_trace() -> None:
+    """The call to a dead server fails, and the push with it. A current span of the script is the parent."""
+    ours = TracerProvider(shutdown_on_exit=False).get_tracer("script")
+    with collecting() as collector, LocalFleet(1, 1) as fleet:
+        here = dataclasses.replace(fleet.environment(0), trace=collector.url)
+        runtime = ClusterRuntime(here, "async", patience=Patience(outage=0.1))
+        table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+        table.push(IDS, GRADIENTS).wait()
+        fleet.kill(0)
+        with ours.start_as_current_span("step") as step, pytest.raises(ServerUnavailable):
+            table.push(IDS, GRADIENTS).wait()
+        runtime.abandon()
+        context = step.get_span_context()
+        [push] = [
+            span
+            for _, span in collector.spans
+            if span.parent_span_id == context.span_id.to_bytes(8)
+        ]
+        assert push.trace_id == context.trace_id.to_bytes(16)
+        [(_, call)] = collector.under(push)
+        assert call.name == "psfleet.v1.Shard/Push"
+        assert push.status.code == call.status.code == Status.STATUS_CODE_ERROR
+        assert "server 0" in push.status.message
+
+
+def test_what_is_not_sampled_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's sampler decides for the servers too."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    with collecting() as collector:
+        monkeypatch.setenv("PSFLEET_TRACE", collector.url)
+        with LocalFleet(1, 1, durability="log") as fleet:
+            train(dataclasses.replace(fleet.environment(0), trace=collector.url), "async")
+            assert fleet.wait() == [0]
+        assert not collector.spans
+
+
+def test_nothing_is_loaded_unless_asked() -> None:
+    """Servers and workers that do not trace load no OpenTelemetry."""
+    assert open_tracing(Environment()) is None
+    program = (
+        "import sys, psfleet_server.process, psfleet_worker.cluster_runtime; "
+        "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not done.stdout.strip()
+
+
+def test_what_is_missing_or_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says what to install, or what an address looks like."""
+    monkeypatch.setitem(sys.modules, "psfleet.observability.spans", None)
+    with pytest.raises(
+        ConfigError,
+        match=r"--trace is 'http://h:1', which needs OpenTelemetry; pip install 'psfleet\[trace\]'",
+    ):
+        open_tracing(Environment(trace="http://h:1"))
+    fleet = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:2"}
+    assert read_environment({**fleet, "PSFLEET_TRACE": "https://h/p/"}).trace == "https://h/p"
+    for wrong in ("h:4317", "grpc://h:4317", "http://", "http://h/?a=1"):
+        with pytest.raises(
+            ConfigError, match=r"PSFLEET_TRACE is '.*'; it must be like http://127\.0\.0\.1:4318"
+        ):
+            read_environment({**fleet, "PSFLEET_TRACE": wrong})
