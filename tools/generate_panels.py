@@ -37,8 +37,9 @@ With `--insecure` there is no TLS.
 
 Servers and workers open no ports for this: the launcher asks the servers over their usual connections, and
 workers send their metrics to server 0 with their heartbeats while somebody looks ([decision
-28](decisions/0028-metrics.md)). All samples have the labels `job`, `role` and `rank`; some have `table`,
-`mode` or, of what scripts log, `name`.
+28](decisions/0028-metrics.md)). A standby gives its server its metrics, which are those of the look before.
+All samples have the labels `job`, `role` and `rank`; some have `table`, `mode` or, of what scripts log,
+`name`.
 
 ## Values of your own
 ```python
@@ -69,7 +70,7 @@ psfleet-launch --trace http://127.0.0.1:4318 --durability log+fsync train.py
 ```
 | span | process | from, to |
 |---|---|---|
-| `push` | worker | the script's push, until every server has answered; a current span of the script is its parent |
+| `push` | worker | the script's push, until all servers have answered; below the script's current span |
 | `psfleet.v1.Shard/Push`, `Shard/Exchange` | worker | a call leaves for a server, until its answer is here |
 | the same name | server | the call arrives, until the push is applied or held and may be acknowledged |
 | `log push`, `log sync` | server | the record is written to the log; it is on the disk |

@@ -9,6 +9,7 @@ _MEMORY, _SKEW = "Does memory suffice?", "Is the load even?"
 _NUMBERS = "Are the numbers sound?"
 _RELIABILITY, _WIRE = "Does it survive?", "What travels?"
 _RANK, _TABLE, _EACH = ("rank",), ("table",), ("role", "rank")
+_SERVER, _STANDBY = {"role": "server"}, {"role": "standby"}
 
 FLEET: tuple[Panel, ...] = (
     Panel(
@@ -74,7 +75,7 @@ FLEET: tuple[Panel, ...] = (
         _MEMORY,
         "Resident memory",
         "bytes",
-        Level("psfleet_resident_bytes", _RANK),
+        Level("psfleet_resident_bytes", _RANK, _SERVER),
         "Memory of a server process as the system sees it.",
         "Compare it with the memory of the machine.",
     ),
@@ -201,15 +202,15 @@ FLEET: tuple[Panel, ...] = (
         _RELIABILITY,
         "Bytes not on the disk yet",
         "bytes",
-        Level("psfleet_log_unsynced_bytes", _RANK),
-        "What a server's log holds that a loss of power would take; only with log+fsync.",
+        Level("psfleet_log_unsynced_bytes", _EACH),
+        "What the log of a server or a standby holds that a loss of power would take; only with log+fsync.",
         "If it stays high, the disk is too slow.",
     ),
     Panel(
         _RELIABILITY,
         "Time of a sync to disk, 99th percentile",
         "s",
-        Quantile(0.99, "psfleet_log_sync_seconds", _RANK),
+        Quantile(0.99, "psfleet_log_sync_seconds", _EACH),
         "Time for the disk to keep a log; pushes wait for it with log+fsync.",
         "Use a faster disk, or --durability log.",
     ),
@@ -232,12 +233,54 @@ FLEET: tuple[Panel, ...] = (
     ),
     Panel(
         _RELIABILITY,
+        "Standby is ready",
+        "short",
+        Level("psfleet_standby_ready", _RANK),
+        "1: the standby of a server has all that its server has and could take over; 0: it copies, or there "
+        "is none.",
+        "If it stays at 0, the standby's log says why.",
+        Alert("PsfleetStandbyMissing", "== 0", "5m"),
+    ),
+    Panel(
+        _RELIABILITY,
         "Records that the standby lacks",
         "short",
         Level("psfleet_standby_lag_records", _RANK),
         "Records of a server that its standby has not taken yet; answers wait for them.",
         "The standby's machine or the network is too slow.",
         Alert("PsfleetStandbyBehind", "> 10000", "5m"),
+    ),
+    Panel(
+        _RELIABILITY,
+        "Bytes that wait for the standby",
+        "bytes",
+        Level("psfleet_standby_queued_bytes", _RANK),
+        "Records of a server that are not on their way to its standby yet; at 256 MiB pushes wait.",
+        "The standby's machine or the network is too slow.",
+    ),
+    Panel(
+        _RELIABILITY,
+        "Taken by standbys",
+        "Bps",
+        Rate("psfleet_standby_taken_bytes_total", _RANK),
+        "Bytes of records that a standby has taken, its first copy too.",
+        "Compare it with what is sent to standbys.",
+    ),
+    Panel(
+        _RELIABILITY,
+        "Tables of standbys",
+        "bytes",
+        Level("psfleet_standby_table_bytes", _RANK),
+        "Memory of the tables in a standby; while it copies, less than its server's.",
+        "See the memory of tables.",
+    ),
+    Panel(
+        _RELIABILITY,
+        "Memory of standbys",
+        "bytes",
+        Level("psfleet_resident_bytes", _RANK, _STANDBY),
+        "Memory of a standby as the system sees it, about that of its server.",
+        "Give standbys as much memory as servers.",
     ),
     Panel(
         _WIRE,
@@ -299,8 +342,8 @@ FLEET: tuple[Panel, ...] = (
         _WIRE,
         "Written to logs",
         "Bps",
-        Rate("psfleet_log_bytes_total", _RANK),
-        "Bytes of records that servers keep.",
+        Rate("psfleet_log_bytes_total", _EACH),
+        "Bytes of records that servers and standbys keep.",
         "A snapshot shortens the log: --snapshot-every.",
     ),
 )

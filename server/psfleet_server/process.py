@@ -39,6 +39,7 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.liveness import LivenessPipe
 from psfleet_server.observability.server_metrics import ServerMetrics
+from psfleet_server.observability.standby_metrics import standby_metrics
 from psfleet_server.replication.standby import Standby
 from psfleet_server.replication.takeover_commands import TakeoverCommands
 from psfleet_server.rpc import endpoint
@@ -141,6 +142,7 @@ class Server:
         """
         self._prepare()
         self.standby = Standby(self.host, self.environment, self._access)
+        self.standby.metrics = functools.partial(standby_metrics, self.host, self.standby)
         self.standby.start()
         while (news := self.standby.wait()) == "required":
             _announce(self, f"standby {self.environment.standby} of server {self._shard.index}")

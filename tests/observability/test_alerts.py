@@ -56,6 +56,10 @@ CONDITIONS: dict[str, tuple[Series, dict[str, str]]] = {
         {f"psfleet_snapshot_timestamp_seconds|{RANK_0}": ("-90000x80", "0x80")},
         {},
     ),
+    "PsfleetStandbyMissing": (
+        {f"psfleet_standby_ready|{RANK_1}": ("1x8 0x72", "1x80")},
+        {"rank": "1"},
+    ),
     "PsfleetStandbyBehind": (
         {f"psfleet_standby_lag_records|{RANK_0}": ("20000x80", "9000x80")},
         {"rank": "0"},

@@ -19,6 +19,7 @@ from psfleet.wire.access import Access
 from psfleet.wire.channel import open_channel
 from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.standby.pairs import Pairs
 from tests.waiting import until
 
 Samples = dict[tuple[str, str], dict[str, float]]
@@ -96,6 +97,42 @@ def test_metrics_equal_the_counters(fleet: LocalFleet) -> None:
     assert worker["psfleet_hottest_id_share{rows}"] == pytest.approx(1 / 50)
     assert worker["psfleet_hot_ids_share{rows}"] == 1
     runtime.close()
+
+
+def test_a_standby_tells_what_it_has_taken() -> None:
+    """Its metrics come by its server: all that was sent to it is taken, and its tables are as large."""
+    with Pairs(1, 1, durability="log") as fleet:
+        fleet.await_standbys()
+        runtime = fleet.connect(0, "async")
+        table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
+        seen: list[dict[str, float]] = []
+
+        def rests() -> bool:
+            """Two looks in a row tell the same."""
+            found = collect(fleet)
+            standby, server = found.get(("standby", "0"), {}), found["server", "0"]
+            names = [name for name in standby if "standby" in name]
+            seen.append({name: standby[name] for name in names} | {"sent": server[_SENT]})
+            return bool(names) and seen[-2:] == [seen[-1]] * 2
+
+        until(rests, "metrics of the standby")
+        before = seen[-1]
+        for _ in range(STEPS):
+            table.push(IDS, np.ones((50, 4), np.float32)).wait()
+        server = collect(fleet)["server", "0"]
+        until(
+            lambda: rests() and seen[-1]["psfleet_standby_table_bytes"] == server[_TABLE],
+            lambda: f"a standby that has all: {seen[-1]}",
+        )
+        grown = {name: value - before[name] for name, value in seen[-1].items()}
+        assert grown["psfleet_standby_taken_bytes_total"] == grown["sent"] > STEPS * 50 * 4 * 4
+        assert grown["psfleet_standby_taken_records_total"] >= STEPS
+        assert server["psfleet_standby_ready"] == 1
+        runtime.close()
+        fleet.await_end()
+
+
+_SENT, _TABLE = "psfleet_standby_bytes_total", "psfleet_table_bytes{rows}"
 
 
 def test_unknown_ids_are_counted() -> None:

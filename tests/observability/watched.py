@@ -21,7 +21,16 @@ from tests.waiting import until
 
 __all__ = ["MOVES", "STILL", "Watched", "expected", "shown", "training"]
 
-MOVES = ("cpu_seconds", "resident_bytes", "snapshot", "log_", "connections", "standby_lag", "ssp_")
+MOVES = (
+    "cpu_seconds",
+    "resident_bytes",
+    "snapshot",
+    "log_",
+    "connections",
+    "standby_lag",
+    "queued",
+    "ssp_",
+)
 """In names of metrics that do not rest while the training does, or of modes that this job has not."""
 
 STILL = {

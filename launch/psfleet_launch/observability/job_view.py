@@ -43,6 +43,12 @@ _SERVERS: tuple[tuple[str, str, _Format], ...] = (
     ("received", "Received by servers", lambda value: f"{_memory(value)}/s"),
     ("memory", "Resident memory", _memory),
 )
+_STANDBYS: tuple[tuple[str, str, _Format], ...] = (
+    ("ready", "Standby is ready", lambda value: "yes" if value else "no"),
+    ("lacks", "Records that the standby lacks", "{:,.0f}".format),
+    ("takes", "Taken by standbys", lambda value: f"{_memory(value)}/s"),
+    ("memory", "Memory of standbys", _memory),
+)
 """Columns: heading, panel and how its values are shown."""
 
 
@@ -55,6 +61,8 @@ def job_view(job: PastJob, is_running: bool) -> RenderableType:
     ]
     if job.frames:
         shown += [_table("worker", ask, _WORKERS), _table("server", ask, _SERVERS)]
+        if ask("Standby is ready"):
+            shown.append(_table("standby", ask, _STANDBYS))
     shown += [
         Text(f"{clock(one.at)}  {one.member or 'job'}: {text}", style="red")
         for one, text in list(incidents(job))[-_INCIDENTS:]

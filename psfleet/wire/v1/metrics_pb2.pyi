@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/metrics.proto, SHA-256 ba4f2253fd0656a2b77af00d42131e2bde0673721d7a70a456c2d288884400f7
+# From protos/psfleet/v1/metrics.proto, SHA-256 a8d9cc524ff4ed64063093a1edf0875cc8d5395a52d75c111c2786eccea211e5
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

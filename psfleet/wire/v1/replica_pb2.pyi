@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/replica.proto, SHA-256 b02340adc21906c3cd41d37bc0c2ed4a2d811b64a29c102f2aefaa45290aa876
+# From protos/psfleet/v1/replica.proto, SHA-256 de3a738d19a2e8d224553533b217a6605cc2b09bfdf59879a9e1a1949d557a26
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional
@@ -6,21 +6,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FollowRequest(_message.Message):
-    __slots__ = ("server", "attach", "taken", "term", "version")
+    __slots__ = ("server", "attach", "taken", "term", "version", "metrics")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     server: int
     attach: int
     taken: int
     term: int
     version: int
-    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    metrics: bytes
+    def __init__(self, server: _Optional[int] = ..., attach: _Optional[int] = ..., taken: _Optional[int] = ..., term: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[bytes] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("number", "kind", "body", "more", "required", "over", "complete", "padding")
+    __slots__ = ("number", "kind", "body", "more", "required", "over", "complete", "padding", "wants_metrics")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +31,7 @@ class FollowReply(_message.Message):
     OVER_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    WANTS_METRICS_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: int
     body: bytes
@@ -37,4 +40,5 @@ class FollowReply(_message.Message):
     over: bool
     complete: int
     padding: bytes
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ..., complete: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...
+    wants_metrics: bool
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[int] = ..., body: _Optional[bytes] = ..., more: bool = ..., required: bool = ..., over: bool = ..., complete: _Optional[int] = ..., padding: _Optional[bytes] = ..., wants_metrics: bool = ...) -> None: ...

@@ -28,12 +28,14 @@ _MOST = 256 << 20  # bytes of records that may wait for the standby before pushe
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
-    """A record; kind 0: snapshot `complete` is, or if that is 0 the standby is required from now on."""
+    """A record; kind 0: snapshot `complete` is, or somebody wants the standby's metrics, or if neither is
+    so the standby is required from now on."""
 
     number: int
     kind: int
     body: bytes
     complete: int = 0
+    wants_metrics: bool = False
 
 
 class LogShipping:
@@ -44,6 +46,7 @@ class LogShipping:
         required: Answers wait for the standby.
         enabled: There may be standbys: records come here, and answers wait here.
         shipped: Bytes of records for standbys so far.
+        metrics: Of the standby when it was asked last, as text; empty: none has told any.
     """
 
     def __init__(self, crashes: CrashFaults | None = None) -> None:
@@ -51,6 +54,7 @@ class LogShipping:
         self.required = False
         self.enabled = False
         self.shipped = 0
+        self.metrics = b""
         self._crashes = crashes
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)  # records, or no stream to send them on
@@ -63,6 +67,7 @@ class LogShipping:
         self._waiting: deque[ShippedRecord] = deque()
         self._bytes = 0
         self._over = False
+        self._asked = False  # for metrics
 
     @property
     def attached(self) -> bool:
@@ -73,6 +78,11 @@ class LogShipping:
     def lag(self) -> int:
         """Records that the standby has not taken yet; 0: there is none."""
         return max(self.end - self._taken, 0) if self._attach else 0
+
+    @property
+    def queued(self) -> int:
+        """Bytes of records that are not on their way to the standby yet."""
+        return self._bytes
 
     def attach(self, number: int) -> int:
         """A standby begins to follow; call with nothing changing. The number of the copy's last record.
@@ -116,6 +126,21 @@ class LogShipping:
                 self._waiting.append(ShippedRecord(0, 0, b"", snapshot))
                 self._more.notify()
 
+    def look(self) -> bytes:
+        """The newest metrics of the standby as text; asks for newer ones, which the next look finds."""
+        with self._lock:
+            if self._connected and not self._asked:
+                self._asked = True
+                self._waiting.append(ShippedRecord(0, 0, b"", wants_metrics=True))
+                self._more.notify()
+            return self.metrics
+
+    def told(self, attach: int, metrics: bytes) -> None:
+        """The standby has given its metrics."""
+        with self._lock:
+            if self._follows(attach):
+                self.metrics, self._asked = metrics, False
+
     def records(self, attach: int) -> Iterator[ShippedRecord]:
         """The records for this standby as they come; ends when it is lost, or all is over."""
         while True:
@@ -148,9 +173,7 @@ class LogShipping:
         with self._lock:
             if not self._follows(attach):
                 return
-            self._connected = False
-            self._waiting.clear()
-            self._bytes = 0
+            self._disconnect()
             if not self.required:
                 self._attach = 0
             self._more.notify()
@@ -161,9 +184,8 @@ class LogShipping:
         with self._lock:
             self._floor = max(self._floor, attach)
             if self._attach and self._attach <= self._floor:
-                self._attach, self._connected, self.required = 0, False, False
-                self._waiting.clear()
-                self._bytes = 0
+                self._attach, self.required = 0, False
+                self._disconnect()
             self._more.notify()
             self._less.notify_all()
 
@@ -191,6 +213,12 @@ class LogShipping:
             self._over, self.required = True, False
             self._more.notify()
             self._less.notify_all()
+
+    def _disconnect(self) -> None:
+        self._connected = self._asked = False
+        self._waiting.clear()
+        self._bytes = 0
+        self.metrics = b""
 
     def _follows(self, attach: int) -> bool:
         return self._connected and self._attach == attach

@@ -15,7 +15,7 @@ from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["ServerMetrics"]
+__all__ = ["ServerMetrics", "log", "process"]
 
 _LARGEST_AGE = 12  # staleness buckets: 0, 1, 2, 4, ..., 2**12
 _TRAFFIC: tuple[tuple[str, str, Callable[[SparseTable], int]], ...] = (
@@ -46,7 +46,7 @@ class ServerMetrics:
         """All families; they fit together, for no event is handled meanwhile."""
         with self._host.lock:
             shard = list(_shard(self._host.shard))
-        return [*shard, *self._calls(), *self._process(), *self._durability(), *self._fleet()]
+        return [*shard, *self._calls(), *process(), *self._durability(), *self._fleet()]
 
     def _calls(self) -> "Iterator[Metric]":
         host = self._host
@@ -74,21 +74,14 @@ class ServerMetrics:
             yield gauge("connections", "Open TCP connections", self._door.open)
             yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
 
-    def _process(self) -> "Iterator[Metric]":
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime)
-        yield gauge("resident_bytes", "Memory of the process", resident())
-
     def _durability(self) -> "Iterator[Metric]":
-        log = None if self._host.keeper is None else self._host.keeper.log
-        if log is not None:
-            yield counter("log_bytes", "Bytes written to the log", log.end)
-            yield gauge("log_unsynced_bytes", "Bytes of the log not on the disk yet", log.unsynced)
-            yield latency("log_sync_seconds", "Time for the disk to keep the log", log.syncs)
+        yield from log(self._host)
         if self._host.feed.enabled:
             feed = self._host.feed
             yield gauge("standby_attached", "Whether a standby follows", float(feed.attached))
+            yield gauge("standby_ready", "Whether a standby could take over", float(feed.required))
             yield gauge("standby_lag_records", "Records the standby lacks", feed.lag)
+            yield gauge("standby_queued_bytes", "Bytes that wait for the standby", feed.queued)
             yield counter("standby_bytes", "Bytes of records for the standby", feed.shipped)
 
     def _fleet(self) -> "Iterator[Metric]":
@@ -101,6 +94,22 @@ class ServerMetrics:
             at, size = self._snapshots.latest
             yield gauge("snapshot_timestamp_seconds", "When the last snapshot was complete", at)
             yield gauge("snapshot_bytes", "Size of the last snapshot", size)
+
+
+def process() -> "Iterator[Metric]":
+    """Of a process, whatever it is."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime)
+    yield gauge("resident_bytes", "Memory of the process", resident())
+
+
+def log(host: ShardHost) -> "Iterator[Metric]":
+    """Of the log of a process, if it has one."""
+    if host.keeper is not None:
+        log = host.keeper.log
+        yield counter("log_bytes", "Bytes written to the log", log.end)
+        yield gauge("log_unsynced_bytes", "Bytes of the log not on the disk yet", log.unsynced)
+        yield latency("log_sync_seconds", "Time for the disk to keep the log", log.syncs)
 
 
 def _shard(shard: Shard) -> "Iterator[Metric]":

@@ -8,7 +8,7 @@ nothing, whether it is dead, stopped or only slow to notice; when it hears of it
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import grpc
@@ -46,11 +46,16 @@ class Standby:
 
     Attributes:
         taken: Number of the last record that it has taken.
+        records, bytes: How many it has taken, those of the copy too, and how long they were.
+        metrics: Gives those of this process as text.
         term: With which it has taken over; 0: it follows.
     """
 
     def __init__(self, host: ShardHost, environment: Environment, access: Access) -> None:
         self.taken = 0
+        self.records = 0
+        self.bytes = 0
+        self.metrics: Callable[[], bytes] = lambda: b""
         self.term = 0
         self._host = host
         self._attach = environment.standby
@@ -157,6 +162,11 @@ class Standby:
                 if reply.complete:
                     self._shorten(reply.complete)
                     continue
+                if reply.wants_metrics:
+                    ServiceThread(
+                        self._tell_metrics, "metrics"
+                    ).start()  # records do not wait for it
+                    continue
                 pieces.append(piece)
                 if not reply.more:
                     body = piece if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -176,6 +186,7 @@ class Standby:
                 later = self._said.get()
                 if later is None:
                     return
+                later.metrics = later.metrics or said.metrics
                 said = later
             yield said.SerializeToString()
 
@@ -188,9 +199,14 @@ class Standby:
                 self._keeper.follow(kind, body)
             take(kind, body, self._host.shard, self._host.coordinator)
             self._reach("took")
+            self.records += 1
+            self.bytes += len(body)
             if number:
                 self.taken = number
                 self._said.put(FollowRequest(taken=number))
+
+    def _tell_metrics(self) -> None:
+        self._said.put(FollowRequest(taken=self.taken, metrics=self.metrics()))
 
     def _shorten(self, snapshot: int) -> None:
         with self._taking:

@@ -1,4 +1,4 @@
-"""The service that gives the metrics of a server, and on server 0 those of the workers."""
+"""The service that gives the metrics of a server and its standby, and on server 0 those of the workers."""
 
 from typing import Any
 
@@ -19,10 +19,13 @@ def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpc
 
     def collect(request: bytes) -> bytes:
         parse(CollectRequest, request)
-        own = ProcessMetrics(role="server", rank=host.shard.index, text=encode(metrics.collect()))
+        rank = host.shard.index
+        own = [ProcessMetrics(role="server", rank=rank, text=encode(metrics.collect()))]
+        if standby := host.feed.look():
+            own.append(ProcessMetrics(role="standby", rank=rank, text=standby))
         workers = [] if host.coordinator is None else sorted(host.worker_reports.look().items())
         others = [ProcessMetrics(role="worker", rank=rank, text=text) for rank, text in workers]
-        encoded: bytes = CollectReply(processes=[own, *others]).SerializeToString()
+        encoded: bytes = CollectReply(processes=[*own, *others]).SerializeToString()
         return encoded
 
     return grpc.method_handlers_generic_handler(

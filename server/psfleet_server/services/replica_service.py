@@ -107,6 +107,8 @@ def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
         if said.term:
             feed.depose(said.term)
         feed.took(attach, said.taken)
+        if said.metrics:
+            feed.told(attach, said.metrics)
     feed.lose(attach)
 
 
@@ -144,7 +146,10 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 def _messages(fed: ShippedRecord) -> Iterator[bytes]:
     """What is fed, as messages."""
     if not fed.kind:
-        yield encoded(FollowReply(complete=fed.complete, required=not fed.complete))
+        if fed.wants_metrics:
+            yield encoded(FollowReply(wants_metrics=True))
+        else:
+            yield encoded(FollowReply(complete=fed.complete, required=not fed.complete))
         return
     yield from replication.encode(fed.number, fed.kind, fed.body)
 
